@@ -16,11 +16,14 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
+from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import Tables
+from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
 from recd_plugins.data.pins import check_pins, write_pins
-from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.data.table import TableWriter
+from recd_plugins.errors import DataError, RecdError
 from recd_plugins.slots import Context
 
 ROWS, USERS = 400, 120
@@ -243,5 +246,40 @@ def test_a_schema_that_drops_rows_drops_them_with_what_is_joined(folder: Path) -
     rows = pa.concat_tables(tables.train.read(stripe) for stripe in tables.train.stripes)
     expected = pq.read_table(folder / "mixed.parquet")["expected"].to_pylist()
     assert rows["beta"].to_pylist() == expected[1:]
-    with pytest.raises(RegistryError, match="is scored"):
-        opened(folder, beta={"sparse": [{"name": "beta", "num_ids": 9, "scored": True}]})
+
+
+def scores_of(user: int | None) -> list[float]:
+    return [one / 4 for one in beta_of(user)]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["foreign", "ours"])
+def test_ids_with_weights_are_joined_with_them(folder: Path, own: bool) -> None:
+    """To somebody else's files, and to a table of ours, whose weights lie beside the ids."""
+    users = np.random.default_rng(1).permutation(USERS)
+    pairs = [
+        [
+            {"id": one, "weight": weight}
+            for one, weight in zip(beta_of(n), scores_of(n), strict=True)
+        ]
+        for n in users.tolist()
+    ]
+    kind = pa.list_(pa.struct([("id", pa.int32()), ("weight", pa.float64())]))
+    side = pa.table({"user": users, "beta": pa.array(pairs, kind)})
+    pq.write_table(side, folder / "mixed_beta.parquet", row_group_size=9)
+    beta = {"sparse": [{"name": "beta", "num_ids": 5000, "scored": True}]}
+    users_of_rows = pq.read_table(folder / "mixed.parquet")["user"].to_pylist()
+    tables = opened(folder, "mixed", beta)
+    if own:
+        schema = parse(ForeignSchema, {**SCHEMA, "nulls": {"user": {"value": 0}}}, "schema")
+        rows = conform(pq.read_table(folder / "mixed.parquet"), schema, "here")
+        with TableWriter(folder / "ours", schema.conformed) as writer:
+            writer.write(rows)
+        ours = str(folder / "ours")
+        tables = opened(folder, "mixed", beta, train=ours, test=ours, schema=None)
+        users_of_rows[0] = 0
+    rows = pa.concat_tables(tables.train.read(stripe) for stripe in tables.train.stripes)
+    assert rows["beta"].to_pylist() == [beta_of(n) for n in users_of_rows]
+    assert rows["beta_weights"].to_pylist() == [scores_of(n) for n in users_of_rows]
+    (batch, _), *_ = batches(tables)
+    features = batch.features
+    assert features["beta"].weights().tolist() == (features["beta"].values() / 4).tolist()

@@ -99,9 +99,9 @@ def _counted(problems: int) -> str:
 def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
     """Each split of a registry's dataset: where it lies, or once it is prepared."""
     from recd_plugins.data.dataset import SPLITS
-    from recd_plugins.data.files import table_files
     from recd_plugins.data.importing.checking import as_foreign, check_files
-    from recd_plugins.data.parquet import ParquetConfig
+    from recd_plugins.data.parquet import ParquetConfig, files_of_split
+    from recd_plugins.naming.patterns import matching
     from recd_plugins.stack import load
 
     stack = load(path)
@@ -109,13 +109,15 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     found: dict[str, Checked] = {}
     for split in SPLITS:
         if isinstance(config, ParquetConfig):
-            named = config.train if split == "train" else config.test
-            files = table_files(named)
-            schema = given or config.schema or _of_footer(files[0])
+            facts, _, _ = files_of_split(config, split)
+            files = {file: one.partitions for file, one in facts.items()}
+            schema = given or config.schema or _of_footer(next(iter(files)))
+            patterns = (config.absent,) if isinstance(config.absent, str) else config.absent
+            absent = matching(patterns, () if schema is None else schema.columns)
         else:
             table = stack.prepare(show)[split]
-            files, schema = table.files, as_foreign(table.schema)
-        found[split] = check_files(files, schema, progress=show)
+            files, schema, absent = {file: {} for file in table.files}, as_foreign(table.schema), []
+        found[split] = check_files(files, schema, absent=absent, progress=show)
     for number, side in enumerate(config.join if isinstance(config, ParquetConfig) else ()):
         found[f"join[{number}]"] = _side_table(side)
     return found
@@ -149,7 +151,7 @@ def _tables(
 
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
-        schema = given or _of_footer(files[0])
+        schema = given or _of_footer(next(iter(files)))
         return check_files(files, schema, delimiter=delimiter, header=header, progress=show)
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):

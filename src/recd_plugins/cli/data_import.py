@@ -88,6 +88,16 @@ Others = Annotated[
     int, typer.Option("--others", help="Ids that all other values share, by a hash.", min=1)
 ]
 
+Absent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--absent",
+        help="A column that some of the files may lack, since it came later or went: nulls there.",
+        metavar="COLUMN",
+        show_default=False,
+    ),
+]
+
 
 def import_(
     paths: ForeignPaths,
@@ -101,6 +111,7 @@ def import_(
     seed: Seed = 0,
     least_count: Least = 1,
     others: Others = 1,
+    absent: Absent = None,
     delimiter: Delimiter = None,
     header: Header = None,
     debug: Debug = False,
@@ -125,7 +136,8 @@ def import_(
 
         check_makable(table, "TABLE")
         asked = None if schema is None else load_schema(schema)
-        found = survey(foreign_files(paths, delimiter=delimiter, header=header))
+        files = foreign_files(paths, delimiter=delimiter, header=header, absent=absent or ())
+        found = survey(files)
         if asked is None:
             proposal = propose(found)
             asked = parse(ForeignSchema, proposal.schema, "schema")
@@ -143,6 +155,7 @@ def import_(
                 negatives=drawn,
                 least_count=least_count,
                 others=others,
+                absent=absent or (),
                 progress=show,
             ).run()
     _show(table, imported, as_json)

@@ -612,6 +612,10 @@ def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column:
             raise _NotComparable(f"column {column!r} holds dates: compare it with one.")
         return pa.scalar(value.date(), kind)
     if types.is_integer(kind) and unit is not None:
+        if unit not in PER_SECOND:  # the digits of a date
+            year = "%Y" if unit.startswith("yyyy") else "%y"
+            digits = value.astimezone(UTC).strftime(f"{year}%m%d%H%M%S")
+            return pa.scalar(int(digits[: len(unit)]), pa.int64())
         since = value - datetime.datetime(1970, 1, 1, tzinfo=UTC)
         micros = since // datetime.timedelta(microseconds=1)
         return pa.scalar(micros * PER_SECOND[unit] // 1_000_000, pa.int64())

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -13,7 +14,15 @@ import pyarrow as pa
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
 
-__all__ = ["UNFINISHED", "FileFacts", "found_files", "table_files", "typed_partitions"]
+__all__ = [
+    "UNFINISHED",
+    "FileFacts",
+    "found_files",
+    "in_partitions",
+    "snapshot_kind",
+    "table_files",
+    "typed_partitions",
+]
 
 UNFINISHED = "_unfinished"
 """A file of a folder on a store that is being written: its last act is to take this away."""
@@ -67,6 +76,8 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             raise DataError(f"{path}: there is no such table. Check the path.")
         if not path.is_dir():
             return {path: FileFacts()}
+        if (kind := snapshot_kind(path)) is not None:
+            return _of_snapshot(path, kind)
         files = sorted(path.glob("*.parquet"))
         if files:
             return {file: FileFacts() for file in files}
@@ -98,8 +109,10 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
             "or write it again."
         )
     files = {file: stat for file, stat in top.items() if file.name.endswith(".parquet")}
-    if files:
+    if files and not (path / "_delta_log").is_dir():
         return {file: FileFacts(stat.st_size, stat.st_mtime_ns) for file, stat in files.items()}
+    if kind == "Directory" and (log := snapshot_kind(path)) is not None:
+        return _of_snapshot(path, log)
     deep = path.matching("**/*.parquet") if kind == "Directory" else {}
     if not deep and not top:
         bucket = path.above(1)
@@ -141,10 +154,31 @@ def _partitioned(
         else:
             assert isinstance(base, Path)
             folders, size, mtime = list(file.relative_to(base).parts[:-1]), None, None
-        pairs = [tuple(folder.split("=", 1)) for folder in folders if "=" in folder]
-        named = {str(key): unquote(str(value)) for key, value in pairs}
-        found[file] = FileFacts(size, mtime, folders=named)
+        found[file] = FileFacts(size, mtime, folders=in_partitions(folders))
     return found
+
+
+def in_partitions(folders: Iterable[str]) -> dict[str, str]:
+    """What names of folders say of the files in them, by `key=value`."""
+    pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
+    return {key: unquote(value) for key, value in pairs}
+
+
+def _of_snapshot(path: Location, kind: Literal["delta", "iceberg"]) -> dict[Location, FileFacts]:
+    """The files of the latest snapshot of a folder that a library keeps a log of."""
+    from recd_plugins.data.snapshots import snapshot_files
+
+    return snapshot_files(path, kind, None)[0]
+
+
+def snapshot_kind(folder: Location) -> Literal["delta", "iceberg"] | None:
+    """Which library keeps a log of the files of a folder, some of which may be no more its own."""
+    if (folder / "_delta_log").is_dir():
+        return "delta"
+    metadata = folder / "metadata"
+    if metadata.is_dir() and any(True for _ in metadata.glob("*.metadata.json")):
+        return "iceberg"
+    return None
 
 
 def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:

@@ -27,9 +27,12 @@ from recd_plugins.data.schema import (
 from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
 from recd_plugins.storage.uri import Location
 
-__all__ = ["DenseColumn", "ForeignFeature", "ForeignSchema", "TimeUnit"]
+__all__ = ["DateDigits", "DenseColumn", "ForeignFeature", "ForeignSchema", "TimeUnit"]
 
-TimeUnit = Literal["s", "ms", "us", "ns"]
+DateDigits = Literal[
+    "yymmdd", "yymmddhh", "yyyymmdd", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss"
+]
+TimeUnit = Literal["s", "ms", "us", "ns", DateDigits]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +97,10 @@ class ForeignSchema(Config):
     none. Whole numbers stay as they are; anything else is hashed to 64 bits."""
     timestamp: str | None = "timestamp"
     """The column with the time, or nothing where data has none: of a type of Arrow for dates or
-    times (without a time zone, they are UTC), or a number of `timestamp_unit` since 1970."""
+    times (without a time zone, they are UTC), or a number of `timestamp_unit`."""
     timestamp_unit: TimeUnit = "ms"
-    """The unit of a timestamp that is a mere number."""
+    """The unit of a timestamp that is a mere number: of time since 1970, or the digits of a date in
+    UTC, as 14102105 of `yymmddhh`."""
     dense: tuple[str | DenseColumn, ...] = ()
     """The columns with one float each; of a vector, its name and width."""
     sparse: tuple[ForeignFeature, ...] = ()

@@ -28,7 +28,7 @@ from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["ParquetConfig", "ParquetTables", "build_parquet"]
+__all__ = ["ParquetConfig", "ParquetTables", "build_parquet", "files_of_split"]
 
 S = TypeVar("S", Schema, ForeignSchema)
 
@@ -183,23 +183,25 @@ class ParquetTables(Dataset):
         return [side for side in sides if side.features]
 
     def _found(self, split: Split) -> tuple[dict[Location, FileFacts], Location, str | None]:
-        """The files of a split, what they are called together, and their snapshot's name."""
-        config, paths = self._config, self._paths(split)
-        first = paths[0] if isinstance(paths, tuple) else paths
-        if config.format == "parquet":
-            return found_files(paths), first, None
-        if isinstance(paths, tuple) and len(paths) > 1:
-            raise RegistryError(
-                f"names {len(paths)} tables, but of format {config.format} only one is read. Name "
-                "one.",
-                f"dataset.{split}",
-            )
-        asked = config.snapshot if split == "train" else config.snapshot_test
-        files, snapshot = snapshot_files(first, config.format, asked)
-        return files, first, snapshot
+        return files_of_split(self._config, split)
 
-    def _paths(self, split: Split) -> Location | tuple[Location, ...]:
-        return self._config.train if split == "train" else self._config.test
+
+def files_of_split(
+    config: ParquetConfig, split: Split
+) -> tuple[dict[Location, FileFacts], Location, str | None]:
+    """The files of a split, what they are called together, and their snapshot's name."""
+    paths = config.train if split == "train" else config.test
+    first = paths[0] if isinstance(paths, tuple) else paths
+    if config.format == "parquet":
+        return found_files(paths), first, None
+    if isinstance(paths, tuple) and len(paths) > 1:
+        raise RegistryError(
+            f"names {len(paths)} tables, but of format {config.format} only one is read. Name one.",
+            f"dataset.{split}",
+        )
+    asked = config.snapshot if split == "train" else config.snapshot_test
+    files, snapshot = snapshot_files(first, config.format, asked)
+    return files, first, snapshot
 
 
 def _beside(schema: S, config: ParquetConfig) -> S:

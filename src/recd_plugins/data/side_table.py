@@ -35,7 +35,7 @@ from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, RegistryError, nearest
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["SideTable", "SideTableConfig"]
+__all__ = ["PAIRS", "SideTable", "SideTableConfig"]
 
 I64 = npt.NDArray[np.int64]
 MIB = 1 << 20
@@ -72,13 +72,6 @@ class SideTableConfig(Config):
                         f"{', or `nulls: empty`' if part == 'sparse' else ''}.",
                         part,
                     )
-        for feature in self.sparse:
-            if feature.scored:
-                raise RegistryError(
-                    f"{feature.name!r} is scored, and a side table has no weights of ids. Take "
-                    "`scored` out, or write the feature into the dataset.",
-                    "sparse",
-                )
 
     @property
     def schema(self) -> ForeignSchema:
@@ -143,6 +136,9 @@ class SideTable:
             for name in (*schema.conformed.dense, *schema.conformed.sparse_names)
             if name in features
         )
+        self._scored = {one.name: one.weights_name for one in schema.sparse if one.scored}
+        self.columns = (*self.features, *self._scored.values())
+        """The features, and the weights of those that are scored."""
         self._schema = schema
         self._columns = (self.key, *source_columns(schema, self.features))
         self._limit = config.memory_mib * MIB
@@ -191,7 +187,7 @@ class SideTable:
     def check(self, arrow: pa.Schema, footer: pq.FileMetaData, file: Location) -> None:
         """`DataError` where rows of a file of the dataset cannot find theirs."""
         self._check_type(arrow, file)
-        for name in self.features:
+        for name in self.columns:
             if name in arrow.names:
                 raise DataError(
                     f"{file}: has column {name!r}, and so has {self.path}, which is joined in. "
@@ -217,8 +213,9 @@ class SideTable:
                 f"{self.path} it is {self.type}. Write both alike."
             )
 
-    def joined(self, rows: pa.Table) -> pa.Table:
-        """The rows with the features behind them."""
+    def joined(self, rows: pa.Table, *, paired: bool) -> pa.Table:
+        """The rows with the features behind them; ids and their weights as pairs, or beside each
+        other."""
         keys = _plain(rows[self.key].combine_chunks(), self.type)
         low, high = pc.min_max(keys).as_py().values()
         found = np.zeros(len(keys), np.bool_)
@@ -240,8 +237,11 @@ class SideTable:
         back = np.empty(len(keys), np.int64)
         back[np.concatenate(where)] = np.arange(len(keys))
         features = pa.concat_tables(pieces).combine_chunks().take(pa.array(back))
-        for name in self.features:
-            rows = rows.append_column(features.schema.field(name), features[name])
+        for name in self.features if paired else self.columns:
+            column = features[name]
+            if paired and name in self._scored:
+                column = _pairs(column, features[self._scored[name]])
+            rows = rows.append_column(name, column)
         return rows
 
     def num_rows(self) -> int:
@@ -281,8 +281,8 @@ class SideTable:
             with opened(stripe.file, self.facts[stripe.file]) as file:
                 rows = read_stripe(file, stripe, self._columns)
             keys = _plain(rows[self.key].combine_chunks(), self.type)
-            made = conform(rows, self._schema, str(stripe), columns=self.features)
-            made = made.select(list(self.features)).append_column(KEY, keys)
+            made = conform(rows, self._schema, str(stripe), columns=self.columns)
+            made = made.select(list(self.columns)).append_column(KEY, keys)
             tables.append(made.filter(keys.is_valid()) if keys.null_count else made)
         rows = pa.concat_tables(tables).combine_chunks()
         keys = rows[KEY].combine_chunks()
@@ -300,8 +300,8 @@ class SideTable:
     def _nothing(self) -> pa.Table:
         """One row: what stands for nulls."""
         nulls = pa.table({name: pa.nulls(1, kind) for name, kind in self._kinds.items()})
-        return conform(nulls, self._schema, str(self.path), columns=self.features).select(
-            list(self.features)
+        return conform(nulls, self._schema, str(self.path), columns=self.columns).select(
+            list(self.columns)
         )
 
     def _twice(self, key: pa.Scalar, near: Stripe) -> DataError:
@@ -313,6 +313,20 @@ class SideTable:
 
 KEY = "\0key"
 """No column of a file is called so."""
+
+
+PAIRS = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())]))
+
+
+def _pairs(ids: pa.ChunkedArray, weights: pa.ChunkedArray) -> pa.Array:
+    """Lists of ids and lists of their weights, which are as long, as lists of pairs."""
+    lists, scores = ids.combine_chunks(), weights.combine_chunks()
+    offsets = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(pc.list_value_length(lists).to_numpy(), out=offsets[1:])
+    pairs = pa.StructArray.from_arrays(
+        [lists.flatten(), scores.flatten()], fields=list(PAIRS.value_type)
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=PAIRS)
 
 
 def _parts(file: Location, footer: pq.FileMetaData, columns: Sequence[str]) -> Iterator[_SidePart]:

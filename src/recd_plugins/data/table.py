@@ -35,7 +35,7 @@ from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.parquet_file import FileWriter, OpenedFile, arrow_schema, footer_of, opened
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.data.selection import Selection, kept_rows
-from recd_plugins.data.side_table import SideTable
+from recd_plugins.data.side_table import PAIRS, SideTable
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.naming.patterns import matching
@@ -91,7 +91,7 @@ class Table:
     @property
     def joined_columns(self) -> tuple[str, ...]:
         """The columns that are not in its files, but in those of side tables."""
-        return tuple(name for side in self.joins for name in side.features)
+        return tuple(name for side in self.joins for name in side.columns)
 
     @property
     def num_rows(self) -> int:
@@ -216,11 +216,11 @@ class Table:
             kept = tuple(dict.fromkeys(one for one in kept if one not in self.joined_columns))
             rows = rows.select(list(kept)).filter(pa.array(mask))
         for side in joins:
-            rows = side.joined(rows)
+            rows = side.joined(rows, paired=self.source is not None)
         return rows.select(list(columns)) if joins else rows
 
     def _joined_for(self, columns: Sequence[str]) -> tuple[SideTable, ...]:
-        return tuple(side for side in self.joins if {*side.features} & {*columns})
+        return tuple(side for side in self.joins if {*side.columns} & {*columns})
 
     def select(self, selection: Selection, cache: Path | None = None) -> Table:
         """The table of some rows alone. How many of each stripe is counted at once, unless `cache`,
@@ -275,10 +275,12 @@ def with_side_tables(
     arrow: pa.Schema, schema: Schema | ForeignSchema, joins: Sequence[SideTable]
 ) -> pa.Schema:
     """A file's columns, and those that are joined to them."""
-    own = (schema if isinstance(schema, Schema) else schema.conformed).arrow()
+    foreign = isinstance(schema, ForeignSchema)
+    whole: Schema = schema.conformed if isinstance(schema, ForeignSchema) else schema
     for side in joins:
-        for name in side.features:
-            arrow = arrow.append(own.field(name))
+        for name in side.features if foreign else side.columns:
+            paired = foreign and name in whole.sparse_names and whole.feature(name).scored
+            arrow = arrow.append(pa.field(name, PAIRS) if paired else whole.arrow().field(name))
     return arrow
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,14 @@ from recd_plugins.data.conform.values import (
     plain,
     plain_type,
 )
-from recd_plugins.data.foreign import TimeUnit
+from recd_plugins.data.foreign import DateDigits, TimeUnit
 from recd_plugins.data.schema import Fill, Nulls
+from recd_plugins.errors import DataError
 
-__all__ = ["session_type_problem", "sessions_of", "time_type_problem", "times_of"]
+__all__ = ["date_digits", "session_type_problem", "sessions_of", "time_type_problem", "times_of"]
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+DATE_DIGITS: tuple[DateDigits, ...] = get_args(DateDigits)
 DAY_MS = 86_400_000
 MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
@@ -61,6 +64,8 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
+    if unit in DATE_DIGITS and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return _of_digits(integers(array, spot), unit, spot)
     if pa.types.is_floating(kind):
         ms = np.rint(array.cast(pa.float64()).to_numpy() * (1_000 / PER_SECOND[unit]))
         bad = ~(np.abs(ms) < 2.0**63)
@@ -79,6 +84,22 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
         if bad.any():
             raise _too_far(bad, spot)
     return _scaled(counts.view(np.int64), unit, spot)
+
+
+def date_digits(numbers: pa.Array) -> DateDigits | None:
+    """The digits of dates that whole numbers are, if all are dates of 1990 to 2099."""
+    for unit in sorted(DATE_DIGITS, key=lambda one: (-one.count("y"), one)):
+        try:
+            times = times_of(numbers, unit, "error", Spot("", ""))
+        except DataError:
+            continue
+        years = pc.year(times.cast(pa.timestamp("ms")))
+        if (
+            len(times)
+            and pc.all(pc.and_(pc.greater_equal(years, 1990), pc.less(years, 2100))).as_py()
+        ):
+            return unit
+    return None
 
 
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
@@ -137,6 +158,30 @@ def _scaled(counts: npt.NDArray[np.int64], unit: str, spot: Spot) -> pa.Array:
         return pa.array(counts * 1_000)
     # numpy rounds down, as a time before 1970 needs it; Arrow's cast rounds towards 1970.
     return pa.array(counts // (PER_SECOND[unit] // 1_000), pa.int64())
+
+
+def _of_digits(numbers: npt.NDArray[Any], unit: str, spot: Spot) -> pa.Array:
+    """ms since 1970 of dates written as digits."""
+    year_digits = unit.count("y")
+    rest, fields = numbers.astype(np.int64), list[npt.NDArray[np.int64]]()
+    for _ in range((len(unit) - year_digits) // 2):
+        rest, field = np.divmod(rest, 100)
+        fields.insert(0, field)
+    fields += [np.zeros_like(rest)] * (5 - len(fields))
+    month, day, hour, minute, second = fields
+    bad = (rest < 0) | (rest >= 10**year_digits) | (month < 1) | (month > 12)
+    years = rest + 2000 * (year_digits == 2)
+    months = np.where(bad, 0, 12 * (years - 1970) + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    bad |= (days.astype("datetime64[M]") != months) | (hour > 23) | (minute > 59) | (second > 59)
+    if bad.any():
+        raise spot.error_at(
+            bad,
+            f"holds {numbers[bad][0]}, which is no date of `timestamp_unit: {unit}`,",
+            "Say another unit, or mend it where the table is made.",
+        )
+    of_day = 3600 * hour + 60 * minute + second
+    return pa.array(days.astype(np.int64) * DAY_MS + 1_000 * of_day)
 
 
 def _too_far(bad: npt.NDArray[np.bool_], spot: Spot) -> Exception:

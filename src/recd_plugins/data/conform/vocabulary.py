@@ -73,7 +73,7 @@ class VocabularyCounts:
         different = coded.dictionary
         keys = hashes(different, spot)
         if are_texts(different.type):
-            texts = different.cast(pa.large_string())
+            texts = _spelled(different, spot)
         else:
             texts = pa.array(integers(different, spot)).cast(pa.large_string())
         return keys, counts.astype(np.int64), texts
@@ -115,6 +115,19 @@ class VocabularyCounts:
         values = len(self._found.keys)
         self._check(values)
         return values
+
+
+def _spelled(values: pa.Array, spot: Spot) -> pa.Array:
+    """Texts, or bytes that are text."""
+    if pa.types.is_fixed_size_binary(values.type):
+        values = values.cast(pa.binary())
+    try:
+        return values.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        raise spot.error(
+            "holds bytes that are no UTF-8, which a vocabulary cannot spell",
+            "Say `ids: hash` in its entry of the schema.",
+        ) from None
 
 
 def load_vocabulary(path: Location) -> VocabularyIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TypeVar
@@ -14,10 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recd_plugins.data.conform.keys import date_digits
 from recd_plugins.data.conform.rows import column_problems, conform, roles_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile, foreign_file
-from recd_plugins.data.importing.reading import Block, ColumnTypes, Misfit, mapped, num_bytes
+from recd_plugins.data.importing.reading import (
+    Block,
+    ColumnTypes,
+    Misfit,
+    mapped,
+    num_bytes,
+    wider,
+)
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
@@ -128,23 +136,25 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
 
 
 def check_files(
-    paths: Sequence[Location],
+    paths: Mapping[Location, Mapping[str, pa.Scalar]],
     schema: ForeignSchema | None,
     *,
     delimiter: str | None = None,
     header: bool | None = None,
+    absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
     """Read the files once, and say all that is wrong with them under this schema.
 
-    Without a schema only what the files themselves show is checked: whether they can be read, and
-    are alike.
+    `paths` have the columns that their folders say; columns that are `absent` from a file are nulls
+    there. Without a schema only what the files themselves show is checked: whether they can be
+    read, and are alike.
     """
     found = Checked()
     files = []
-    for path in paths:
+    for path, partitions in paths.items():
         try:
-            files.append(foreign_file(path, delimiter, header))
+            files.append(foreign_file(path, delimiter, header, partitions))
         except DataError as error:
             where, _, what = str(error).partition(": ")
             found.add(where, None, what.removesuffix("."), "")
@@ -152,13 +162,17 @@ def check_files(
         found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
     if not files:
         return found
-    _check_alike(files, found)
+    _check_alike(files, found, schema)
     read_as = _read_as(files, found)
-    reading = _Reading(found, schema, read_as)
+    reading = _Reading(found, schema, read_as, absent)
     for file in files:
-        reading.check_types(file)
+        reading.check_types(file, files)
     columns = reading.columns(files)
-    alike = [file for file in files if not set(columns) - set(file.names)]
+    alike = [
+        file
+        for file in files
+        if file.format == "jsonl" or not {*columns} - {*file.columns, *absent}
+    ]
     total, before = num_bytes(alike), 0
     for file in alike:
 
@@ -166,18 +180,30 @@ def check_files(
             progress(what, before + done, total)
 
         try:
-            looks = mapped(reading.look_at, [file], columns, progress=shown, what="checking rows")
+            looks = mapped(
+                reading.look_at,
+                [file],
+                columns,
+                progress=shown,
+                what="checking rows",
+                absent=absent,
+            )
             for block, one in looks:
                 reading.add(block, one)
         except DataError as error:
             where, _, what = str(error).partition(": ")
             found.add(where, None, what.removesuffix("."), "")
         before += num_bytes([file])
-    reading.conclude(paths[0])
+    reading.conclude(next(iter(paths)))
     return found
 
 
-def _check_alike(files: Sequence[ForeignFile], found: Checked) -> None:
+def _check_alike(
+    files: Sequence[ForeignFile],
+    found: Checked,
+    schema: ForeignSchema | None,
+) -> None:
+    """Files may differ in columns that the schema does not name, and in types that it takes."""
     first = files[0]
     for file in files:
         for name in file.renamed:
@@ -193,9 +219,9 @@ def _check_alike(files: Sequence[ForeignFile], found: Checked) -> None:
                 file.path, None, f"is {file}, and {first.path} is {first}", "Write them alike."
             )
             continue
-        gone = [name for name in first.names if name not in file.names]
-        more = [name for name in file.names if name not in first.names]
-        if file.format != "jsonl" and (gone or more):
+        gone = [name for name in first.columns if name not in file.columns]
+        more = [name for name in file.columns if name not in first.columns]
+        if schema is None and file.format != "jsonl" and (gone or more):
             differs = " and ".join(
                 f"{word} {', '.join(map(repr, names))}"
                 for word, names in (("lacks", gone), ("has", more))
@@ -207,7 +233,7 @@ def _check_alike(files: Sequence[ForeignFile], found: Checked) -> None:
                 f"{differs}, other than {first.path}",
                 "Files of one table have the same columns: write it again, or take it out.",
             )
-    if first.format == "parquet":
+    if first.format == "parquet" and schema is None:
         _check_types_alike([one for one in files if one.format == "parquet"], found)
 
 
@@ -226,13 +252,24 @@ def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
 
 def _types(file: ForeignFile) -> dict[str, pa.DataType]:
     with input_file(file.path) as opened:
-        return dict(zip(file.names, pq.read_schema(opened).types, strict=True))
+        roots = dict(zip(file.roots, pq.read_schema(opened).types, strict=True))
+    found = {}
+    for name in file.names:
+        root, *fields = file.nested.get(name, (name,))
+        kind = roots[root]
+        for field_ in fields:
+            kind = kind.field(field_).type
+        found[name] = kind
+    return {**found, **{name: one.type for name, one in file.partitions.items()}}
 
 
 def _read_as(files: Sequence[ForeignFile], found: Checked) -> ColumnTypes:
     alike = [one for one in files if one.alike == files[0].alike]
     if files[0].format == "parquet":
-        return ColumnTypes(types=_types(files[0]))
+        return ColumnTypes(
+            types={name: kind for file in reversed(files) if file.format == "parquet"
+                   for name, kind in _types(file).items()}
+        )  # fmt: skip
     try:
         return survey(alike).read_as
     except DataError as error:
@@ -281,7 +318,14 @@ class _Look:
 class _Reading:
     """One reading of the files' rows."""
 
-    def __init__(self, found: Checked, schema: ForeignSchema | None, read_as: ColumnTypes) -> None:
+    def __init__(
+        self,
+        found: Checked,
+        schema: ForeignSchema | None,
+        read_as: ColumnTypes,
+        absent: Collection[str],
+    ) -> None:
+        self._absent = absent
         self._found = found
         self._schema = schema
         self._dropping = schema and _dropping(schema)
@@ -292,35 +336,49 @@ class _Reading:
         self._wrong: set[str] = set()
         """The columns of the files that no row can conform in: they are missing, or of a type."""
 
-    def check_types(self, file: ForeignFile) -> None:
+    def check_types(self, file: ForeignFile, files: Sequence[ForeignFile]) -> None:
         if self._schema is None or file.format == "jsonl":
             return
         kinds = _types(file) if file.format == "parquet" else self._read_as.types
-        arrow = pa.schema([(name, kinds.get(name, pa.string())) for name in file.names])
+        lacked = [name for name in self._absent if name not in file.columns]
+        arrow = pa.schema(
+            [(name, kinds.get(name, pa.string())) for name in file.columns]
+            + [(name, self._read_as.types.get(name, pa.null())) for name in lacked]
+        )
         for name, what, cure in column_problems(arrow, self._schema):
             if name not in self._wrong:
+                if name not in file.columns and any(name in one.columns for one in files):
+                    cure = (
+                        "Other files have it: if it came later or went, `absent` of the dataset, "
+                        f"or `recd data import --absent {name}`, takes nulls for it."
+                    )
                 self._found.add(file.path, name, what, cure)
             self._wrong.add(name)
 
     def columns(self, files: Sequence[ForeignFile]) -> list[str]:
         """The columns to read."""
         if self._schema is None:
-            return list(files[0].names)
+            return list(files[0].columns)
         return [name for name in self._schema.columns if name not in self._wrong]
 
     def look_at(self, block: Block) -> _Look:
         """Look at a block, in any thread."""
-        names = list(block.file.names if self._schema is None else self.columns([block.file]))
+        names = self.columns([block.file])
         read_as, misfits = self._read_as, list[Misfit]()
         while True:
             try:
                 rows = block.rows(names, read_as)
                 break
             except Misfit as error:
-                if error.column in {one.column for one in misfits}:
-                    raise
-                misfits.append(error)
-                read_as = read_as.as_text(error.column)
+                name, kind = error.column, None
+                if self._schema is not None:
+                    kind = wider(read_as, name, self._schema, block.file)
+                if kind is None:
+                    if name in {one.column for one in misfits}:
+                        raise
+                    misfits.append(error)
+                    kind = pa.list_(pa.string()) if name in read_as.parted else pa.string()
+                read_as = read_as.having(name, kind)
         skip = {one.column for one in misfits}
         columns = {} if self._schema is None else self._look_at_columns(rows, block, skip)
         equal = frozenset(
@@ -441,12 +499,15 @@ class _Reading:
         earliest = EARLIEST.timestamp() * 1e3
         if earliest <= one.low and one.high <= latest:
             return
-        stated = UNITS[self._schema.timestamp_unit]
+        stated = UNITS.get(self._schema.timestamp_unit)
         fits = [
             unit
             for unit, ms in UNITS.items()
-            if earliest <= one.low / stated * ms and one.high / stated * ms <= latest
+            if stated and earliest <= one.low / stated * ms and one.high / stated * ms <= latest
         ]
+        if stated and not fits:
+            ends = pa.array([round(one.low / stated), round(one.high / stated)])
+            fits = [unit] if (unit := date_digits(ends)) else []
         cure = (
             f"In {fits[0]} they are of our time: say `timestamp_unit: {fits[0]}`."
             if fits

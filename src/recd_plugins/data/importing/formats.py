@@ -6,25 +6,29 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
+from recd_plugins.data.files import FileFacts, in_partitions, snapshot_kind, typed_partitions
+from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, shown
 from recd_plugins.storage.uri import Location, Uri, input_file
 
-__all__ = ["ForeignFile", "Format", "foreign_files"]
+__all__ = ["ForeignFile", "Format", "fields_of", "foreign_files"]
 
 Format = Literal["parquet", "text", "jsonl"]
 
 HEAD_BYTES = 1 << 20
 """What is read of a file to find out what it is."""
 HEAD_LINES = 200
+MOST_FIELDS = 64
+"""A struct of more fields is no group of columns, but a mapping with any keys."""
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 """How compressed files begin."""
@@ -71,6 +75,17 @@ class ForeignFile:
     """Bytes, unpacked, before the first row."""
     renamed: tuple[str, ...] = ()
     """The names that more than one column has; all but the first got a number."""
+    roots: tuple[str, ...] = ()
+    """The columns of Parquet as the file has them, each under a name of its own."""
+    nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns that are fields of structs: where each lies, the root first."""
+    partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    """The columns that its folders `key=value` say, which have one value in all of its rows."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Its own columns, and those of its folders."""
+        return (*self.names, *self.partitions)
 
     def __str__(self) -> str:
         packed = f", {self.compression}" if self.compression else ""
@@ -93,19 +108,31 @@ class ForeignFile:
 
 
 def foreign_files(
-    paths: Sequence[Location], *, delimiter: str | None = None, header: bool | None = None
+    paths: Sequence[Location],
+    *,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    absent: Collection[str] = (),
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
     What a file is follows from its content, unless `delimiter` and `header` say it. `DataError`
-    names a file that is not there, empty, or nothing that can be read, and files that differ.
+    names a file that is not there, empty, or nothing that can be read, and files of text that
+    differ in other columns than those that may be `absent`.
     """
-    files = [foreign_file(path, delimiter, header) for path in files_of(paths)]
+    files = [
+        foreign_file(path, delimiter, header, partitions)
+        for path, partitions in files_of(paths).items()
+    ]
     first = files[0]
-    for file in files[1:]:
+    for number, file in enumerate(files[1:], 1):
         if first.format == "text" and file.format == "text" and file.names != first.names:
             if first.header and not file.header and len(file.names) == len(first.names):
-                continue  # parts of one export, of which the first alone has a header
+                # Parts of one export, of which the first alone has a header.
+                files[number] = replace(file, names=first.names)
+                continue
+            if first.header and file.header and {*file.names} ^ {*first.names} <= {*absent}:
+                continue
         elif file.format == first.format:
             continue
         raise DataError(
@@ -115,28 +142,46 @@ def foreign_files(
     return tuple(files)
 
 
-def files_of(paths: Sequence[Location]) -> list[Location]:
-    found: list[Location] = []
+def files_of(paths: Sequence[Location]) -> dict[Location, Mapping[str, pa.Scalar]]:
+    """The files of one table in order, each with the columns that its folders say.
+
+    Of a folder all files count, those of its folders too; of one that Delta Lake or Iceberg keeps,
+    those of its latest snapshot.
+    """
+    found: dict[Location, FileFacts] = {}
     for path in paths:
-        if path.is_dir():
-            inside = [file for file in _inside(path) if not file.name.startswith((".", "_"))]
-            if not inside:
-                raise DataError(f"{path}: is an empty folder. Name a file, or a folder of files.")
-            for file in inside:
-                if isinstance(file, Path):  # a store lists what is there
-                    _check_is_file(file)
-            found += inside
-        else:
+        if not path.is_dir():
             _check_is_file(path)
-            found.append(path)
-    return found
+            found[path] = FileFacts()
+        elif (kind := snapshot_kind(path)) is not None:
+            found |= snapshot_files(path, kind, None)[0]
+        else:
+            found |= _inside(path)
+    return {file: facts.partitions for file, facts in typed_partitions(found).items()}
 
 
-def _inside(folder: Location) -> list[Location]:
-    """All files of a folder and its folders, in order."""
+def _inside(folder: Location) -> dict[Location, FileFacts]:
+    """All files of a folder and its folders, in order, but for hidden ones."""
+    below: dict[Location, str] = {}
     if isinstance(folder, Uri):
-        return [*folder.listed(deep=True)]
-    return sorted(file for file in folder.rglob("*") if not file.is_dir())
+        below.update({file: file.below(folder) for file in folder.listed(deep=True)})
+    else:
+        files = sorted(file for file in folder.rglob("*") if not file.is_dir())
+        below.update({file: file.relative_to(folder).as_posix() for file in files})
+    shown_ = {
+        file: name
+        for file, name in below.items()
+        if not any(part.startswith((".", "_")) for part in name.split("/"))
+    }
+    if not shown_:
+        raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
+    for file in shown_:
+        if isinstance(file, Path):  # a store lists what is there
+            _check_is_file(file)
+    return {
+        file: FileFacts(folders=in_partitions(name.split("/")[:-1]))
+        for file, name in shown_.items()
+    }
 
 
 def _check_is_file(path: Location) -> None:
@@ -147,9 +192,18 @@ def _check_is_file(path: Location) -> None:
 
 
 def foreign_file(
-    path: Location, delimiter: str | None = None, header: bool | None = None
+    path: Location,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    partitions: Mapping[str, pa.Scalar] | None = None,
 ) -> ForeignFile:
-    """The format of one file."""
+    """The format of one file; a column of its own counts before one of its folders."""
+    file = _of_content(path, delimiter, header)
+    own = {name: one for name, one in (partitions or {}).items() if name not in file.names}
+    return replace(file, partitions=own) if own else file
+
+
+def _of_content(path: Location, delimiter: str | None, header: bool | None) -> ForeignFile:
     if delimiter is not None:
         _check_delimiter(delimiter)
     head, compression = _head(path)
@@ -216,8 +270,33 @@ def _parquet(path: Location) -> ForeignFile:
             f"{path}: not a whole Parquet file ({error}). It was cut short or damaged: write it "
             "again, or take it out."
         ) from error
-    names, renamed = _named(schema.names)
-    return ForeignFile(path=path, format="parquet", names=names, renamed=renamed)
+    roots, renamed = _named(schema.names)
+    fields = fields_of(dict(zip(roots, schema.types, strict=True)))
+    return ForeignFile(
+        path=path,
+        format="parquet",
+        names=tuple(fields),
+        renamed=renamed,
+        roots=roots,
+        nested={name: where for name, where in fields.items() if len(where) > 1},
+    )
+
+
+def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
+    """The columns and, of structs, their fields, as `user.city`: where each lies, root first."""
+    found: dict[str, tuple[str, ...]] = {}
+    waiting: list[tuple[tuple[str, ...], pa.DataType]]
+    waiting = [((name,), kind) for name, kind in reversed([*columns.items()])]
+    while waiting:
+        where, kind = waiting.pop()
+        if pa.types.is_struct(kind) and 0 < kind.num_fields <= MOST_FIELDS:
+            waiting += [((*where, one.name), one.type) for one in reversed(list(kind))]
+            continue
+        own, number = ".".join(where), 2
+        while own in found or (len(where) > 1 and own in columns):
+            own, number = f"{'.'.join(where)}_{number}", number + 1
+        found[own] = where
+    return found
 
 
 def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
@@ -234,8 +313,16 @@ def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
             ) from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: is no JSON object, but {line[:40]!r}.")
-        names.update(dict.fromkeys(row))
+        names.update(dict.fromkeys(_keys(row)))
     return ForeignFile(path=path, format="jsonl", names=tuple(names), compression=compression)
+
+
+def _keys(row: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for key, value in row.items():
+        if isinstance(value, dict) and 0 < len(value) <= MOST_FIELDS:
+            yield from _keys(value, f"{before}{key}.")
+        else:
+            yield before + key
 
 
 def _text(

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
+from recd_plugins.data.conform.keys import date_digits
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
 
 __all__ = ["Proposal", "propose"]
@@ -186,7 +188,7 @@ def _share_tables(entries: Sequence[ColumnEntry]) -> None:
         ]
         share, other = max(shares, key=lambda one: one[0], default=(0.0, entry))
         if share >= ALIKE:
-            entry.value["table"] = other.column.name
+            entry.value["table"] = other.value.get("table", other.column.name)
             sizes = max(entry.value["num_ids"], other.value["num_ids"])
             entry.value["num_ids"] = other.value["num_ids"] = sizes
             if entry.value.get("ids") != other.value.get("ids"):
@@ -243,22 +245,33 @@ def _time(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     typed = [one for one in columns if one.seems == "times" and not one.is_list]
     named = [one for one in columns if _is(one, TIME_WORDS) and _number(one) and one.distinct > 2]
     ranged = [one for one in named if _unit(one)]
-    since = [
-        one
-        for one in columns
-        if _number(one) and _unit(one) and not _is(one, ID_WORDS) and one.low > 0.5 * one.high
-    ]
-    return next(iter((*(one for one in typed if _is(one, TIME_WORDS)), *ranged, *typed, *since,
-                      *named)), None)  # fmt: skip
+    since = [one for one in columns if _is_since(one)]
+    named_so = [*(one for one in typed if _is(one, TIME_WORDS)), *ranged]
+    finest = sorted(
+        named_so, key=lambda one: -one.distinct
+    )  # a day's folder is coarser than a time
+    return next(iter((*finest, *typed, *since, *named)), None)
+
+
+def _is_since(column: ColumnSurvey) -> bool:
+    """Whether its numbers are times since 1970, whatever its name, if that names nothing."""
+    known = _number(column) and _unit(column) and not _is(column, ID_WORDS)
+    return bool(known and column.low > 0.5 * column.high)
 
 
 def _time_entry(column: ColumnSurvey) -> ColumnEntry:
     entry = ColumnEntry(column=column, part="time", value=_unit(column))
+    if column.whole and column.seen is not None:
+        digits = date_digits(column.seen.cast(pa.int64()))
+        if digits is not None:
+            entry.value = digits
+            entry.doubts.append("dates written as digits, in UTC?")
+            return entry
     if entry.value is None:
         entry.value = "s"
         entry.doubts.append(
             f"its numbers ({column.low:g} to {column.high:g}) are no time since 1970: their order "
-            "alone is right (dates written as digits?)"
+            "alone is right"
         )
     elif not _is(column, TIME_WORDS):
         entry.doubts.append("taken for the time, by what its values are")
@@ -294,6 +307,8 @@ def _label_entry(column: ColumnSurvey) -> ColumnEntry:
     if column.two_valued:
         if not _is(column, LABEL_WORDS):
             entry.doubts.append("taken for the label, for it is 0 or 1")
+    elif column.distinct == 1 and column.low in (0, 1):
+        entry.doubts.append(f"is {column.low} in every row of the sample: nothing to learn from")
     elif column.whole and column.low is not None and column.low >= 0 and column.high < 50:
         entry.value = {"name": column.name, "kind": "graded", "grades": int(column.high) + 1}
         entry.doubts.append(
@@ -313,8 +328,8 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if not column.values and column.seems != "scored ids":
         return _out(column, "no value in the sample")
     if column.seems == "unknown":
-        return _out(column, f"is {column.type}, which is no feature as it is")
-    if column.seems == "times":
+        return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
+    if column.seems == "times" or _is_since(column):
         return _out(column, "is a time beside the one above; make hours or days of it to use it")
     if column.distinct == 1 and not column.is_list:
         return _out(column, f"the same value in every row of the sample ({column.examples[0]})")
@@ -392,7 +407,7 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         entry.doubts.append("ids with weights: how many there are was not counted")
     elif fits:
         value["num_ids"] = int(column.high) + 1
-    elif column.most <= MOST_VOCABULARY:
+    elif column.most <= MOST_VOCABULARY and not _is_binary(column):
         value |= {"num_ids": _rounded(1.1 * column.most + 10), "ids": "vocabulary"}
     else:
         value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
@@ -402,7 +417,17 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         value["kind"] = "user"
     if column.is_list:
         value["sequence"] = True
+    if "." in column.name:  # PyTorch names a module after the table
+        value["table"] = column.name.replace(".", "_")
     return entry
+
+
+def _is_binary(column: ColumnSurvey) -> bool:
+    """Whether its values are bytes, which a vocabulary cannot spell."""
+    kind = column.type.value_type if column.is_list else column.type
+    types = pa.types
+    spelled = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return column.seems == "texts" and not spelled
 
 
 def _rounded(number: float) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
@@ -28,9 +29,11 @@ __all__ = [
     "Misfit",
     "Position",
     "blocks",
+    "field_at",
     "mapped",
     "num_bytes",
     "split_texts",
+    "wider",
 ]
 
 R = TypeVar("R")
@@ -75,12 +78,12 @@ class ColumnTypes:
     """The texts that stand for nothing."""
     parted: Mapping[str, str] = field(default_factory=dict)
     """The columns that are lists, with what parts their elements."""
+    nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns of lines of JSON that are fields of objects: where each lies, the root first."""
 
-    def as_text(self, column: str) -> ColumnTypes:
-        """The same, but for a column that is text after all."""
-        return ColumnTypes(
-            types={**self.types, column: pa.string()}, nulls=self.nulls, parted=self.parted
-        )
+    def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
+        """The same, but for a column that is of another type after all."""
+        return replace(self, types={**self.types, column: kind})
 
 
 class Misfit(DataError):
@@ -89,6 +92,23 @@ class Misfit(DataError):
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
         self.column = column
+
+
+def wider(
+    read_as: ColumnTypes, column: str, schema: ForeignSchema, file: ForeignFile
+) -> pa.DataType | None:
+    """The type to read a column of text as some of whose values are not of its type; none if there
+    is none: ids and sessions that are hashed may be texts, and other whole numbers fractions."""
+    kind = read_as.types.get(column)
+    if file.format != "text" or kind is None or kind == pa.string():
+        return None
+    hashed = [one.name for one in schema.sparse if one.ids != "as_is"]
+    if column in read_as.parted:
+        whole = pa.types.is_integer(kind.value_type) and column in hashed
+        return pa.list_(pa.string()) if whole else None
+    if column in (*hashed, *schema.session_columns):
+        return pa.string()
+    return pa.float64() if kind == pa.int64() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +130,31 @@ class Block:
         return f"{self.file.path}, from {what} {self.first:,} on"
 
     def rows(self, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
-        """The named columns, in this order."""
+        """The named columns, in this order: those of its folders too, and nulls for those that it
+        lacks."""
+        own = own_columns(self.file, columns)
         if isinstance(self.content, pa.Table):
-            return self.content
-        if self.file.format == "jsonl":
-            return _json_rows(self, columns, read_as)
-        return _text_rows(self, columns, read_as)
+            rows = self.content
+        elif self.file.format == "jsonl":
+            rows = _json_rows(self, own, read_as)
+        else:
+            rows = _text_rows(self, own, read_as)
+        for name in columns:
+            if name not in rows.column_names:
+                value = self.file.partitions.get(name)
+                if value is None:
+                    value = pa.scalar(None, read_as.types.get(name, pa.null()))
+                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        return rows.select(list(columns))
+
+
+def own_columns(file: ForeignFile, columns: Sequence[str]) -> list[str]:
+    """The columns that a file itself has of these; one at least, for its rows to be counted by."""
+    keys_may_come = file.format == "jsonl"
+    return [
+        name for name in columns
+        if name in file.names or (keys_may_come and name not in file.partitions)
+    ] or [file.names[0]]  # fmt: skip
 
 
 def num_bytes(files: Sequence[ForeignFile]) -> int:
@@ -124,15 +163,19 @@ def num_bytes(files: Sequence[ForeignFile]) -> int:
 
 
 def blocks(
-    files: Sequence[ForeignFile], columns: Sequence[str], start: Position | None = None
+    files: Sequence[ForeignFile],
+    columns: Sequence[str],
+    start: Position | None = None,
+    absent: Collection[str] = (),
 ) -> Iterator[Block]:
-    """The files' blocks, one after another; `columns` are those that Parquet reads."""
+    """The files' blocks, one after another; `columns` are those that Parquet reads, of which a file
+    may lack those that are `absent`."""
     start = start or Position()
     before = num_bytes(files[: start.file])
     for index in range(start.file, len(files)):
         file = files[index]
         position = start if index == start.file else Position(file=index)
-        _check_there(file, columns)
+        _check_there(file, columns, absent)
         read = _parquet_blocks if file.format == "parquet" else _line_blocks
         yield from read(file, position, before, columns)
         before += file.path.stat().st_size
@@ -147,6 +190,7 @@ def mapped(
     workers: int | None = None,
     progress: Callable[[str, int, int | None], None],
     what: str,
+    absent: Collection[str] = (),
 ) -> Iterator[tuple[Block, R]]:
     """Each block with what is made of it, in order: made on all cores, some blocks ahead."""
     total, workers = num_bytes(files), workers or max(1, os.cpu_count() or 1)
@@ -155,7 +199,7 @@ def mapped(
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         waiting: deque[tuple[Block, Future[R]]] = deque()
         stack.callback(lambda: [future.cancel() for _, future in waiting])
-        for block in blocks(files, columns, start):
+        for block in blocks(files, columns, start, absent):
             waiting.append((block, pool.submit(make, block)))
             if len(waiting) > workers:
                 first, future = waiting.popleft()
@@ -167,14 +211,16 @@ def mapped(
     progress(what, total, total)
 
 
-def _check_there(file: ForeignFile, columns: Sequence[str]) -> None:
+def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[str]) -> None:
     from recd_plugins.errors import nearest
 
     for name in columns:
-        if name not in file.names and file.format != "jsonl":  # a key may come later
+        # A key of JSON may come later.
+        if name not in (*file.columns, *absent) and file.format != "jsonl":
             raise DataError(
                 f"{file.path}: lacks column {name!r}, which the schema names; "
-                f"{nearest(name, file.names)}"
+                f"{nearest(name, file.columns)} If some files lack it, `--absent {name}` says so: "
+                "`nulls` of the schema holds there."
             )
 
 
@@ -182,7 +228,9 @@ def _parquet_blocks(
     file: ForeignFile, start: Position, before: int, columns: Sequence[str]
 ) -> Iterator[Block]:
     size = file.path.stat().st_size
-    indices = [file.names.index(name) for name in columns]
+    columns = own_columns(file, columns)
+    wheres = [file.nested.get(name, (name,)) for name in columns]
+    indices = [file.roots.index(where[0]) for where in wheres]
     with input_file(file.path) as source, pq.ParquetFile(source) as opened:
         groups, row = opened.num_row_groups, start.row
         paths = opened.schema_arrow.names
@@ -199,8 +247,8 @@ def _parquet_blocks(
                 )
                 for batch in batches:
                     found = [
-                        batch.column(_all_named(batch.schema.names, name)[place])
-                        for name, place in zip(named, places, strict=True)
+                        field_at(batch.column(_all_named(batch.schema.names, name)[place]), where)
+                        for name, place, where in zip(named, places, wheres, strict=True)
                     ]
                     left -= batch.num_rows
                     yield Block(
@@ -218,6 +266,13 @@ def _parquet_blocks(
                     f"{file.path}, row group {group}: cannot be read ({error}). It was cut short "
                     "or damaged: write it again, or take it out."
                 ) from error
+
+
+def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
+    """The field of a column of structs; null where one that it lies in is."""
+    for part in where[1:]:
+        root = pc.struct_field(root, part)
+    return root
 
 
 def _all_named(names: Sequence[str], name: str) -> list[int]:
@@ -402,24 +457,38 @@ def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
 
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
     content = block.content
-    text = pa.string()
-    schema = pa.schema(
-        [
-            (name, text if name in read_as.parted else read_as.types.get(name, text))
-            for name in columns
-        ]
-    )
+    wheres = {name: read_as.nested.get(name, (name,)) for name in columns}
+    kinds = {
+        where: pa.string() if name in read_as.parted else read_as.types.get(name, pa.string())
+        for name, where in wheres.items()
+    }
     try:
-        table = pa.json.read_json(
+        found = pa.json.read_json(
             pa.BufferReader(content),
             pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
-            pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        ).select(list(columns))
+            pa.json.ParseOptions(
+                explicit_schema=pa.schema(_fields(kinds)), unexpected_field_behavior="ignore"
+            ),
+        )
     except pa.ArrowInvalid as error:
         message = str(error)
         at = re.search(r"in row (\d+)", message)
         where = f"{block.file.path}:{block.first + int(at[1])}" if at else block.where
-        name = re.search(r"Column\(/?([^)/]+)", message)
+        path = re.search(r"Column\(/?([^)]+)\)", message)
         reason = f"{where}: {message}. Mend this line, or take it out."
-        raise (Misfit(reason, name[1]) if name else DataError(reason)) from None
+        if path is None:
+            raise DataError(reason) from None
+        parts = tuple(part for part in path[1].split("/") if part != "[]")
+        named = next((name for name, one in wheres.items() if one == parts), parts[0])
+        raise Misfit(reason, named) from None
+    table = pa.table({name: field_at(found[where[0]], where) for name, where in wheres.items()})
     return _with_lists(table, block, columns, read_as)
+
+
+def _fields(kinds: Mapping[tuple[str, ...], pa.DataType]) -> list[pa.Field]:
+    """The fields of objects, by where they lie."""
+    made: dict[str, pa.DataType] = {}
+    for root in dict.fromkeys(where[0] for where in kinds):
+        below = {where[1:]: kind for where, kind in kinds.items() if where[0] == root}
+        made[root] = below[()] if () in below else pa.struct(_fields(below))
+    return [pa.field(name, kind) for name, kind in made.items()]

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from recd_plugins.data.importing.formats import ForeignFile
-from recd_plugins.data.importing.reading import NULLS, Block, ColumnTypes, split_texts
+from recd_plugins.data.conform.values import are_texts
+from recd_plugins.data.importing.formats import ForeignFile, fields_of
+from recd_plugins.data.importing.reading import NULLS, Block, ColumnTypes, field_at, split_texts
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
@@ -110,8 +111,11 @@ def survey(files: Sequence[ForeignFile]) -> Survey:
     rows = sampled = 0.0
     exact = True
     doubts = []
+    nested: dict[str, tuple[str, ...]] = {}
     for file in chosen:
-        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file)
+        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file, nested)
+        for name, value in file.partitions.items():
+            found = found.append_column(name, pa.repeat(value, found.num_rows))
         parts.append(found)
         rows += total
         sampled += found.num_rows
@@ -125,13 +129,18 @@ def survey(files: Sequence[ForeignFile]) -> Survey:
         sizes = [file.path.stat().st_size for file in files]
         rows *= sum(sizes) / sum(file.path.stat().st_size for file in chosen)
         exact = False
-    types = _common_types(chosen, parts)
-    inferred = _typed(types, files[0])
+    types = _common_types(chosen, parts, nested, doubts)
+    inferred = _typed(types, files[0], nested)
     total_rows = max(round(rows), int(sampled))
-    columns = tuple(
-        _column(name, inferred.columns[name], total_rows, inferred.read_as)
-        for name in files[0].names
-    )
+    columns = tuple(_column(name, column, total_rows) for name, column in inferred.columns.items())
+    for name in inferred.columns:
+        lacking = [file.path for file in chosen if name not in file.columns]
+        if lacking and files[0].format != "jsonl":  # of which any line may lack any key
+            doubts.append(
+                f"{name!r} is not in {lacking[0]} ({len(lacking)} of {len(chosen)} files that were "
+                f"looked at lack it): `recd data import --absent {name}`, or `absent` of the "
+                "dataset, takes nulls for it there"
+            )
     twice = dict.fromkeys(name for file in files for name in file.renamed)
     doubts += [
         f"several columns are called {name!r}: all but the first got a number" for name in twice
@@ -154,20 +163,40 @@ def _spread(count: int, most: int) -> list[int]:
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
-def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
+def _parquet_sample(
+    file: ForeignFile, nested: dict[str, tuple[str, ...]]
+) -> tuple[pa.Table, float]:
     with input_file(file.path) as source, pq.ParquetFile(source) as opened:
         parts = []
         for group in _spread(opened.num_row_groups, SPOTS):
             batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
             if batch is not None:
-                parts.append(pa.table(batch.columns, names=list(file.names)))
+                parts.append(pa.table(batch.columns, names=list(file.roots)))
         if not parts:
             empty = opened.schema_arrow.empty_table().columns
-            parts.append(pa.table(empty, names=list(file.names)))
-        return pa.concat_tables(parts), float(opened.metadata.num_rows)
+            parts.append(pa.table(empty, names=list(file.roots)))
+        fields = {name: file.nested.get(name, (name,)) for name in file.names}
+        return _of_fields(pa.concat_tables(parts), fields), float(opened.metadata.num_rows)
 
 
-def _line_sample(file: ForeignFile) -> tuple[pa.Table, float]:
+def _of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Table:
+    """The fields of structs as columns, each of plain values."""
+    return pa.table(
+        {name: _undressed(field_at(rows[where[0]], where)) for name, where in fields.items()}
+    )
+
+
+def _undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values without a dictionary or an extension type around them."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        kind = column.type.storage_type
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column
+
+
+def _line_sample(file: ForeignFile, nested: dict[str, tuple[str, ...]]) -> tuple[pa.Table, float]:
     size = file.path.stat().st_size
     parts: list[pa.Table] = []
     seen = 0
@@ -193,6 +222,10 @@ def _line_sample(file: ForeignFile) -> tuple[pa.Table, float]:
             if not number:
                 raise
             continue  # a spot that begins within quotes
+        if file.format == "jsonl":
+            fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
+            nested.update({name: where for name, where in fields.items() if len(where) > 1})
+            rows = _of_fields(rows, fields)
         parts.append(rows)
         seen += len(spot)
     found = pa.concat_tables(parts, promote_options="permissive")
@@ -234,14 +267,48 @@ def _sampled_rows(block: Block) -> pa.Table:
         ) from None
 
 
-def _common_types(files: Sequence[ForeignFile], parts: Sequence[pa.Table]) -> pa.Table:
+def _common_types(
+    files: Sequence[ForeignFile],
+    parts: Sequence[pa.Table],
+    nested: Mapping[str, tuple[str, ...]],
+    doubts: list[str],
+) -> pa.Table:
+    """The samples of all files as one table: nulls where one lacks a column."""
+    inner = {where[:count] for where in nested.values() for count in range(1, len(where))}
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        each = [
+            pa.table({name: part[name] if name in part.column_names else pa.nulls(part.num_rows)})
+            for part in parts
+        ]
+        try:
+            column = pa.concat_tables(each, promote_options="permissive")[name]
+        except pa.ArrowException:
+            column = _as_texts(name, files, each)
+            doubts.append(
+                f"{name!r} has several types: an id that is hashed or of a vocabulary may, all "
+                "else may not"
+            )
+        if not (pa.types.is_null(column.type) and nested.get(name, (name,)) in inner):
+            columns[name] = column  # not an object that is null somewhere
+    return pa.table(columns)
+
+
+def _as_texts(name: str, files: Sequence[ForeignFile], each: Sequence[pa.Table]) -> pa.ChunkedArray:
+    """A column of Parquet whose types have no more in common than that they can be written."""
+    kinds = {str(one[name].type): file for one, file in zip(each, files, strict=True)}
     try:
-        return pa.concat_tables(parts, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{files[0].path} and the files beside it disagree on a column's type: {error}. Write "
-            "them alike, or import them apart."
-        ) from None
+        if files[0].format == "parquet":
+            return pa.chunked_array(
+                [chunk.cast(pa.string()) for one in each for chunk in one[name].chunks], pa.string()
+            )
+    except pa.ArrowException:
+        pass
+    differ = " and ".join(f"{kind} in {file.path}" for kind, file in kinds.items())
+    raise DataError(
+        f"files disagree on the type of column {name!r}: {differ}. Write them alike, or import "
+        "them apart."
+    )
 
 
 @dataclass(frozen=True)
@@ -250,14 +317,15 @@ class _Typed:
     read_as: ColumnTypes
 
 
-def _typed(sample: pa.Table, file: ForeignFile) -> _Typed:
+def _typed(sample: pa.Table, file: ForeignFile, nested: Mapping[str, tuple[str, ...]]) -> _Typed:
     """The sample's columns in the types that they are read as."""
     columns: dict[str, pa.ChunkedArray] = {}
     types: dict[str, pa.DataType] = {}
     parted: dict[str, str] = {}
     nulls: dict[str, None] = dict.fromkeys(NULLS)
-    for name in file.names:
-        column = sample[name] if name in sample.column_names else pa.chunked_array([[]], pa.null())
+    names = dict.fromkeys((*file.names, *sample.column_names))
+    for name in (one for one in names if one in sample.column_names):
+        column = sample[name]
         if file.format != "parquet" and pa.types.is_string(column.type):
             separator = " " if name in file.lists else _separator(column)
             if scored := _scored_separator(column):
@@ -271,7 +339,8 @@ def _typed(sample: pa.Table, file: ForeignFile) -> _Typed:
                 nulls.update(dict.fromkeys(spelled))
         columns[name] = column
         types[name] = column.type
-    return _Typed(columns, ColumnTypes(types=types, nulls=tuple(nulls), parted=parted))
+    read_as = ColumnTypes(types=types, nulls=tuple(nulls), parted=parted, nested=nested)
+    return _Typed(columns, read_as)
 
 
 def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence[str]]:
@@ -386,7 +455,7 @@ def _lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
     return lists
 
 
-def _column(name: str, column: pa.ChunkedArray, rows: int, read_as: ColumnTypes) -> ColumnSurvey:
+def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
     kind = column.type
     lengths, width = None, None
     is_list = _is_list(kind)
@@ -399,13 +468,17 @@ def _column(name: str, column: pa.ChunkedArray, rows: int, read_as: ColumnTypes)
             width = lengths[0] if lengths[0] == lengths[2] and lengths[0] > 0 else None
         values = pa.chunked_array([one.flatten() for one in column.chunks], kind.value_type)
     elif pa.types.is_map(kind):
+        scored = _is_number(kind.item_type)
         return ColumnSurvey(
-            name=name, type=kind, seems="scored ids", is_list=True, width=None, rows=len(column),
-            nulls=nulls, values=0, distinct=0, estimate=0,
+            name=name, type=kind, seems="scored ids" if scored else "unknown", is_list=True,
+            width=None, rows=len(column), nulls=nulls, values=0, distinct=0, estimate=0,
         )  # fmt: skip
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = _undressed(values)
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
     seems = _seems(values.type)
+    if seems == "scored ids" and not is_list:
+        seems = "unknown"
     if seems in ("unknown", "scored ids"):
         return ColumnSurvey(
             name=name, type=kind, seems=seems, is_list=is_list, width=width, rows=len(column),
@@ -425,7 +498,9 @@ def _column(name: str, column: pa.ChunkedArray, rows: int, read_as: ColumnTypes)
     if len(present) and seems in ("integers", "numbers", "times"):
         bounds = pc.min_max(present).as_py()
         low, high = bounds["min"], bounds["max"]
-        numbers = present.cast(pa.int64()) if seems == "times" else present
+        numbers = present
+        if seems == "times":  # a date is of 32 bits
+            numbers = present.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         array = numbers.to_numpy()
         ascending = not is_list and array.size > 1 and bool(np.all(array[1:] >= array[:-1]))
         if seems != "times":
@@ -468,15 +543,20 @@ def _seems(kind: pa.DataType) -> Seems:
         return "integers"
     if types.is_floating(kind) or types.is_decimal(kind):
         return "numbers"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if are_texts(kind):
         return "texts"
     if types.is_boolean(kind):
         return "booleans"
     if types.is_timestamp(kind) or types.is_date(kind):
         return "times"
-    if types.is_struct(kind) and kind.num_fields == 2:
+    if types.is_struct(kind) and kind.num_fields == 2 and _is_number(kind[1].type):
         return "scored ids"
     return "unknown"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
@@ -503,4 +583,6 @@ def _shown(value: Any) -> str:
         return repr(value if len(value) <= 24 else f"{value[:21]}...")
     if isinstance(value, datetime.datetime | datetime.date):
         return value.isoformat()
+    if isinstance(value, bytes):
+        return f"0x{value[:8].hex()}{'...' if len(value) > 8 else ''}"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -43,12 +43,13 @@ from recd_plugins.data.importing.reading import (
     Misfit,
     Position,
     mapped,
+    wider,
 )
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, TableWriter, silent
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["Imported", "TableImport"]
@@ -94,11 +95,13 @@ class TableImport:
         negatives: Negatives | None = None,
         least_count: int = 1,
         others: int = 1,
+        absent: Sequence[str] = (),
         progress: Progress = silent,
         workers: int | None = None,
     ) -> None:
         """`least_count` and `others` are of vocabularies that it makes: how often a value occurs
-        that gets an id of its own, and how many ids all other values share."""
+        that gets an id of its own, and how many ids all other values share. Columns that are
+        `absent` from a file are nulls there."""
         self._files = files
         self._to = destination
         part = f"{destination.name}.part"
@@ -107,6 +110,7 @@ class TableImport:
         self._schema = schema
         self._least_count = least_count
         self._others = others
+        self._absent = tuple(absent)
         self._read_as = read_as
         self._split = split
         self._negatives = negatives
@@ -123,10 +127,12 @@ class TableImport:
             try:
                 return self._run()
             except Misfit as error:
-                if not self._may_be_text(error.column):
+                kind = wider(self._read_as, error.column, self._schema, self._files[0])
+                if kind is None:
                     raise
-                self._read_as = self._read_as.as_text(error.column)
-                self._notes.append(f"{error.column}: read as text, for {error}")
+                self._read_as = self._read_as.having(error.column, kind)
+                what = "numbers with fractions" if pa.types.is_floating(kind) else "text"
+                self._notes.append(f"{error.column}: read as {what}, for {error}")
 
     def _check(self) -> None:
         if isinstance(self._to, Uri):
@@ -142,14 +148,16 @@ class TableImport:
             )
         if self._negatives is not None:
             item_columns(self._made, self._negatives)
-
-    def _may_be_text(self, column: str) -> bool:
-        """Whether texts can stand in a column: those that ids and sessions are hashed from."""
-        if self._read_as.types.get(column) == pa.string() or column in self._read_as.parted:
-            return False
-        hashed = [one.name for one in self._schema.sparse if one.ids != "as_is"]
-        texts = {*hashed, *self._schema.session_columns}
-        return column in texts and self._files[0].format == "text"
+        for name in self._absent:
+            if name not in self._schema.columns:
+                raise DataError(
+                    f"--absent: the schema names no {name!r}; {nearest(name, self._schema.columns)}"
+                )
+            if not any(name in file.columns for file in self._files):
+                raise DataError(
+                    f"--absent: none of the {len(self._files)} files has {name!r}. Take it out of "
+                    "the schema."
+                )
 
     @property
     def _made(self) -> Schema:
@@ -169,7 +177,7 @@ class TableImport:
     def _makes_label(self) -> bool:
         """Whether each row is a click, and no column says so."""
         return self._negatives is not None and not any(
-            self._schema.label in file.names for file in self._files
+            self._schema.label in file.columns for file in self._files
         )
 
     @property
@@ -247,6 +255,7 @@ class TableImport:
         types = {name: str(kind) for name, kind in self._read_as.types.items()}
         made = [VERSION, SEGMENT_ROWS, files, repr(self._asked), options, types]
         made += [self._read_as.nulls, dict(self._read_as.parted), self._least_count, self._others]
+        made += [self._absent] if self._absent else []
         return sha256(json.dumps(made).encode()).hexdigest()
 
     def _begin(self, key: str) -> None:
@@ -308,7 +317,6 @@ class TableImport:
                 tested = self._tested(rows, block)
                 if tested is not None:
                     rows = rows.filter(pa.array(~tested))
-                spot = Spot(str(block.file.path), "")
                 return {
                     table: counted(
                         [
@@ -317,7 +325,7 @@ class TableImport:
                             if one.table_name == table
                             for chunk in rows[one.name].chunks
                         ],
-                        spot,
+                        Spot(str(block.file.path), table),
                     )
                     for table in counts
                 }
@@ -495,6 +503,7 @@ class TableImport:
             workers=self._workers,
             progress=self._progress,
             what=what,
+            absent=self._absent,
         )
 
     # The end

@@ -53,9 +53,13 @@ def write_vocabulary(
         )
 
     def count(block: Block) -> list[Counted]:
-        rows, spot = block.rows(columns, found.read_as), Spot(str(block.file.path), "")
+        rows, where = block.rows(columns, found.read_as), str(block.file.path)
         # Columns of one table may be an integer each and lists of text.
-        return [counted(rows[name].chunks, spot) for name in columns if rows[name].num_chunks]
+        return [
+            counted(rows[name].chunks, Spot(where, name))
+            for name in columns
+            if rows[name].num_chunks
+        ]
 
     counts = VocabularyCounts(", ".join(columns))
     for _, parts in mapped(count, found.files, columns, progress=progress, what="counting values"):

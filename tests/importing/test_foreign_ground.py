@@ -1,0 +1,211 @@
+"""Value tests: folders, fields, columns and values of the logs of others, read as they are."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from strangers_files import clicks, text, write
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.importing import survey as surveys
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+
+def recd(*words: object, fails: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == fails, result.output
+    assert result.exception is None or fails
+    return result.output
+
+
+def schema_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        CliRunner().invoke(app, ["data", "schema", str(path), "--json"]).stdout
+    )
+    return found
+
+
+def rows_of(table: Path) -> pa.Table:
+    opened = Table.open(table)
+    return pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
+
+
+@pytest.fixture
+def hours(tmp_path: Path) -> Path:
+    """Hours of a log: the first lacks a column, the last has one of another type."""
+    for hour in range(3):
+        folder = tmp_path / "log" / "day=2024-03-01" / f"hour={hour:02}"
+        folder.mkdir(parents=True)
+        (folder / "_SUCCESS").touch()
+        rows = clicks(100, seed=hour)
+        if hour == 0:
+            rows = rows.drop_columns(["brand"])
+        if hour == 2:
+            at = rows.column_names.index("item_id")
+            rows = rows.set_column(at, "item_id", rows["item_id"].cast(pa.string()))
+        write(folder / "part.parquet", rows)
+    return tmp_path / "log"
+
+
+def test_folders_are_columns_and_files_may_differ(hours: Path, tmp_path: Path) -> None:
+    found = schema_of(hours)
+    sparse = {one["name"]: one for one in found["schema"]["sparse"]}
+    assert {*sparse} == {"item_id", "brand", "hour"}
+    assert {one.partition(" ")[0] for one in found["doubts"]} >= {"'brand'", "'item_id'"}
+    schema = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    told = recd("data", "import", hours, tmp_path / "t", "--schema", schema, fails=2)
+    assert "lacks column 'brand'" in told
+    assert "--absent brand" in told
+    recd("data", "import", hours, tmp_path / "t", "--schema", schema, "--absent", "brand")
+    rows = rows_of(tmp_path / "t")
+    lengths = pa.compute.list_value_length(rows["brand"]).to_pylist()
+    assert lengths == [0] * 100 + [1] * 200
+    each = rows["hour"].to_pylist()
+    assert [len({*map(tuple, each[first : first + 100])}) for first in (0, 100, 200)] == [1, 1, 1]
+    assert len({*map(tuple, each)}) == 3
+    items = pa.concat_tables([clicks(100, seed=hour).select(["item_id"]) for hour in range(3)])
+    ids = dict(zip(items["item_id"].to_pylist(), rows["item_id"].to_pylist(), strict=True))
+    assert [ids[one] for one in items["item_id"].to_pylist()] == rows["item_id"].to_pylist()
+
+
+def test_a_check_of_a_registry_knows_folders_and_columns_that_came_later(
+    hours: Path, tmp_path: Path
+) -> None:
+    sparse = [{"name": name, "num_ids": 99, "ids": "hash"} for name in ("item_id", "brand", "hour")]
+    dataset = {
+        "use": "parquet",
+        "train": str(hours),
+        "test": str(hours),
+        "absent": "brand",
+        "schema": {
+            "session_id": "visit",
+            "timestamp": "day",
+            "label": "clicked",
+            "sparse": sparse,
+        },
+    }
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(json.dumps({"plugins": ["recd_dlrm"], "dataset": dataset}))
+    assert "train: 300 rows, no problem" in recd("data", "check", registry)
+    del dataset["absent"]
+    registry.write_text(json.dumps({"plugins": ["recd_dlrm"], "dataset": dataset}))
+    told = recd("data", "check", registry, fails=1)
+    assert "column 'brand' is not there, but the schema names it. Other files have it" in told
+
+
+def test_fields_of_objects_are_columns(tmp_path: Path) -> None:
+    rows = [
+        {
+            "like": one % 2,
+            "user": {"id": f"u{one % 9}", "at": {"city": ["Köln", None][one % 2]}},
+            "more": None if one < 300 else {"late": one % 3},
+        }
+        for one in range(400)
+    ]
+    nested = pa.Table.from_pylist(rows)
+    lines = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    for path in (lines, write(tmp_path / "c.parquet", nested)):
+        found = schema_of(path)["schema"]
+        tables = {one["name"]: one.get("table") for one in found["sparse"]}
+        assert tables == {"user.id": "user_id"}
+        found["sparse"] += [{"name": "user.at.city", "num_ids": 50, "ids": "hash"}]
+        found["dense"] = [{"name": "more.late", "nulls": {"value": -1}}]
+        schema = text(tmp_path / "schema.yaml", json.dumps(found))
+        recd("data", "import", path, tmp_path / path.suffix[1:], "--schema", schema)
+        made = rows_of(tmp_path / path.suffix[1:])
+        assert made["more.late"].to_pylist() == [-1] * 300 + [one % 3 for one in range(300, 400)]
+        assert [len(one) for one in made["user.at.city"].to_pylist()] == [1, 0] * 200
+        assert len({*map(tuple, made["user.id"].to_pylist())}) == 9
+
+
+def test_dates_written_as_digits(tmp_path: Path) -> None:
+    """As Avazu's hours; 10 digits that may be seconds since 1970 are not taken for these."""
+    for unit, first in (("yymmddhh", 14102105), ("yyyymmddhh", 2014102105)):
+        lines = [f"{one % 2},{first + one // 20},{one % 7}" for one in range(200)]
+        path = text(tmp_path / f"{unit}.csv", "click,hour,item\n" + "\n".join(lines))
+        schema = schema_of(path)["schema"]
+        assert (schema["timestamp"], schema["timestamp_unit"]) == ("hour", unit)
+        file = text(tmp_path / "schema.yaml", json.dumps(schema))
+        assert "no problem" in recd("data", "check", path, "--schema", file)
+        recd("data", "import", path, tmp_path / unit, "--schema", file)
+        times = rows_of(tmp_path / unit)["hour"].to_pylist()
+        assert times == [1_413_867_600_000 + one // 20 * 3_600_000 for one in range(200)]
+        wrong = text(path, path.read_text().replace(str(first), str(first + 90)))
+        told = recd("data", "import", wrong, tmp_path / "no", "--schema", file, fails=2)
+        assert f"which is no date of `timestamp_unit: {unit}`" in told
+
+
+def test_numbers_turn_out_to_have_fractions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sample did not show is read, and a check has nothing against it."""
+    monkeypatch.setattr(surveys, "FIRST_BYTES", 1_000)
+    monkeypatch.setattr(surveys, "SPOT_BYTES", 100)
+    lines = [f"{one % 2},{one % 90},{one % 50}" for one in range(20_000)]
+    lines[7_777] = "0.5,3.5,abc"
+    path = text(tmp_path / "c.csv", "label,count,item\n" + "\n".join(lines) + "\n")
+    schema = {
+        "session_id": None,
+        "timestamp": None,
+        "dense": ["count"],
+        "sparse": [{"name": "item", "num_ids": 99, "ids": "hash"}],
+    }
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    assert "no problem" in recd("data", "check", path, "--schema", file)
+    told = recd("data", "import", path, tmp_path / "t", "--schema", file)
+    assert "count: read as numbers with fractions" in told
+    rows = rows_of(tmp_path / "t")
+    assert (rows["count"][7_777].as_py(), rows["label"][7_777].as_py()) == (3.5, 0.5)
+
+
+def test_bytes_are_hashed(tmp_path: Path) -> None:
+    keys = [uuid.UUID(int=150 + one % 77 << 120).bytes for one in range(400)]
+    rows = clicks().append_column("device", pa.array(keys, pa.binary(16)))
+    path = write(tmp_path / "c.parquet", rows)
+    (device,) = (one for one in schema_of(path)["schema"]["sparse"] if one["name"] == "device")
+    assert device["ids"] == "hash"
+    told = recd("data", "vocabulary", path, "--column", "device", "--save", tmp_path / "v.parquet",
+                fails=2)  # fmt: skip
+    assert "column 'device' holds bytes that are no UTF-8" in told
+
+
+def test_a_table_of_delta_lake_is_its_latest_version(tmp_path: Path) -> None:
+    """Whatever reads the folder: files that the table has no more count nowhere."""
+    deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+    deltalake.write_deltalake(tmp_path / "t", clicks(300))
+    deltalake.write_deltalake(tmp_path / "t", clicks(200, seed=1), mode="overwrite")
+    assert schema_of(tmp_path / "t")["rows"] == 200
+    feature = ForeignFeature(name="item_id", num_ids=99, ids="hash")
+    schema = ForeignSchema(session_id=None, timestamp=None, label="clicked", sparse=(feature,))
+    assert Table.open(tmp_path / "t", schema).num_rows == 200
+
+
+def test_two_files_of_json_may_have_other_keys_but_no_other_types(tmp_path: Path) -> None:
+    text(tmp_path / "a.jsonl", '{"label": 1, "item": 3}\n')
+    text(tmp_path / "b.jsonl", '{"label": 0, "item": "x", "new": 1}\n')
+    with pytest.raises(DataError, match=r"type of column 'item': int64 in .*a\.jsonl and string"):
+        surveys.survey(surveys_files(tmp_path))
+    text(tmp_path / "b.jsonl", '{"label": 0, "item": 4, "new": 1}\n')
+    names = [one.name for one in surveys.survey(surveys_files(tmp_path)).columns]
+    assert names == ["label", "item", "new"]
+
+
+def surveys_files(folder: Path) -> Any:
+    from recd_plugins.data.importing.formats import foreign_files
+
+    return foreign_files([folder])
+
+
+def test_parts_of_an_export_share_the_first_ones_header(tmp_path: Path) -> None:
+    text(tmp_path / "part-0.csv", "label,item\n" + "1,5\n0,6\n" * 20)
+    text(tmp_path / "part-1.csv", "0,7\n1,8\n" * 20)
+    recd("data", "import", tmp_path, tmp_path.parent / "whole")
+    assert rows_of(tmp_path.parent / "whole").num_rows == 80
