@@ -22,6 +22,7 @@ from recd_plugins.cli.new_plugin import example
 from recd_plugins.cli.plugins import FORM
 from recd_plugins.cli.words import commands
 from recd_plugins.data.columns import Columns
+from recd_plugins.data.dataset import Dataset
 from recd_plugins.describe import attribute_docs, describe, field_docs, nested, options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
@@ -34,7 +35,7 @@ NAMES = "## Names"
 """The heading in api.md under which all is generated."""
 BUILDS: dict[str, tuple[type, ...]] = {
     "log": (slots.LogStore,),
-    "dataset": (slots.Dataset,),
+    "dataset": (Dataset,),
     "etl": (slots.Etl,),
     "stats": (slots.TableStats,),
     "reader": (slots.Reader, slots.Loader),

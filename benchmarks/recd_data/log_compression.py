@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from recd_dedup.log.shard_file import FILE_BYTES, frames, read_payload
-from recd_dedup.log.shards import Manifest, ZstdShards, ZstdShardsConfig, shard_files
+from recd_dedup.log.shard_file import FILE_BYTES, frames, read_payload, shard_files
+from recd_dedup.log.shards import Manifest, ZstdShards, ZstdShardsConfig
 from recd_plugins.api import DataError
 from recd_plugins.api.data import LogRoute
 

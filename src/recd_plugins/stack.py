@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import ReferenceType, ref
 
 from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
@@ -28,26 +27,16 @@ from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import sample
-from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
-from recd_plugins.planning.planner_bases import (
-    OrdersBatches,
-    Proposes,
-    Retiers,
-    TakesContext,
-    Tiered,
-)
-from recd_plugins.planning.sharders import (
-    check_planned,
-    check_registry_agrees,
-    completed,
-    default_sharders,
-)
+from recd_plugins.planning.access.trainer_batches import trainer_batches
+from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
+from recd_plugins.planning.sharders import completed
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.prepare import Periods, absolute, prepared, there
 from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import (
@@ -87,15 +76,8 @@ class Stack:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._tables: Tables | None = None
-        self._planner: Planner | None = None
-        self._sharders: list[ModuleSharder[nn.Module]] | None = None
-        """The trainer's own, once it has given them."""
-        self._model: ReferenceType[nn.Module] | None = None
-        """The model that was planned last."""
         self._adapted = ""
-        self._known: dict[str, Any] = {}
-        """The facts that a plan is made by beside the registry, in the words of `Context`."""
-        self._planned = False
+        self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
         """The last plan for ranks that need not be there."""
         self.dense_bytes = 0
@@ -304,7 +286,7 @@ class Stack:
             ordered = planner.order(loader, rank, world_size)
         if ordered is not loader:
             raise CapabilityError(
-                f"{self._planning.where}: {type(planner).__name__} puts the batches of an epoch "
+                f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of an epoch "
                 "into an order of its own, and a dataset that grows has no such epochs. Switch "
                 "that off (`cache.hot_batches: false`)."
             )
@@ -374,7 +356,7 @@ class Stack:
         """Check what registry.yaml does not show: whether features exist, what its planner can."""
         if self.registry.train.retier_every:
             self.retiering_planner()
-        if self._planning.others is not None:
+        if self._planning.choice.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
         self._features.check()
 
@@ -510,29 +492,25 @@ class Stack:
                 "first, or pass one."
             )
         self.check_topology(topology)
-        if sharders is not None:
-            self._sharders = list(sharders)
-        check_registry_agrees(
-            model, self._trainers(), self._options_of_tables, self.registry.train.optimizer
-        )
-        self._model = ref(model)
+        planning = self._planning
+        planning.plan_for(model, sharders)
         with ExitStack() as looking:
             if batches is None and profile is None and self.registry.has_dataset:
                 self._check_read(model)
-                self._known = self._read_by_registry(group.rank(), group.size())
+                planning.read_by_registry(group.rank(), group.size())
             else:
                 brought = trainer_batches(group, batches, features, profile)
-                self._known = self._read_by_trainer(looking.enter_context(brought))
-            self._known["constraints"] = constraints or {}
-            planner = self._planner_by_now()
+                planning.read_by_trainer(looking.enter_context(brought))
+            planning.know(constraints=constraints or {})
+            planner = planning.planner_by_now()
             plan = planner.plan(model, topology or self.registry.topology, group)
-        self._planned = True
+        planning.planned = True
         self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.found(_unneeded(self._features.unneeded(_looked_up(model))))
-        self._usage.watch(model, planner, self._planning, adapted=bool(self._adapted))
+        self._usage.watch(model, planner, planning.choice, adapted=bool(self._adapted))
         return plan
 
     def _check_read(self, model: nn.Module) -> None:
@@ -557,10 +535,7 @@ class Stack:
 
     def planner(self) -> Planner:
         """The planner, built once: `explain` says what it planned last."""
-        if self._planner is None:
-            self._known = self._known or self._read_by_registry(0, self.registry.train.ranks)
-            self._planner = self._contexts.planner(self._planning)
-        return self._planner
+        return self._planning.planner()
 
     def planned_for(
         self,
@@ -573,21 +548,21 @@ class Stack:
 
         A `profile` stands for what would be counted of the dataset.
         """
+        planning = self._planning
         if self.registry.has_dataset:
-            self._known["batches"] = lambda: BatchesOfRanks(self.read, world_size)
+            planning.know(batches=lambda: BatchesOfRanks(self.read, world_size))
         if profile is not None:
-            self._known["profile"] = profile
-        planner = self._planner_by_now()
+            planning.know(profile=profile)
+        planner = planning.planner_by_now()
         if not isinstance(planner, Proposes):
             raise CapabilityError(
-                f"{self._planning.where}: {type(planner).__name__} plans on the ranks themselves "
+                f"{planning.choice.where}: {type(planner).__name__} plans on the ranks themselves "
                 "alone: it has no `propose` of recd_plugins.api.planning.Proposes, which it must "
                 "inherit for this. Train with it, and see what stack.explain() says."
             )
-        if self._sharders is None:  # the ranks that need not be there are those of `recd train`
-            self._sharders = self.default_sharders()
+        planning.train_by_registry()  # the ranks that need not be there are those of `recd train`
         self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
-        self._planned = True
+        planning.planned = True
         self._usage.planned(planner)
         return planner
 
@@ -597,7 +572,7 @@ class Stack:
         planner = self.planner()
         if not isinstance(planner, Retiers):
             raise CapabilityError(
-                f"train.retier_every: the planner of {self._planning.record.name!r} "
+                f"train.retier_every: the planner of {self._planning.choice.record.name!r} "
                 f"({type(planner).__name__}) has no replicas that it could move: it does not "
                 "inherit recd_plugins.api.planning.Retiers. Set it to 0, or choose one that does, "
                 "say `sharding: flexshard`."
@@ -613,13 +588,13 @@ class Stack:
         `mine` are those that `plan` was given, if they are not named again.
         """
         if mine is not None:
-            self._take_sharders(list(mine))
-        planner = self.planner()
-        who = f"{self._planning.where}: {type(planner).__name__}"
-        sharders = completed(planner.sharders(), self._trainers(), who)
-        if isinstance(planner, Tiered) and not self._planned:
+            self._planning.take_sharders(list(mine))
+        planner, choice = self.planner(), self._planning.choice
+        who = f"{choice.where}: {type(planner).__name__}"
+        sharders = completed(planner.sharders(), self._planning.sharders(), who)
+        if isinstance(planner, Tiered) and not self._planning.planned:
             self._usage.unused(
-                self._planning,
+                choice,
                 "stack.sharders() was asked before there is a plan",
                 "Call `plan = stack.plan(model, ...)` first.",
             )
@@ -638,7 +613,7 @@ class Stack:
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
         """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
         default: those of `recd train`."""
-        return default_sharders(self.registry.train.optimizer.fused_params())
+        return self._planning.default_sharders()
 
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
@@ -654,71 +629,9 @@ class Stack:
         return Contexts(
             registry=self.registry,
             device=self.device,
-            sharders=self._trainers,
-            known=lambda: self._known,
+            sharders=self._planning.sharders,
+            known=lambda: self._planning.known,
         )
-
-    def _read_by_registry(self, rank: int, world_size: int) -> dict[str, Any]:
-        reads = self.registry.has_dataset
-        return {"batches": (lambda: self.read(rank, world_size)) if reads else None}
-
-    def _read_by_trainer(self, brought: TrainerBatches) -> dict[str, Any]:
-        return {
-            "batches": brought.batches,
-            "features": brought.features,
-            "profile": brought.profile,
-            "batch_size": self._batch_size(brought),
-        }
-
-    def _batch_size(self, brought: TrainerBatches) -> int:
-        """Samples of a rank and step: the trainer's batches say it, or else the registry, or the
-        profile."""
-        chosen, found = self.registry.train.batch_size, brought.batch_size
-        if "batch_size" not in self.registry.written("train"):
-            return found or chosen
-        if brought.batches and found and found != chosen:
-            raise RegistryError(
-                f"train.batch_size is {chosen}, but the batches that stack.plan was given have "
-                f"{found} samples. Take it out of registry.yaml: a trainer's batches say it."
-            )
-        return chosen
-
-    def _planner_by_now(self) -> Planner:
-        """The planner, which knows what is known now."""
-        planner: object = self._planner
-        if isinstance(planner, TakesContext):
-            planner.take(self._contexts.planning(self._planning))
-        elif "batch_size" in self._known and not isinstance(planner, OrdersBatches):
-            self._planner = None  # it was built before the trainer's batches were known
-        return self.planner()
-
-    def _trainers(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own sharders, or what TorchRec would take where it names none."""
-        if self._sharders is None:
-            named = self._options_of_tables
-            self._sharders = self.default_sharders() if named else default_sharders()
-        return self._sharders
-
-    def _take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
-        """The trainer's own, which `plan` may have been asked without."""
-        model = None if self._model is None else self._model()
-        if model is not None:
-            check_planned(model, self._trainers(), mine)
-            check_registry_agrees(
-                model, mine, self._options_of_tables, self.registry.train.optimizer
-            )
-        self._sharders = mine
-
-    @property
-    def _options_of_tables(self) -> Sequence[str]:
-        """The options of `train.optimizer` that registry.yaml has for tables."""
-        written = self.registry.written("train", "optimizer")
-        return [name for name in written if name.startswith("tables")]
-
-    @property
-    def _planning(self) -> Choice:
-        """The choice that plans: a cache stands in front of the sharding slot's planner."""
-        return self.registry.one("cache" if self.registry.chosen("cache") else "sharding")
 
 
 def _looked_up(model: nn.Module) -> set[str]:

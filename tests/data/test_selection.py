@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -277,7 +278,7 @@ def test_features_that_are_not_wanted_are_never_read(tmp_path: Path) -> None:
         assert table.schema.dense == ("d",)
         assert table.schema.sparse_names == ("ids", "user_ids")
         assert len(batches(table, shuffle=False)) == 2 * 6
-    foreign = ForeignSchema.from_json(WIDE.to_json(), "schema")
+    foreign = parse(ForeignSchema, json.loads(WIDE.to_json()), "schema")
     assert opened(tmp_path, schema=foreign, features=("ids", "d")).schema.sparse_names == ("ids",)
 
 
@@ -347,7 +348,7 @@ def test_absent_columns_of_foreign_files_are_nulls(tmp_path: Path) -> None:
     write(tmp_path / "t/1.parquet", [wide(20).drop_columns(["huge", "user_ids"])], None)
     write(tmp_path / "t/2.parquet", [wide(20)], None)
     write(tmp_path / "test.parquet", [wide(20)], None)
-    schema = ForeignSchema.from_json(WIDE.to_json(), "schema")
+    schema = parse(ForeignSchema, json.loads(WIDE.to_json()), "schema")
     with pytest.raises(DataError, match="'user_ids'"):
         opened(tmp_path, "t", schema=schema, absent="huge")
     table = opened(tmp_path, "t", schema=schema, absent=("huge", "user_ids"))

@@ -7,7 +7,8 @@ from raw_messages import messages_of, numbered
 
 from benchmarks.recd_data.log_compression import compression, compression_of
 from recd_dedup.log.replay import Replay
-from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, shard_files
+from recd_dedup.log.shard_file import shard_files
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.errors import DataError
 

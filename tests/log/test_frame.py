@@ -18,8 +18,9 @@ from recd_dedup.log.shard_file import (
     frame_bytes,
     frames,
     read_payload,
+    shard_files,
 )
-from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, shard_files
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.errors import DataError
 
 BLOCKS, IN_BLOCK = 4, 10

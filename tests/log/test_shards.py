@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from raw_messages import everything, messages_of, numbered, rows_of
 
 from recd_dedup.hashing import mix
-from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, build_zstd_shards, shard_files
+from recd_dedup.log.shard_file import shard_files
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, build_zstd_shards
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context
 from recd_plugins.storage.uri import location_of

@@ -25,7 +25,6 @@ from recd_plugins.planning.cost import (
     row_factor,
     state_bytes,
 )
-from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.topology import Cluster, Link, Topology
@@ -579,8 +578,8 @@ def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums() -> None:
     prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=8, k=1.0)
     sizes = {"t": TableSizes(replicated=4, coalesce="rank")}
     ledger, plain = (Ledger.of({"t": table}, one, prices) for one in (sizes, {}))
-    assert handed_over(plain) == plain.cost.exchanged
+    assert plain.handed_over == plain.cost.exchanged
     home = ledger.tables["t"].entries["home"].cost.exchanged
     touched, by_any = (4 * (1 - 0.95**samples) * 64 for samples in (8, 32))
     bits = 2 * 4 / 8
-    assert handed_over(ledger) == pytest.approx(home + touched + 3 / 4 * by_any + bits)
+    assert ledger.handed_over == pytest.approx(home + touched + 3 / 4 * by_any + bits)

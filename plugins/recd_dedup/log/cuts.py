@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from recd_dedup.log.marks import FOLDER, Marks, lives
 from recd_dedup.log.sealed import SealedFiles
-from recd_dedup.log.shard_file import FILE_BYTES, Damaged, frames_between
+from recd_dedup.log.shard_file import (
+    FILE_BYTES,
+    Damaged,
+    file_name,
+    files_of_log,
+    frames_between,
+    name_of,
+    shard_of,
+)
 from recd_plugins.api.data import Cuts, Location
 
 __all__ = ["WriterCuts"]
@@ -22,8 +30,7 @@ class WriterCuts:
         self._marks: dict[str, Marks] = {}
         self._left: dict[str, tuple[dict[str, int], int | None]] = {}
         """The ends of the files that killed writers left, and the latest time in them."""
-        found: list[Location] = [*folder.glob("shard-*/*.log")]
-        self._unmarked = {file.stem for file in found}
+        self._unmarked = {file.stem for file in files_of_log(folder)}
         """Writers of before there were marks, but for those that turn out to have some."""
 
     def at(self, first: int, second: int) -> Cuts:
@@ -78,9 +85,8 @@ class WriterCuts:
         if writer not in self._left:
             marked = {} if marks is None else self._named(writer, marks.ends(len(marks.times)))
             ends, latest = dict(marked), []
-            files: list[Location] = [*self._folder.glob(f"shard-*/{writer}.log")]
-            for file in files:
-                shard, name = int(file.parent.name[len("shard-") :]), _name(file)
+            for file in files_of_log(self._folder, writer):
+                shard, name = shard_of(file), name_of(file)
                 if file.stat().st_size < FILE_BYTES:
                     continue  # it ended before it wrote anything
                 begin = marked.get(name, 0)
@@ -91,8 +97,4 @@ class WriterCuts:
         return self._left[writer]
 
     def _named(self, writer: str, ends: dict[int, int]) -> dict[str, int]:
-        return {f"shard-{shard:05}/{writer}.log": end for shard, end in ends.items()}
-
-
-def _name(file: Location) -> str:
-    return f"{file.parent.name}/{file.name}"
+        return {file_name(shard, writer): end for shard, end in ends.items()}

@@ -12,7 +12,6 @@ and then all counts that is whole in its files.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from zlib import crc32
 
+from recd_dedup.log.shard_file import appended
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Location
 
@@ -47,16 +47,7 @@ class WriterMarks:
         """A mark; where the disk is full, the file is as it was before."""
         text = json.dumps({"time": time, "ends": ends})
         data = f"{crc32(text.encode()):08x} {text}\n".encode()
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.truncate(self._file, self._end)
-                os.lseek(self._file, self._end, os.SEEK_SET)
-            raise
-        self._end += len(data)
+        self._end = appended(self._file, data, self._end)
 
     def close(self) -> None:
         os.close(self._file)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recd_dedup.log.shard_file import Damaged, Sealed, sync_folder
+from recd_dedup.log.shard_file import Damaged, Sealed, name_of, sync_folder
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Location
 
@@ -79,7 +79,7 @@ class SealedFiles:
 
 def write_sealed(folder: Path, writer: str, files: Mapping[Path, Sealed], *, sync: bool) -> None:
     """Write a writer's list, whole or not at all."""
-    listed = {f"{path.parent.name}/{path.name}": list(one) for path, one in sorted(files.items())}
+    listed = {name_of(path): list(one) for path, one in sorted(files.items())}
     target = folder / "sealed" / f"{writer}.json"
     target.parent.mkdir(exist_ok=True)
     draft = target.with_suffix(".part")

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -47,14 +47,23 @@ __all__ = [
     "LogBlock",
     "Sealed",
     "ShardFile",
+    "appended",
     "file_head",
+    "file_name",
+    "files_of_log",
     "fitting",
     "frame_bytes",
     "frames",
     "frames_between",
+    "name_of",
     "read_block",
     "read_payload",
+    "shard_files",
+    "shard_folder",
+    "shard_of",
 ]
+
+L = TypeVar("L", Path, Location)
 
 Damaged = Literal["raise", "skip"]
 """What a reader does with damage: an error that names file and offset, or only what is whole."""
@@ -67,6 +76,8 @@ CRC = struct.Struct("<I")
 TRAILER = struct.Struct("<QQ32s")
 FILE_BYTES = FILE.size + CRC.size
 FRAME_BYTES = FRAME.size + CRC.size
+SHARD = "shard-"
+"""The begin of the name of a log shard's folder, before its number."""
 
 
 class Sealed(NamedTuple):
@@ -99,6 +110,36 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}, byte {self.offset:,}"
+
+
+def shard_folder(shard: int) -> str:
+    """The folder of a log shard, within the log's."""
+    return f"{SHARD}{shard:05}"
+
+
+def file_name(shard: int, writer: str) -> str:
+    """The name of a writer's file of a log shard, within the log's folder."""
+    return f"{shard_folder(shard)}/{writer}.log"
+
+
+def name_of(file: Location) -> str:
+    """The `file_name` of a file."""
+    return f"{file.parent.name}/{file.name}"
+
+
+def shard_of(file: Location) -> int:
+    """The log shard that a file is of, by its name."""
+    return int(file.parent.name[len(SHARD) :])
+
+
+def shard_files(folder: L, shard: int) -> list[L]:
+    """The files of a log shard, one per writer."""
+    return sorted((folder / shard_folder(shard)).glob("*.log"))
+
+
+def files_of_log(folder: L, writer: str = "*") -> Iterator[L]:
+    """The files of all log shards: of one writer, or of all."""
+    return iter(folder.glob(f"{SHARD}*/{writer}.log"))
 
 
 def file_head(shard: int) -> bytes:
@@ -326,16 +367,22 @@ class ShardFile:
         return Sealed(self._end, self._blocks, self._messages, self._headers.hexdigest())
 
     def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError:  # a full disk
-            with contextlib.suppress(OSError):
-                os.truncate(self._file, self._end)
-                os.lseek(self._file, self._end, os.SEEK_SET)
-            raise
-        self._end += len(data)
+        self._end = appended(self._file, data, self._end)
+
+
+def appended(file: int, data: bytes, end: int) -> int:
+    """The end of an open file of `end` bytes, with the data behind them; where that fails, as on a
+    full disk, the file is as it was before."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(file, end)
+            os.lseek(file, end, os.SEEK_SET)
+        raise
+    return end + len(data)
 
 
 def sync_folder(folder: Path) -> None:

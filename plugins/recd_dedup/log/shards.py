@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, get_args
 from zlib import crc32
 
 import numpy as np
@@ -42,10 +42,15 @@ from recd_dedup.log.shard_file import (
     LogBlock,
     Sealed,
     ShardFile,
+    file_name,
+    files_of_log,
     fitting,
     frames,
     frames_between,
+    name_of,
     read_block,
+    shard_files,
+    shard_folder,
 )
 from recd_plugins.api import Config, Context, DataError, Range
 from recd_plugins.api.data import MESSAGES, Cuts, Location, LogRoute, Placed
@@ -59,12 +64,10 @@ __all__ = [
     "message_shards",
     "routed",
     "session_shards",
-    "shard_files",
 ]
 
 LOG = logging.getLogger(__name__)
 NAME = "manifest.json"
-L = TypeVar("L", Path, Location)
 FORMAT = 1
 
 
@@ -113,7 +116,7 @@ class Manifest:
     def check(self, folder: Location) -> None:
         """`DataError` where the folder's log is another than this."""
         there = Manifest.of(folder)
-        if there is None and (lost := next(folder.glob("shard-*/*.log"), None)):
+        if there is None and (lost := next(files_of_log(folder), None)):
             raise DataError(
                 f"{folder / NAME}: is not there, and {lost} is: how many shards the log has, and "
                 f"how it is routed, is lost. Restore it from a copy."
@@ -254,7 +257,7 @@ class ZstdShards:
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
         damaged = self.config.damaged
-        sealed = self._sealed.of(_folder_of(self.folder, shard).name, damaged)
+        sealed = self._sealed.of(shard_folder(shard), damaged)
         files = [
             self._frames(file, shard, sealed.get(file)) for file in shard_files(self.folder, shard)
         ]
@@ -311,7 +314,7 @@ class ZstdShards:
         """Whole blocks, by which all places are cut; those of several files come by their first
         timestamps."""
         begins, ends = places[0], places[-1]
-        damaged, folder = self.config.damaged, _folder_of(self.folder, shard)
+        damaged, folder = self.config.damaged, self.folder / shard_folder(shard)
         files = [
             frames_between(self.folder / name, shard, begins.get(name, 0), end, damaged)
             for name, end in sorted(ends.items())
@@ -321,7 +324,7 @@ class ZstdShards:
             for frame in heapq.merge(*files, key=lambda frame: frame.first):
                 messages = read_block(frame, damaged)
                 if messages is not None:
-                    yield Placed(f"{folder.name}/{frame.file.name}", frame.offset, messages)
+                    yield Placed(name_of(frame.file), frame.offset, messages)
                 elif damaged == "raise":
                     raise DataError(
                         f"{frame}: was whole before, and is not now. Take it from a copy."
@@ -410,19 +413,10 @@ class ZstdShards:
         if shard not in self._files:
             if not self._files:
                 self._manifest.settle(self.folder)
-            path = _folder_of(self.folder, shard) / f"{self._writer}.log"
+            path = self.folder / file_name(shard, self._writer)
             self._files[shard] = ShardFile(path, shard, self.config.fsync)
         self._files[shard].append(block.packed(self._compressor))
         block.clear()
-
-
-def shard_files(folder: L, shard: int) -> list[L]:
-    """The files of a shard, one per writer."""
-    return sorted(_folder_of(folder, shard).glob("*.log"))
-
-
-def _folder_of(folder: L, shard: int) -> L:
-    return folder / f"shard-{shard:05}"
 
 
 def check_messages(messages: pa.RecordBatch) -> None:

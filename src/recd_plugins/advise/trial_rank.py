@@ -5,19 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recd_plugins.config.whole_file import write_whole
-from recd_plugins.errors import RecdError
-from recd_plugins.launch.environment import die_with_parent
-from recd_plugins.notices import hide_warnings
+from recd_plugins.trainer.tuning.trial_rank import write_found
 
 if TYPE_CHECKING:
     import torch
@@ -92,17 +86,9 @@ def main() -> None:
     parser.add_argument("--held", type=int, required=True)
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("sides", type=json.loads)
-    arguments = parser.parse_args()
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
-    hide_warnings()
-    try:
-        found = turns(arguments.sides, arguments.rounds, arguments.steps, arguments.held)
-    except RecdError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    if os.environ["RANK"] == "0":
-        write_whole(arguments.into, json.dumps(found))
+    options = vars(parser.parse_args())
+    into = options.pop("into")
+    write_found(lambda: turns(**options), into)
 
 
 if __name__ == "__main__":

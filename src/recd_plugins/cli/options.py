@@ -6,7 +6,7 @@ import errno
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from recd_plugins.storage.uri import Location, location_of
 if TYPE_CHECKING:
     from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
     from recd_plugins.launch.server import RankServer
+    from recd_plugins.stack import Stack
 
 __all__ = [
     "AsJson",
@@ -29,6 +30,7 @@ __all__ = [
     "Overrides",
     "RegistryFile",
     "TableFolder",
+    "loaded",
     "location_argument",
     "opened_table",
     "path_argument",
@@ -113,6 +115,17 @@ def opened_table(path: Location, registry: Path) -> Table:
     chosen = load(registry).registry.chosen("dataset")
     given = getattr(chosen[0].config, "schema", None) if chosen else None
     return Table.open(path, given if isinstance(given, ForeignSchema) else None)
+
+
+def loaded(registry: Path, overrides: Sequence[str]) -> Stack:
+    """The stack of a registry with a dataset and a model: it says that one lacks before any work is
+    done for it."""
+    from recd_plugins.stack import load
+
+    stack = load(registry, overrides)
+    for slot in ("dataset", "model"):
+        stack.registry.one(slot)
+    return stack
 
 
 @contextmanager

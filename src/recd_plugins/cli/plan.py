@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    loaded,
+    progress,
+    reported,
+)
 from recd_plugins.cli.written import PICTURES, check_writable
 from recd_plugins.config.whole_file import whole_file
 from recd_plugins.notices import hide_other_warnings
@@ -76,13 +84,10 @@ def plan(
     Tables are profiled on the train split, which is prepared first if it is not there.
     """
     with reported(debug):
-        from recd_plugins.stack import load
-
-        stack = load(registry, overrides_with_ranks(overrides, ranks))
-        for slot in ("dataset", "model"):
-            stack.registry.one(slot)  # named before any work is done for it
+        given = overrides_with_ranks(overrides, ranks)
+        stack = loaded(registry, given)
         if ranks is not None and (misfit := _streams_misfit(stack)):
-            stack = load(registry, [*overrides_with_ranks(overrides, ranks), "reader.streams=null"])
+            stack = loaded(registry, [*given, "reader.streams=null"])
             print(f"note: {misfit} Planned with a stream for each.", file=sys.stderr)
         check_writable(save, "--save")
         check_writable(save_profile, "--save-profile")

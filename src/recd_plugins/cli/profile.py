@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, progress, reported
+from recd_plugins.cli.options import (
+    AsJson,
+    Debug,
+    Overrides,
+    RegistryFile,
+    loaded,
+    progress,
+    reported,
+)
 from recd_plugins.cli.written import check_writable
 
 if TYPE_CHECKING:
@@ -81,7 +89,6 @@ def profile(
         from recd_plugins.errors import RegistryError
         from recd_plugins.planning.explain.words import in_share
         from recd_plugins.planning.model_tables import model_tables
-        from recd_plugins.stack import load
 
         if trace is None and places:
             raise RegistryError("--table: says where a trace has a table. Name one by --trace.")
@@ -89,9 +96,7 @@ def profile(
             option = "--per-feature" if per_feature else "--rank"
             raise RegistryError(f"{option}: a trace has tables alone. Leave it out.")
         check_writable(save, "--save")
-        stack = load(registry, overrides or ())
-        for slot in ("dataset", "model"):
-            stack.registry.one(slot)
+        stack = loaded(registry, overrides or ())
         with progress() as show:
             stack.prepare(show)
         tables = model_tables(stack.model())

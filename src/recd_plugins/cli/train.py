@@ -15,6 +15,7 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
+    loaded,
     progress,
     reported,
     server_of_ranks,
@@ -49,15 +50,11 @@ def train(
     """
     changes = list(overrides or ())
     with reported(debug), server_of_ranks() as server:
-        from recd_plugins.stack import load
-
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")
         if profile:
             changes.append("train.profile_steps=5")
-        stack = load(registry, changes)
-        for slot in ("dataset", "model"):
-            stack.registry.one(slot)  # named before any work is done for it
+        stack = loaded(registry, changes)
         if "RANK" in os.environ:
             _be_a_rank(stack, resume)
             return

@@ -18,6 +18,7 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
+    loaded,
     progress,
     reported,
     server_of_ranks,
@@ -74,14 +75,10 @@ def batch(
     the CPU what a rank's resident set peaks above its level before the first step.
     """
     with reported(debug), server_of_ranks() as server:
-        from recd_plugins.stack import load
-
         changes = list(overrides or ())
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")
-        stack = load(registry, changes)
-        for slot in ("dataset", "model"):
-            stack.registry.one(slot)
+        stack = loaded(registry, changes)
         with progress() as show:
             stack.prepare(show)
         stack.check()

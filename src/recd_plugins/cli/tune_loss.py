@@ -17,6 +17,7 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
+    loaded,
     progress,
     reported,
     server_of_ranks,
@@ -78,12 +79,8 @@ def loss(
     training shows which is best. Learning rates are the registry's for all of them.
     """
     with reported(debug), server_of_ranks() as server:
-        from recd_plugins.stack import load
-
         changes = list(overrides or ())
-        stack = load(registry, changes)
-        for slot in ("dataset", "model"):
-            stack.registry.one(slot)
+        stack = loaded(registry, changes)
         with progress() as show:
             stack.prepare(show)
         stack.check()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from recd_plugins.config import Config, Range, parse
+from recd_plugins.config import Config, Range
 from recd_plugins.data.schema import (
     Fill,
     Label,
@@ -24,7 +24,7 @@ from recd_plugins.data.schema import (
     check_unique,
     first_label,
 )
-from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
+from recd_plugins.errors import DataError, RegistryError, nearest
 from recd_plugins.storage.uri import Location
 
 __all__ = ["DateDigits", "DenseColumn", "ForeignFeature", "ForeignSchema", "TimeUnit"]
@@ -224,14 +224,6 @@ class ForeignSchema(Config):
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"), default=str)
-
-    @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> ForeignSchema:
-        try:
-            options: Mapping[str, Any] = json.loads(text)
-            return parse(cls, options, f"{where}: schema")
-        except (RecdError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{where}: its schema cannot be read: {error}") from error
 
     @property
     def _floats(self) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from recd_plugins.data.coalesced_reads import coalesced
 from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
-from recd_plugins.data.nearby import coalesced
 from recd_plugins.data.parquet_file import first_byte
 from recd_plugins.errors import DataError
 from recd_plugins.naming.patterns import matching

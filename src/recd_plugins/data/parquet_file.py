@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
+from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
-from recd_plugins.data.nearby import Nearby
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri
 
@@ -125,11 +125,11 @@ class OpenedFile(pq.ParquetFile):
     ) -> None:
         self.location = location
         self.partitions = {} if facts is None else dict(facts.partitions)
-        self._near = None if source is None else Nearby(location, source)
+        self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
         super().__init__(
-            location if self._near is None else pa.PythonFile(self._near, mode="r"),
-            buffer_size=buffer_size if self._near is None else 0,
+            location if self._fetched is None else pa.PythonFile(self._fetched, mode="r"),
+            buffer_size=buffer_size if self._fetched is None else 0,
             metadata=footer.metadata,
             page_checksum_verification=True,
         )
@@ -139,17 +139,17 @@ class OpenedFile(pq.ParquetFile):
     ) -> pa.Table:
         """Columns of the file, and of its partitions."""
         own = self._own(columns)
-        if self._near is not None:
+        if self._fetched is not None:
             began = time.perf_counter()
-            self._near.fetch(_spans(self.metadata, i, own))
+            self._fetched.fetch(_spans(self.metadata, i, own))
             self._io += time.perf_counter() - began
         rows = super().read_row_group(i, own, *args, **options)
         return self._with_partitions(rows, columns)
 
     def close(self, force: bool = False) -> None:
         super().close(force)
-        if self._near is not None:
-            self._near.close()
+        if self._fetched is not None:
+            self._fetched.close()
 
     def io_seconds(self) -> float:
         """The seconds that reading bytes took since this was asked last."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
 from recd_plugins.naming.patterns import check_patterns, fitting
+from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
@@ -173,13 +174,11 @@ def _tables(
 def _features(module: nn.Module) -> tuple[Mapping[str, Sequence[str]], bool]:
     """The features of each table of the collection that a module is, or has inside, and whether
     that is one of sequences."""
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.embedding_modules import EmbeddingCollection
 
-    for part in module.modules():
-        if isinstance(part, EmbeddingCollection):
-            return {one.name: one.feature_names for one in part.embedding_configs()}, True
-        if isinstance(part, EmbeddingBagCollection):
-            return {one.name: one.feature_names for one in part.embedding_bag_configs()}, False
+    for _, part, configs in embedding_collections(module):
+        features = {one.name: one.feature_names for one in configs}
+        return features, isinstance(part, EmbeddingCollection)
     return {}, False
 
 

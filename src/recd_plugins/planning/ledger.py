@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
@@ -281,6 +281,28 @@ class Ledger:
             Lane.of(self._home, cluster, self.home_calls),
             Lane.of(self._copied, cluster, self.replica_calls),
         )
+
+    @property
+    def handed_over(self) -> float:
+        """The bytes that a rank hands to torch's collectives in a step, on average; all of an
+        operand counts, what stays on the rank too.
+
+        But of the sums of replicas' gradients, which its node gathers, a rank hands over its share
+        for each other rank, (W - 1) v r / W of the v r that they are priced for; v = appears(B U).
+        """
+        total = self.cost.exchanged
+        if self.prices.cluster.ranks_per_node == 1 or self.prices.reduce == "dense":
+            return total
+        return total - sum(map(self._own_share, self.tables.values()))
+
+    def _own_share(self, one: TableLedger) -> float:
+        """v r / W: the sums of a table's replicas that stay on the rank."""
+        taken, cluster = one.sizes.replicated, self.prices.cluster
+        if one.sizes.as_torchrec or not taken:
+            return 0.0
+        rows = one.table.rows.part(0, taken)
+        summed = rows.counts @ appears(rows.presence, self.prices.batch_size * cluster.world_size)
+        return float(summed) * one.table.width / cluster.ranks_per_node
 
     @cached_property
     def _home(self) -> Cost:

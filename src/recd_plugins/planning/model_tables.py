@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.table_sizes import SequenceTable
 
@@ -70,15 +71,12 @@ def model_tables(
     `where` opens the error if one fits none.
     """
     from torchrec.modules.embedding_configs import data_type_to_dtype
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
     found = {}
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingCollection):
-            configs = module.embedding_configs()
-        elif isinstance(module, EmbeddingBagCollection) and pooled:
-            configs = module.embedding_bag_configs()
-        else:
+    for path, module, configs in embedding_collections(model):
+        bags = isinstance(module, EmbeddingBagCollection)
+        if bags and not pooled:
             continue
         # An adapted model's collections have parts, and shares of unique samples.
         shares: Mapping[str, float] = getattr(module, "unique_shares", {})
@@ -91,7 +89,7 @@ def model_tables(
                 name=config.name,
                 module=path,
                 part=part,
-                pooled=isinstance(module, EmbeddingBagCollection),
+                pooled=bags,
                 num_rows=config.num_embeddings,
                 dim=config.embedding_dim,
                 element_bytes=data_type_to_dtype(config.data_type).itemsize,
@@ -100,7 +98,7 @@ def model_tables(
                     shares.get(feature, 1.0) if padded is None else padded
                     for feature in config.feature_names
                 )
-                if isinstance(module, EmbeddingBagCollection)
+                if bags
                 else 0,
             )
     kind = "table" if pooled else "table of sequences"

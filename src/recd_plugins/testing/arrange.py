@@ -20,8 +20,9 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.registry.settings import OptimizerSettings
 
 __all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]
@@ -92,10 +93,7 @@ class BySharding:
 
 def tables_of(model: nn.Module) -> dict[str, list[str]]:
     """The names of the tables of each embedding module, by the module's path."""
-    tables = {}
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            tables[path] = [config.name for config in module.embedding_bag_configs()]
-        elif isinstance(module, EmbeddingCollection):
-            tables[path] = [config.name for config in module.embedding_configs()]
-    return tables
+    return {
+        path: [config.name for config in configs]
+        for path, _, configs in embedding_collections(model)
+    }

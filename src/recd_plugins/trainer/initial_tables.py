@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.distributed.types import ShardedTensor
 
+from recd_plugins.planning.embedding_collections import embedding_collections
+
 __all__ = ["initialise_tables", "table_initialisers", "table_name"]
 
 BLOCK = 8192
@@ -21,15 +23,8 @@ Initialise = Callable[[Tensor], object]
 def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
     """The function that each table of an unsharded model starts by: its `init_fn`, or TorchRec's
     uniform range."""
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-
     initialisers: dict[str, Initialise] = {}
-    for module in model.modules():
-        configs = []
-        if isinstance(module, EmbeddingBagCollection):
-            configs = module.embedding_bag_configs()
-        elif isinstance(module, EmbeddingCollection):
-            configs = module.embedding_configs()
+    for _, _, configs in embedding_collections(model):
         for config in configs:
             low, high = config.get_weight_init_min(), config.get_weight_init_max()
             initialisers[config.name] = config.init_fn or partial(

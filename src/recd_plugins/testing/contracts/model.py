@@ -6,9 +6,9 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.slots import ModelRecord
 from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.contracts.subject import Subject
@@ -65,16 +65,11 @@ def check_model(subject: Subject) -> None:
 def _check_tables(subject: Subject, model: nn.Module) -> None:
     schema = subject.context.require_schema()
     largest: dict[str, int] = {}
-    for module in model.modules():
-        configs = []
-        if isinstance(module, EmbeddingBagCollection):
-            configs = module.embedding_bag_configs()
-        elif isinstance(module, EmbeddingCollection):
-            configs = module.embedding_configs()
+    for _, module, configs in embedding_collections(model):
         for config in configs:
             for feature in config.feature_names:
                 largest[feature] = config.num_embeddings
-        for parameter in module.parameters() if configs else ():
+        for parameter in module.parameters():
             subject.hold(
                 parameter.device.type == "meta",
                 f"its tables must be on the meta device, but one is on {parameter.device}",

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.sample import Spread
-from recd_plugins.planning.handed_over import handed_over
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
@@ -192,7 +191,7 @@ class Facts:
         one = Beside(
             what=f"bytes of collectives, a rank and step ({', '.join(traffic)})",
             unit="bytes",
-            forecast=handed_over(ledger) + dense,
+            forecast=ledger.handed_over + dense,
             fact=sum(traffic.values()),
         )
         note = (

@@ -10,7 +10,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.notices import hide_warnings
 
-__all__ = ["OUT_OF_MEMORY", "trial"]
+__all__ = ["OUT_OF_MEMORY", "trial", "write_found"]
 
 OUT_OF_MEMORY = "out-of-memory-"
 """How the name of a file starts by which a rank reports that memory did not suffice."""
@@ -139,25 +139,22 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=None)
     parser.add_argument("--window", type=int, default=1)
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    options = vars(parser.parse_args())
+    write_found(lambda: trial(**options), options["into"] / "trial.json")
+
+
+def write_found(find: Callable[[], Any], file: Path) -> None:
+    """As a rank that ends with its parent: find something, which rank 0 writes as JSON."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
     hide_warnings()
     try:
-        found = trial(
-            arguments.registry,
-            arguments.overrides,
-            steps=arguments.steps,
-            budget=arguments.budget,
-            into=arguments.into,
-            until=arguments.until,
-            window=arguments.window,
-        )
+        found = find()
     except RecdError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if os.environ["RANK"] == "0":
-        write_whole(arguments.into / "trial.json", json.dumps(found))
+        write_whole(file, json.dumps(found))
 
 
 if __name__ == "__main__":

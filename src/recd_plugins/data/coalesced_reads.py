@@ -1,4 +1,4 @@
-"""Reads of a file: what lies near is read in one request, several requests at a time.
+"""Coalesced reads of a file: what lies near is read in one request, several requests at a time.
 
 A request costs the same time as many bytes do, so a gap between two columns is read over where it
 is smaller than that. Arrow reads from what was fetched.
@@ -16,7 +16,7 @@ from typing import Any
 
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["HOLE", "MOST", "Nearby", "coalesced"]
+__all__ = ["HOLE", "MOST", "FetchedFile", "coalesced"]
 
 HOLE, MOST = 1 << 20, 16 << 20
 """Bytes: 20 ms a request at 50 to 100 MB/s are as much as 1 to 2 MiB; an I/O has no more than the
@@ -27,7 +27,7 @@ AT_ONCE = 16
 """Requests that go on at a time, of a process."""
 
 
-class Nearby(io.RawIOBase):
+class FetchedFile(io.RawIOBase):
     """A file that answers from the spans that `fetch` brought, and else asks for what it is."""
 
     def __init__(self, file: Location, source: Any) -> None:

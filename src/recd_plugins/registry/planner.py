@@ -1,0 +1,151 @@
+"""The planner that a registry chose: what it is to know, and whose sharders it plans for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.planning.planner_bases import OrdersBatches, TakesContext
+from recd_plugins.planning.sharders import (
+    check_planned,
+    check_registry_agrees,
+    default_sharders,
+)
+from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.contexts import Contexts
+from recd_plugins.slots import Loader, Planner
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder
+
+    from recd_plugins.planning.access.trainer_batches import TrainerBatches
+
+__all__ = ["RegistryPlanner"]
+
+
+class RegistryPlanner:
+    """A registry's planner, built once, when it is asked for."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        contexts: Callable[[], Contexts],
+        read: Callable[[int, int], Loader],
+    ) -> None:
+        """`read(rank, world_size)` reads the registry's own dataset."""
+        self._registry, self._contexts, self._read = registry, contexts, read
+        self._planner: Planner | None = None
+        self._sharders: list[ModuleSharder[nn.Module]] | None = None
+        """The trainer's own, once it has given them."""
+        self._model: ReferenceType[nn.Module] | None = None
+        """The model that was planned last."""
+        self._known: dict[str, Any] = {}
+        self.planned = False
+        """Whether there is a plan."""
+
+    @property
+    def choice(self) -> Choice:
+        """The choice that plans: a cache stands in front of the sharding slot's planner."""
+        registry = self._registry
+        return registry.one("cache" if registry.chosen("cache") else "sharding")
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """The facts that a plan is made by beside the registry, in the words of `Context`."""
+        return self._known
+
+    def planner(self) -> Planner:
+        """The planner, which reads as many ranks as are to train, unless it is told otherwise."""
+        if self._planner is None:
+            if not self._known:
+                self.read_by_registry(0, self._registry.train.ranks)
+            self._planner = self._contexts().planner(self.choice)
+        return self._planner
+
+    def planner_by_now(self) -> Planner:
+        """The planner, which knows what is known now."""
+        planner: object = self._planner
+        if isinstance(planner, TakesContext):
+            planner.take(self._contexts().planning(self.choice))
+        elif "batch_size" in self._known and not isinstance(planner, OrdersBatches):
+            self._planner = None  # it was built before the trainer's batches were known
+        return self.planner()
+
+    def know(self, **facts: Any) -> None:
+        """Facts beside those that are known."""
+        self._known.update(facts)
+
+    def read_by_registry(self, rank: int, world_size: int) -> None:
+        """From now on it knows what this rank reads of the registry's dataset, if it has one."""
+        reads = self._registry.has_dataset
+        self._known = {"batches": (lambda: self._read(rank, world_size)) if reads else None}
+
+    def read_by_trainer(self, brought: TrainerBatches) -> None:
+        """From now on it knows what the trainer brought."""
+        self._known = {
+            "batches": brought.batches,
+            "features": brought.features,
+            "profile": brought.profile,
+            "batch_size": self._batch_size(brought),
+        }
+
+    def plan_for(
+        self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]] | None
+    ) -> None:
+        """`model` is planned next, with these sharders, or with those of before;
+        `RegistryError` where registry.yaml says another optimizer of tables."""
+        if sharders is not None:
+            self._sharders = list(sharders)
+        self._check_agrees(model, self.sharders())
+        self._model = ref(model)
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """The trainer's own sharders, or what TorchRec would take where it names none."""
+        if self._sharders is None:
+            named = self._options_of_tables
+            self._sharders = self.default_sharders() if named else default_sharders()
+        return self._sharders
+
+    def take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
+        """The trainer's own, which a plan may have been made without."""
+        model = None if self._model is None else self._model()
+        if model is not None:
+            check_planned(model, self.sharders(), mine)
+            self._check_agrees(model, mine)
+        self._sharders = mine
+
+    def train_by_registry(self) -> None:
+        """Where the trainer named no sharders, tables train as `train.optimizer` says."""
+        if self._sharders is None:
+            self._sharders = self.default_sharders()
+
+    def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
+        default."""
+        return default_sharders(self._registry.train.optimizer.fused_params())
+
+    def _check_agrees(self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
+        settings = self._registry.train.optimizer
+        check_registry_agrees(model, sharders, self._options_of_tables, settings)
+
+    @property
+    def _options_of_tables(self) -> Sequence[str]:
+        """The options of `train.optimizer` that registry.yaml has for tables."""
+        written = self._registry.written("train", "optimizer")
+        return [name for name in written if name.startswith("tables")]
+
+    def _batch_size(self, brought: TrainerBatches) -> int:
+        """Samples of a rank and step: the trainer's batches say it, or else the registry, or the
+        profile."""
+        chosen, found = self._registry.train.batch_size, brought.batch_size
+        if "batch_size" not in self._registry.written("train"):
+            return found or chosen
+        if brought.batches and found and found != chosen:
+            raise RegistryError(
+                f"train.batch_size is {chosen}, but the batches that stack.plan was given have "
+                f"{found} samples. Take it out of registry.yaml: a trainer's batches say it."
+            )
+        return chosen

@@ -1,0 +1,341 @@
+"""What the records of the slots build: a protocol, or a base, for each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.messages import Cuts, LogRoute, Placed
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.stats_report import StatsReport
+from recd_plugins.data.table import Progress, Table
+from recd_plugins.errors import PluginError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.optim import Optimizer
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.data.columns import Columns
+    from recd_plugins.planning.topology import Topology
+    from recd_plugins.sparse.groups import Groups
+    from recd_plugins.trainer.training import Training
+
+__all__ = [
+    "Callback",
+    "DedupConverter",
+    "DensePreprocess",
+    "Etl",
+    "Explains",
+    "GrowingLog",
+    "Loader",
+    "LogStore",
+    "OptimizerFactory",
+    "Planner",
+    "Pooling",
+    "PoolingFactory",
+    "Preprocess",
+    "Reader",
+    "TableStats",
+    "check_callback",
+]
+
+
+class LogStore(Protocol):
+    """Raw logs as log shards.
+
+    A service that logs has one in each of its processes and appends; the process that prepares the
+    dataset's tables has one and reads.
+    """
+
+    @property
+    def shards(self) -> int:
+        """The number of log shards."""
+
+    @property
+    def route(self) -> LogRoute:
+        """The rule that decides which log shard a message goes to."""
+
+    def append(self, messages: pa.RecordBatch) -> None:
+        """Add messages (columns `MESSAGES`); they may wait in memory until a block is full."""
+
+    def flush(self) -> None:
+        """Once it returns, readers in any process see all that was appended here."""
+
+    def close(self) -> None:
+        """Flush, and let go of what writing needs."""
+
+    def read(self, shard: int) -> Iterator[pa.RecordBatch]:
+        """The messages of a shard so far: a writer's in its order, writers merged by time."""
+
+    def fingerprint(self) -> str:
+        """Changes with what can be read, so that a stale table is never reused."""
+
+
+@runtime_checkable
+class GrowingLog(LogStore, Protocol):
+    """A `LogStore` that can be read while others write it, by places that stay.
+
+    What it says of the past never changes: however often and whoever asks, the same messages lie
+    between two places.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name by which this log differs from others: its place, its topic."""
+
+    def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
+        """The places about two times, in ms; `begins` are such `before` an earlier time."""
+
+    def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
+        """The messages of a shard from the first such places to the last, always in the same
+        order; none are handed over together that a place in between parts."""
+
+
+class Etl(Protocol):
+    """A step from table to table.
+
+    The first process that asks for the tables runs it, once for each split; all others wait, and
+    later runs find its tables, named by its options.
+    """
+
+    def run(self, table: Table, folder: Path, progress: Progress) -> Table:
+        """Write the result as a table into `folder` and open it."""
+
+
+class TableStats(Protocol):
+    """Measures a table, in the one process of `recd data stats`."""
+
+    def measure(self, table: Table, progress: Progress) -> StatsReport:
+        """Read the table, which may be far larger than memory, and leave it as it is."""
+
+
+class Loader(Protocol):
+    """The batches of one rank, which has a loader of its own for each split."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Go on where the state says, to the epoch's end; iterated again, read the next epoch."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch: equal on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that was yielded last, as JSON takes it.
+
+        Each rank asks after every batch; a checkpoint keeps the states of all ranks.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there. Each rank is given a state of its own before it iterates."""
+
+    def close(self) -> None:
+        """No batch is asked for any more, after an error too: end workers, close files."""
+
+
+class Reader(Protocol):
+    """Opens loaders on a table. Each rank builds one for itself."""
+
+    def loader(
+        self,
+        table: Table,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        split: Split,
+        transform: Callable[[Batch], Batch] | None = None,
+    ) -> Loader:
+        """Rank `rank` of `world_size`; `test` is read in order and whole, never shuffled.
+
+        `transform` holds what `dedup` and `preprocess` do to a batch; the loader applies it.
+        """
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """Says why it is as it is; a `Planner` must, a `DedupConverter` may."""
+
+    def explain(self) -> str:
+        """Why, in words: `recd train`, `recd plan` and `recd explain` print it on rank 0."""
+
+
+class DedupConverter(Protocol):
+    """Takes groups of features out of batches, for `batch.dedup`; may say why (`Explains`).
+
+    Every rank builds one, alike, and its loader converts each batch before it is preprocessed. An
+    attribute `asks`, of "session_id" and "timestamp", brings these along with the features. An
+    attribute `unique_shares`, where there is one, says for each group which share of a batch's
+    samples is unique; an adapted model sizes its tables' parts by it.
+    """
+
+    @property
+    def groups(self) -> Groups:
+        """The features that it takes, and which together; none: batches stay as they are."""
+
+    def convert(self, features: Columns) -> Any:
+        """Make `batch.dedup`: the B samples of these features, all that it takes."""
+
+
+class Preprocess(Protocol):
+    """A transform of jagged features, row by row.
+
+    Every rank builds one, alike, and its loader applies it to each batch, after `dedup`: a feature
+    that is deduplicated is transformed once for each unique sample. Where features keep their
+    names, each is transformed by itself: those that nobody needs may be left out. An attribute
+    `takes` names the features where options of its own do so, in the place of `features:`.
+    """
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The features that registry.yaml names, row for row: other ids, or other features."""
+
+    def schema(self, schema: Schema) -> Schema:
+        """The schema of the features that come out, in the order of their keys.
+
+        `schema.replace([feature])` says another num_ids, `schema.add([feature])` a new feature,
+        whose name must be free; those that are not returned are gone. Where features are
+        deduplicated, those that become new ones together must be in one feature group, and the new
+        ones join it.
+        """
+
+
+class DensePreprocess(Protocol):
+    """A transform of dense columns, sample by sample, in the place of a `Preprocess`.
+
+    An attribute `dense = True` says so: `features:` then names dense columns.
+    """
+
+    def __call__(
+        self, columns: Tensor, schema: Schema
+    ) -> Tensor | KeyedJaggedTensor | tuple[Tensor, KeyedJaggedTensor]:
+        """[B, W] float32, the dense columns of this schema side by side, become dense columns
+        [B, V] float32, features of B rows, or a pair of both: what `schema` says."""
+
+    def schema(self, schema: Schema) -> Schema:
+        """The dense columns and the features that come out, by a schema of the columns alone.
+
+        Columns that it does not return are gone, new ones come behind all, and features behind the
+        sparse ones; their names must be free.
+        """
+
+
+class Planner(Protocol):
+    """Decides where rows go, and brings the sharders that carry it out."""
+
+    def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
+        """A place for every table of the model, whose tables are on the meta device.
+
+        Every rank of `group` calls it once before training, and must return the same plan.
+        """
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """The trainer's own, `context.sharders()`, those wrapped whose modules the plan changes.
+
+        Each rank asks after `plan`. A sharder that is none of the trainer's must have its
+        `fused_params`: these say how tables are trained.
+        """
+
+    def explain(self) -> str:
+        """Why the last plan is what it is, in words; asked on rank 0."""
+
+
+class Pooling(Protocol):
+    """Sequences to vectors; an `nn.Module`, which each rank's model calls in its forward."""
+
+    def __call__(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
+
+        A row of length 0 yields zeros. `query` is the sample's item, which target attention
+        needs. A module that cannot do without says so by an attribute `needs_query = True`:
+        a model then has one for it, or fails to build. `needs_query = False` says that the
+        query is ignored: rows that samples share are then pooled once, whatever they ask. So
+        they are, with a query for each sample, by a method `pool_unique`, if the module has
+        one (`recd_plugins.api.embedding.PoolsUnique`). Of scored ids a model hands over values
+        times weights, to a module alone that says `takes_weights = True`.
+        """
+
+
+PoolingFactory = Callable[[int], "nn.Module"]
+"""Embedding dimension D to a `Pooling` module."""
+
+OptimizerFactory = Callable[["list[nn.Parameter]"], "Optimizer"]
+"""The dense parameters to the torch optimizer that steps them once a step."""
+
+
+EVENTS = ("at_", "before_", "after_", "on_")
+"""How the names of a callback's methods begin that a run calls."""
+
+
+class Callback:
+    """The methods that a run calls as it goes; inherit from it and write those that you need.
+
+    Every rank calls each method at the same step and in the same order, so that a method may use
+    collectives. Callbacks are called in the order of registry.yaml, `after_step` in the reverse
+    one. What one keeps from step to step is in its `state_dict`, or a resumed run differs.
+    """
+
+    def at_start(self, training: Training) -> None:
+        """The model is sharded, and no step is trained; a resumed run loads the state next."""
+
+    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
+        """The batch to train or evaluate in place of the one that was read.
+
+        The pipeline reads up to three steps ahead, so it depends on the batch alone. Its features
+        stay those of the schema; what planners count of batches is counted before.
+        """
+        return batch
+
+    def before_step(self, training: Training) -> None:
+        """Between two steps: learning rates may be set, replicas may move."""
+
+    def before_update(self, training: Training) -> None:
+        """After backward: dense gradients are summed over the ranks, and not applied yet.
+
+        The tables' are: their fused optimizers update rows within backward.
+        """
+
+    def after_step(self, training: Training) -> None:
+        """The step is trained; `training.outputs` and `training.batch` are its own."""
+
+    def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
+        """Every `train.log_every` steps: all ranks' metrics, to which more may be added."""
+
+    def after_evaluation_step(self, training: Training) -> None:
+        """A batch of the test split is evaluated; `training.outputs` are its own."""
+
+    def on_evaluation(self, training: Training, metrics: dict[str, float]) -> None:
+        """All ranks' metrics on the test split, to which more may be added."""
+
+    def on_checkpoint(self, training: Training) -> None:
+        """A checkpoint is about to be written, with this callback's state."""
+
+    def at_end(self, training: Training, summary: dict[str, Any]) -> None:
+        """The last step is trained and evaluated; the run's summary, to which more may be added."""
+
+    def close(self) -> None:
+        """The run is over, by an error too: give back what you hold. No collectives here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, as JSON takes it; numbers come back to the bit."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state that a checkpoint of this rank has."""
+
+
+def check_callback(callback: Any, where: str) -> None:
+    """`PluginError` unless it is a `Callback` whose methods a run would call."""
+    kind = type(callback).__name__
+    if not isinstance(callback, Callback):
+        raise PluginError(
+            f"{where}: {kind} is no Callback. Inherit from recd_plugins.api.Callback."
+        )
+    known = [name for name in vars(Callback) if name.startswith(EVENTS)]
+    for name in dir(callback):
+        if name.startswith(EVENTS) and name not in known:
+            raise PluginError(f"{where}: nothing calls {kind}.{name}; {nearest(name, known)}")
