@@ -286,9 +286,9 @@ class Stack:
             ordered = planner.order(loader, rank, world_size)
         if ordered is not loader:
             raise CapabilityError(
-                f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of an epoch "
-                "into an order of its own, and a dataset that grows has no such epochs. Switch "
-                "that off (`cache.hot_batches: false`)."
+                f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of "
+                "an epoch into an order of its own, and a dataset that grows has no such epochs. "
+                "Switch that off (`cache.hot_batches: false`)."
             )
         return loader
 

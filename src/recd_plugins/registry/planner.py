@@ -58,7 +58,7 @@ class RegistryPlanner:
         return self._known
 
     def planner(self) -> Planner:
-        """The planner, which reads as many ranks as are to train, unless it is told otherwise."""
+        """The planner, which reads as many ranks as are to train, unless it knows better."""
         if self._planner is None:
             if not self._known:
                 self.read_by_registry(0, self._registry.train.ranks)

@@ -31,7 +31,7 @@ from recd_plugins.slots.builds import (
 from recd_plugins.slots.context import Context
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import nn  # noqa: F401  # the base of ModelRecord names it
 
 __all__ = [
     "HOST_USES",
