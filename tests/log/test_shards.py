@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from raw_messages import everything, messages_of, numbered, rows_of
 
 from recd_dedup.hashing import mix
+from recd_dedup.log.marks import lives
 from recd_dedup.log.shard_file import shard_files
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, build_zstd_shards
 from recd_plugins.errors import DataError
@@ -211,18 +212,23 @@ def test_processes_write_at_once_and_a_fork_leaves_what_waits_to_its_parent(tmp_
 
 
 @pytest.mark.slow
-def test_a_killed_writer_leaves_whole_blocks(tmp_path):
-    code = SETUP + "write(0, 5)\nprint('writing', flush=True)\nwrite(5, 10**9)"
+def test_a_killed_writer_leaves_whole_blocks_and_no_lock_to_what_it_forked(tmp_path):
+    fork = "if not os.fork():\n    print('writing', flush=True)\n    sys.stdin.read()\n"
+    code = SETUP + f"write(0, 5)\n{fork}    os._exit(0)\nwrite(5, 10**9)"
     arguments = [sys.executable, "-c", code, str(tmp_path)]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout:
+    assert process.stdin is not None
+    with process.stdout, process.stdin:  # until then what it forked is there
         process.stdout.readline()
+        (marks,) = (tmp_path / "marks").glob("*.log")
+        assert lives(marks)
         deadline = time.monotonic() + 120
         while len(everything(opened(tmp_path))) < 500 and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=120)
+        assert not lives(marks)
     left = everything(opened(tmp_path))
     assert len(left) >= 500
     for shard in range(4):

@@ -30,7 +30,10 @@ FOLDER = "marks"
 
 
 class WriterMarks:
-    """The marks that one writer appends; its lock ends with it, however it ends."""
+    """The marks that one writer appends; its lock ends with it, however it ends.
+
+    A process that is forked from the writer's does not hold it, and adds nothing.
+    """
 
     def __init__(self, folder: Path, writer: str) -> None:
         """`folder` is the log's."""
@@ -42,6 +45,7 @@ class WriterMarks:
         self._file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         draft.rename(marks / f"{writer}.log")
+        _OPEN.add(self)
 
     def add(self, time: int, ends: Mapping[int, int]) -> None:
         """A mark; where the disk is full, the file is as it was before."""
@@ -50,7 +54,21 @@ class WriterMarks:
         self._end = appended(self._file, data, self._end)
 
     def close(self) -> None:
-        os.close(self._file)
+        if self in _OPEN:
+            _OPEN.remove(self)
+            os.close(self._file)
+
+
+_OPEN: set[WriterMarks] = set()
+
+
+def _leave_to_parent() -> None:
+    """A fork shares the lock, and would seem to be the writer once that is killed."""
+    for marks in list(_OPEN):
+        marks.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def lives(file: Location) -> bool:

@@ -398,7 +398,6 @@ class ZstdShards:
     def _leave_to_parent(self) -> None:
         """Forget, after a fork, what waits and the files: they are the parent's to write."""
         if self._process != os.getpid():
-            self._end_marks()  # the parent's lock stays, for its own descriptor is open
             self._start_writing()
 
     def _write_all(self) -> None:
