@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+    from recd_plugins.data.growing import Together
     from recd_plugins.data.transform import Conversion
     from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
@@ -85,6 +86,8 @@ class Stack:
         their gradients takes."""
         self.waiting: Callable[[str], None] = lambda what: None
         """Hears, several times a second, what batches are waited for."""
+        self.together: Together = bool
+        """Agrees with the other ranks that a period is closed; may raise what ends the wait."""
         self.ordered = False
         """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)
@@ -254,9 +257,11 @@ class Stack:
 
         def opened(number: int) -> OpenPeriod | None:
             self.waiting(f"period {number}")
-            period = periods.wait(number, speaks=rank == 0)
+            together = self.together if at is None else bool
+            period = periods.wait(number, speaks=rank == 0, together=together)
             if period is None:
                 return None
+            periods.hold(number, period)
             self.waiting(f"the tables of period {number}")
             tables = self._features.read_of(periods.tables(period))
             lacks = split == "train" and not tables.train.num_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +28,7 @@ from recd_plugins.data.growing import NotClosed, closed_period
 from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
+from recd_plugins.stack import load
 from recd_plugins.testing.conformance import check_record
 
 SESSIONS = SessionsConfig(samples=1_200, concurrent_sessions=40)
@@ -304,3 +306,25 @@ def test_a_position_at_a_periods_end_names_what_was_read():
     assert [*loader] == ["a", "b"]
     with pytest.raises(DataError, match=r"period 0 is not what it was .* digest 0, and is other"):
         PeriodLoader(opens, lambda number: "other").load_state_dict(state)
+
+
+def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages):
+    write(tmp_path, messages, 0, lambda: None, kill=False)
+    config = periods_of(opened(tmp_path), tmp_path, rows).config
+    growing = {"use": "growing_log", "keep": 1, "join": dataclasses.asdict(JOIN)}
+    growing |= {"schema": json.loads(SESSIONS.schema.to_json()), "ends_when_sealed": True}
+    growing |= {"origin": config.origin, "period_ms": config.period_ms}
+    log = {"use": "zstd_shards", "folder": str(tmp_path / "log"), "shards": 3}
+    registry = {"plugins": ["recd_dedup"], "folder": str(tmp_path), "log": log, "dataset": growing}
+    ahead, behind = (load(registry).periods for _ in range(2))
+    tables = []
+    for number in range(5):
+        period = ahead.wait(number)
+        ahead.hold(number, period)
+        tables.append(Path(ahead.tables(period).train.path).parent)
+    behind.hold(1, behind.wait(1))
+    ahead.remove_before(4)
+    assert [folder.exists() for folder in tables] == [True, True, False, True, True]
+    behind.hold(3, behind.wait(3))
+    behind.remove_before(3)
+    assert [folder.exists() for folder in tables] == [True, False, False, True, True]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from recd_plugins.data.growing import NotClosed, closed_period
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.loop import StopSignal
+from recd_plugins.trainer.loop import Stopped, StopSignal
 
 
 def steps_until_stopped(
@@ -65,3 +70,32 @@ def test_without_a_signal_all_go_on(gloo_pool: GlooPool) -> None:
 def test_one_rank_stops_itself(gloo_pool: GlooPool) -> None:
     found = gloo_pool.run(steps_until_stopped, {0: (2, int(signal.SIGINT))}, world_size=1)
     assert found == [(4, True, 1.0)]
+
+
+def looks_at_a_period(closes: Mapping[int, int], asked: Mapping[int, int]) -> tuple[int, Any]:
+    """On a rank: its looks until the wait for a period ended, and what it found, if it was not
+    stopped. `closes[rank]` is the look at which the period is closed there, `asked[rank]` the one
+    at which the rank is sent Ctrl-C."""
+    rank, looks, found = dist.get_rank(), 0, None
+
+    def period(number: int) -> str:
+        nonlocal looks
+        looks += 1
+        if asked.get(rank) == looks:
+            os.kill(os.getpid(), signal.SIGINT)
+        if looks < closes[rank]:
+            raise NotClosed("a writer is silent")
+        return f"period {number}"
+
+    stop, dataset = StopSignal(), SimpleNamespace(period=period, patience=60.0)
+    try:
+        with mock.patch("recd_plugins.data.growing.LOOK_EVERY", 0.0), suppress(Stopped):
+            found = closed_period(dataset, 3, together=stop.together)
+    finally:
+        stop.close()
+    return looks, found
+
+
+def test_ranks_that_wait_for_a_period_go_on_together_and_stop_together(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(looks_at_a_period, {0: 2, 1: 5}, {}) == [(5, "period 3")] * 2
+    assert gloo_pool.run(looks_at_a_period, {0: 2, 1: 99}, {1: 4}) == [(4, None)] * 2

@@ -100,6 +100,11 @@ def test_a_run_on_a_log_that_is_written_is_killed_and_loses_nothing(
     write(4)
     assert sent
     wait_for_step(tmp_path, "runs/killed", steps(4), job)
+    job.send_signal(signal.SIGINT)  # while it waits for the last period
+    out, _ = printed(job.done(DEADLINE))
+    assert "stopped after step" in out
+
+    job = start(tmp_path, "--resume", "train.run=runs/killed")
     write()
     log.close()
     out, _ = printed(job.done(DEADLINE))

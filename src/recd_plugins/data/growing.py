@@ -12,10 +12,13 @@ import pyarrow as pa
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.errors import DataError
 
-__all__ = ["GrowingDataset", "NotClosed", "Period", "Waiting", "closed_period"]
+__all__ = ["GrowingDataset", "NotClosed", "Period", "Together", "Waiting", "closed_period"]
 
 Waiting = Callable[[str], None]
 """Is called again and again while a period is waited for, with what it waits for."""
+
+Together = Callable[[bool], bool]
+"""Is told at each look whether a period is closed here, and says whether it is for all who wait."""
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at what is waited for."""
@@ -70,16 +73,21 @@ class GrowingDataset(Dataset):
 
 
 def closed_period(
-    dataset: GrowingDataset, number: int, waiting: Waiting = lambda what: None
+    dataset: GrowingDataset,
+    number: int,
+    waiting: Waiting = lambda what: None,
+    together: Together = bool,
 ) -> Period | None:
     """The period, once it is closed; none where the data end before it. `DataError` where nothing
     has changed for as long as the dataset has patience."""
     found: tuple[str, object] = ("", None)
     since = time.monotonic()
     while True:
+        period, closed = None, True
         try:
-            return dataset.period(number)
+            period = dataset.period(number)
         except NotClosed as error:
+            closed = False
             if (now := (str(error), error.so_far)) != found:
                 found, since = now, time.monotonic()
             elif time.monotonic() - since > dataset.patience:
@@ -88,5 +96,7 @@ def closed_period(
                     f"{dataset.patience:g} s (dataset.patience): {error}. See whether the writers "
                     "run, or say where the data end."
                 ) from None
+        if together(closed):
+            return period
         waiting(f"period {number}: {found[0]}")
         time.sleep(LOOK_EVERY)

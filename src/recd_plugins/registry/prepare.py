@@ -6,16 +6,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
-from recd_plugins.data.growing import GrowingDataset, NotClosed, Period, Waiting, closed_period
+from recd_plugins.data.growing import (
+    GrowingDataset,
+    NotClosed,
+    Period,
+    Together,
+    Waiting,
+    closed_period,
+)
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning
@@ -76,6 +86,9 @@ class Periods:
         """`waiting` hears, several times a second, what period is waited for, and why."""
         self.dataset = dataset
         self._registry, self._context, self._waiting = registry, context, waiting
+        self._held: dict[int, int] = {}
+        """By period, the descriptor whose lock keeps its tables."""
+        weakref.finalize(self, _give_back, self._held)
 
     @classmethod
     def of(
@@ -89,9 +102,11 @@ class Periods:
             return None
         return cls(registry, context, choice.build(context("dataset")), waiting)
 
-    def wait(self, number: int, *, speaks: bool = False) -> Period | None:
+    def wait(
+        self, number: int, *, speaks: bool = False, together: Together = bool
+    ) -> Period | None:
         """A period, once it is closed; none where the data end before it. One that `speaks` says
-        so as a notice, now and then."""
+        so as a notice, now and then; `together` as of `closed_period`."""
         due = time.monotonic() + SAY_EVERY
 
         def waiting(what: str) -> None:
@@ -101,11 +116,23 @@ class Periods:
                 due = time.monotonic() + SAY_EVERY
                 warnings.warn(f"waiting for {what}", NoticeWarning, stacklevel=2)
 
-        return closed_period(self.dataset, number, waiting)
+        return closed_period(self.dataset, number, waiting, together)
 
     def tables(self, period: Period, progress: Progress = silent) -> Tables:
         """The tables of a period."""
         return _written(self._registry, self._context, period, progress)
+
+    def hold(self, number: int, period: Period) -> None:
+        """Have nobody remove the tables of a period, until one is held that lies more than `keep`
+        periods behind it, or this process ends."""
+        for old in [one for one in self._held if one < number - self.dataset.keep]:
+            os.close(self._held.pop(old))
+        if number not in self._held:
+            file = self._lock_of(period)
+            with contextlib.suppress(OSError):  # nobody removes from where nobody may write
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._held[number] = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+                fcntl.flock(self._held[number], fcntl.LOCK_SH)
 
     def first(self, progress: Progress = silent) -> tuple[int, Tables]:
         """The first period with rows to train, which stands for the dataset."""
@@ -139,18 +166,30 @@ class Periods:
 
     def remove_before(self, number: int) -> None:
         """Remove the tables that lie more than `keep` periods behind this one, but for those of
-        the first period with rows."""
+        the first period with rows, and those that another run holds: it removes them itself."""
         first, _ = self.first()
         for old in range(number - self.dataset.keep - 1, first, -1):
             period = self.wait(old)
             folders = [] if period is None else self._folders(period)
             if not any(folder.exists() for folder in folders):
                 return  # those before it are gone, too
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+            assert period is not None
+            with contextlib.suppress(OSError), self._lock_of(period).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for folder in folders:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _folders(self, period: Period) -> list[Path]:
         return _folders(self._registry, self._registry.one("dataset"), period)
+
+    def _lock_of(self, period: Period) -> Path:
+        tables = self._folders(period)[0]
+        return tables.with_name(f".{tables.name}.lock")
+
+
+def _give_back(held: Mapping[int, int]) -> None:
+    for descriptor in held.values():
+        os.close(descriptor)
 
 
 def there(registry: Registry, context: Callable[[str], Context], path: Location) -> Tables | None:

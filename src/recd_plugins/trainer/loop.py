@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Loop",
     "StopSignal",
+    "Stopped",
     "evaluates_again",
 ]
 
@@ -150,6 +151,7 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Train, to the end or until stopped; the summary."""
         stop = StopSignal()
+        self._stack.together = stop.together
         update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
         try:
             self._watchdog.mark("the start of the callbacks", starting=True)
@@ -160,6 +162,7 @@ class Loop:
         finally:
             update.remove()
             self._callbacks.call("close")
+            self._stack.together = bool
             stop.close()
 
     def _go_on(self, reached: Reached) -> None:
@@ -257,7 +260,10 @@ class Loop:
             and not self._positions.over
             and not stop.agreed(bool(training.stopping), self._losses.found)
         ):
-            if not self._step():
+            try:
+                if not self._step():
+                    break
+            except Stopped:
                 break
             step = training.step
             if step % settings.log_every == 0 or step == settings.steps:
@@ -427,6 +433,10 @@ def evaluates_again(reached: Reached, settings: TrainSettings) -> bool:
     return (due or ended) and not reached.so_far.get("evaluated", False)
 
 
+class Stopped(Exception):
+    """A rank was asked to stop while all of them waited for data."""
+
+
 class StopSignal:
     """Ctrl-C and SIGTERM: a flag that any rank's signal raises and that all ranks read alike.
 
@@ -466,6 +476,18 @@ class StopSignal:
             self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )
         return stop
+
+    def together(self, there: bool) -> bool:
+        """Whether data that this rank waits for are there on all ranks; `Stopped` on all of them
+        where one was asked to stop by a signal.
+
+        Every rank must call it, as often as the others.
+        """
+        flags = torch.tensor([float(self._asked), float(not there)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        if flags[0]:
+            raise Stopped
+        return not flags[1]
 
     def close(self) -> None:
         """Wait for the last agreement and give the signals back."""
