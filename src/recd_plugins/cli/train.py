@@ -111,7 +111,7 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
     from recd_plugins.launch.environment import die_with_parent
     from recd_plugins.notices import hide_other_warnings, notices_as_lines
 
-    if getattr(stack.registry.one("reader").config, "workers", 0):
+    if getattr(stack.registry.one("reader").config, "forks", False):
         copy_as_fork_server()  # before there is a second thread
     die_with_parent()
     hide_other_warnings()  # a rank's output is for people

@@ -54,6 +54,11 @@ class LocalReaderConfig(Config):
     """A file to which each job adds a line: which columns of the train split it reads. Jobs may
     share it; `recd data rewrite --read-log` lays tables out by it."""
 
+    @property
+    def forks(self) -> bool:
+        """Whether a rank forks processes that read for it."""
+        return self.workers > 0
+
 
 class LocalReader:
     """Opens loaders on a table; a `slots.Reader`."""

@@ -118,7 +118,11 @@ class StatsRecord(Record[C, TableStats]):
 
 
 class ReaderRecord(Record[C, Reader]):
-    """A reader: it makes the batches of a rank from a table."""
+    """A reader: it makes the batches of a rank from a table.
+
+    Where its config has an attribute `forks` that is true, a rank of `recd train` copies itself for
+    `fork_server` of recd_plugins.api.reading: workers have imported at once what the rank has.
+    """
 
     slot = "reader"
 
