@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -32,8 +32,10 @@ from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
-from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_dsi.service.worker import Maker, Worker, WorkerOptions
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.read_seconds import HandedOver
+from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.resume import assert_same_batch
@@ -136,6 +138,60 @@ def test_runs_that_are_asked_for_at_once_are_read_in_one_pass(tables: Path) -> N
         assert worker.about()["windows"] == 1
     finally:
         caller.close()
+        worker.stop()
+
+
+class Gated:
+    """A job whose batches are made one by one, as they are let through."""
+
+    length = 4
+
+    def __init__(self, batch: Batch) -> None:
+        self.gate, self._batch = Semaphore(0), batch
+
+    def batches(self, consumer: int, epoch: int, first: int, stop: int) -> Iterator[HandedOver]:
+        for _ in range(first, stop):
+            self.gate.acquire()
+            yield HandedOver(self._batch, {}, 0.0)
+
+
+def test_what_a_call_has_waited_for_in_vain_is_made_in_its_turn(tables: Path) -> None:
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
+    job, buffer = Gated(batch), Buffer(1 << 20, None)
+    maker = Maker(buffer)
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=4, client="")
+    for first in range(2):
+        job.gate.release()
+        assert len(maker.batches(job, asked, first)) == 1
+    assert not maker._demands  # the second call has waited for the last batch, for a while
+    job.gate.release(2)
+    until(lambda: maker.made == 4)
+    assert buffer.wanted_bytes == 2 * batch_to_record(batch).nbytes  # nobody has asked for them
+    maker.close()
+
+
+def test_calls_ask_for_no_more_than_a_small_memory_holds(tables: Path) -> None:
+    """Two of them at a time are under way, and their batches are not written over."""
+    room = 1 << 16
+    stack = stack_of(tables, {"use": "service", "workers": 1})
+    loader = stack.loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    loader._options = replace(loader._options, shared_bytes=room, hedge=120.0)
+    worker = Worker(stack.delivery(), WorkerOptions(shared_bytes=room))
+    Thread(target=worker.serve, daemon=True).start()
+    fleet = Fleet(NO_CREDENTIALS, 1)
+    fleet.now({0: worker.address})
+    loader.fleet = lambda: fleet
+    try:
+        for _ in range(3):
+            assert len(list(loader)) == len(loader)
+            assert loader.fetching is not None
+            assert not loader.fetching._apart  # none came over the wire
+        assert worker._shared._at > 2 * room
+    finally:
+        fleet.close()
         worker.stop()
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 from service_jobs import KINDS, stack_of
 
+from recd_dsi.service.reader import ServiceReaderConfig
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
@@ -84,3 +85,9 @@ def test_workers_that_end_before_they_serve_are_reported(tables, tmp_path, monke
     stack = stack_of(tables, {"use": "service", "workers": 1}, plugins=[str(plugin)])
     with pytest.raises(CapabilityError, match=r"3 processes .* exit code 7.*__main__"):
         stack.loader(0, 1).fleet()
+
+
+def test_ranks_are_copied_for_workers_that_they_fork_alone() -> None:
+    assert ServiceReaderConfig(workers=3).forks
+    assert not ServiceReaderConfig(coordinator="127.0.0.1:1").forks
+    assert not ServiceReaderConfig(backend="ray").forks

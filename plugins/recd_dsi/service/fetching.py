@@ -52,8 +52,8 @@ class FetchingOptions:
     patience: float = 5.0
     """Seconds without any worker after which `NobodyAnswers`."""
     pin_memory: bool = False
-    shared: bool = True
-    """Whether workers of this machine may hand batches over by shared memory."""
+    shared_bytes: int = 64 << 20
+    """Memory through which each worker of this machine may hand batches over; 0: over the wire."""
 
 
 class Fetching:
@@ -300,8 +300,10 @@ class Fetching:
 
     @property
     def _run(self) -> int:
-        """The number of batches that a call asks for."""
-        return max(1, min(RUN, self._depth // (2 * LANES), RUN_BYTES // self._mean))
+        """The number of batches that a call asks for: those of all lanes lie in shared memory at a
+        time."""
+        room = self._options.shared_bytes // (2 * LANES) or RUN_BYTES
+        return max(1, min(RUN, self._depth // (2 * LANES), min(room, RUN_BYTES) // self._mean))
 
     def _request(self, run: range, remote: Remote) -> Request:
         turn = self._turns.turn(run.start)
@@ -323,7 +325,7 @@ class Fetching:
             batch=run.start,
             stop=run.stop,
             client=self._client,
-            shared=self._options.shared and remote.address not in self._apart,
+            shared=self._options.shared_bytes > 0 and remote.address not in self._apart,
             ahead=tuple(ahead[:MOST_RANGES]),
         )
 

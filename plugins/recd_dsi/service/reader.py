@@ -112,6 +112,11 @@ class ServiceReaderConfig(Config):
                 "most_workers",
             )
 
+    @property
+    def forks(self) -> bool:
+        """Whether a rank forks its workers."""
+        return self.backend == "local" and self.coordinator is None
+
 
 class ServiceReader:
     """Opens loaders whose batches workers make; a `Reader`."""
@@ -172,7 +177,7 @@ class ServiceReader:
                 deadline=config.deadline,
                 patience=config.patience,
                 pin_memory=self._pin_memory,
-                shared=config.shared_memory_mib > 0,
+                shared_bytes=config.shared_memory_mib * MIB,
             ),
             fall_back=config.when_none_answers == "read",
             workers=config.most_workers or config.workers,

@@ -243,6 +243,16 @@ class _Cursor:
 Stream = tuple[str, int, int]
 
 
+@dataclass
+class _Demand:
+    """A batch that calls wait for, so many of them."""
+
+    job: _OpenJob
+    request: Request
+    made: Future[pa.RecordBatch]
+    calls: int = 0
+
+
 class _Announced:
     """The batches that a client will ask for, from the first on that is not yet made."""
 
@@ -268,9 +278,7 @@ class Maker:
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
         self._change = threading.Condition()
-        self._demands: OrderedDict[Key, tuple[_OpenJob, Request, Future[pa.RecordBatch]]] = (
-            OrderedDict()
-        )
+        self._demands: OrderedDict[Key, _Demand] = OrderedDict()
         self._announced: OrderedDict[tuple[str, Stream], _Announced] = OrderedDict()
         """By client and stream, of its latest request."""
         self._cursors: OrderedDict[tuple[Stream, int], _Cursor] = OrderedDict()
@@ -316,11 +324,17 @@ class Maker:
         if found is not None:
             return found
         with self._change:
-            if key not in self._demands:
-                self._demands[key] = (job, request, Future())
-            future = self._demands[key][2]
+            demand = self._demands.setdefault(key, _Demand(job, request, Future()))
+            demand.calls += 1
             self._change.notify_all()
-        return future.result(seconds)
+        try:
+            return demand.made.result(seconds)
+        finally:
+            with self._change:
+                demand.calls -= 1
+                # It is made in its turn from now on, not before all that is announced.
+                if not demand.calls and self._demands.get(key) is demand:
+                    del self._demands[key]
 
     def close(self) -> None:
         """Make no more."""
@@ -354,7 +368,7 @@ class Maker:
                 # Somebody may have asked while it was made ahead.
                 waiting = self._demands.pop(key, None)
                 if waiting is not None:
-                    waiting[2].set_exception(wrong)
+                    waiting.made.set_exception(wrong)
                 if not demanded:
                     # Whoever asks for it hears of it; until then nothing is made ahead there.
                     self._announced = OrderedDict(
@@ -369,15 +383,15 @@ class Maker:
             waiting = self._demands.pop(key, None)
         self._buffer.put(key, record, wanted=waiting is None)
         if waiting is not None:
-            waiting[2].set_result(record)
+            waiting.made.set_result(record)
 
     def _next(self) -> tuple[Key, _OpenJob, Request] | None:
         """The batch that is made next: one that somebody waits for, or one that a client will ask
         for, if there is room."""
         if self._closed:
             return None
-        for key, (job, request, _) in self._demands.items():
-            return key, job, request
+        for key, demand in self._demands.items():
+            return key, demand.job, demand.request
         if not self._buffer.has_room():
             return None
         for announced in self._announced.values():
