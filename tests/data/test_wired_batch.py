@@ -77,6 +77,8 @@ def test_batches_are_the_same_at_any_address() -> None:
         body.copy_(torch.frombuffer(bytearray(whole), dtype=torch.uint8))
         found = only(record, body)
         assert_same_batch(found, ours)
+        tensors = (found.dense, found.labels, found.weights, found.features.values())
+        assert not any(tensor.data_ptr() % 64 for tensor in tensors)  # as torch's own are
         found.dense[0, 0] = 9.0  # its own, to be written to
         found.weights[0] = 9.0
 

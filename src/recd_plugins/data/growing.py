@@ -18,7 +18,7 @@ Waiting = Callable[[str], None]
 """Is called again and again while a period is waited for, with what it waits for."""
 
 Together = Callable[[bool], bool]
-"""Is told at each look whether a period is closed here, and says whether it is for all who wait."""
+"""Takes at each look whether a period is closed here, and gives whether it is for all who wait."""
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at what is waited for."""

@@ -42,7 +42,7 @@ __all__ = [
 WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
 """A row for each batch: the same schema for all, so that one stream carries many of them."""
 ALIGNED = 64
-"""Bytes: tensors begin at multiples of it."""
+"""Bytes: tensors begin at multiples of it, in the buffer and, as torch's own do, in memory."""
 TENSORS = ("dense", "labels", "weights")
 MOST_DIMENSIONS = 8
 LARGEST = 1 << 30
@@ -286,6 +286,15 @@ def _bodies(record: pa.RecordBatch) -> list[Tensor]:
     return [whole[first:stop] for first, stop in pairwise(borders)]
 
 
+def _copied(numbers: Numbers, count: int, kind: np.dtype[Any]) -> Numbers:
+    """These numbers, or one of them that all are, on memory where torch puts its tensors: of floats
+    that lie elsewhere, sums differ in their last bits."""
+    memory = torch.empty(count * kind.itemsize, dtype=torch.uint8)
+    found: Numbers = memory.numpy().view(kind)
+    found[:] = numbers
+    return found
+
+
 def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
     found = _Unpacked(_read(head), body.numpy())
     dense, labels, weights = (found.tensor(name) for name in TENSORS)
@@ -310,6 +319,7 @@ class _Unpacked:
         self._keys = dict(head.keys)
         self._numbers: dict[str, Numbers] = {}
         self.num_bytes = 0
+        self._aligned = body.ctypes.data % ALIGNED == 0
         count = sum(one.dimensions for one in head.tensors)
         sides = np.frombuffer(body, np.int64, count).tolist()
         first = _aligned(8 * count)
@@ -331,10 +341,8 @@ class _Unpacked:
         if stop > body.size:
             raise ValueError(f"{one.name} reaches beyond the {body.size} bytes that are there")
         numbers: Numbers = np.frombuffer(body, stored, sent, first)
-        if one.narrow is None:
-            numbers = np.full(count, numbers[0])
-        elif stored != wide or not numbers.flags.aligned:
-            numbers = numbers.astype(wide)
+        if stored != wide or one.narrow is None or not self._aligned:
+            numbers = _copied(numbers, count, wide)
         self._numbers[one.name] = numbers.reshape(shape)
         self.num_bytes += numbers.nbytes
         return _aligned(stop)
