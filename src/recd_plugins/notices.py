@@ -26,6 +26,7 @@ __all__ = [
     "Slower",
     "Unneeded",
     "Unused",
+    "Unwatched",
     "hide_other_warnings",
     "hide_warnings",
     "notices_as_lines",
@@ -119,6 +120,13 @@ class Unneeded(Notice):
     """It is read and made ready, and nothing takes it."""
 
     verdict = "is not needed"
+    refused = False
+
+
+class Unwatched(Notice):
+    """Nobody sees whether training uses it."""
+
+    verdict = "is not watched"
     refused = False
 
 

@@ -22,7 +22,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.notices import Missed, Notice, Unneeded
+from recd_plugins.notices import Missed, Notice, Unneeded, Unwatched
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -603,6 +603,8 @@ class Stack:
                 "stack.sharders() was asked before there is a plan",
                 "Call `plan = stack.plan(model, ...)` first.",
             )
+        if self._model is not None and self._model() is None:
+            self._usage.found([_planned_a_copy()])
         if not self._features.groups:
             return sharders
         if not self._adapted:
@@ -644,6 +646,16 @@ def _looked_up(model: nn.Module) -> set[str]:
     from recd_plugins.planning.model_tables import model_tables
 
     return {name for table in model_tables(model).values() for name in table.features}
+
+
+def _planned_a_copy() -> Notice:
+    """A notice that nobody sees the model in training."""
+    return Unwatched(
+        what="registry.yaml",
+        why="the model that stack.plan was given is gone, so that nobody sees what training leaves "
+        "alone",
+        cure="Hand stack.plan the model that is trained, not a copy: it stays as it is.",
+    )
 
 
 def _unneeded(features: Sequence[str]) -> Iterator[Notice]:

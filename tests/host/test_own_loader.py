@@ -213,18 +213,24 @@ def unused() -> list[list[str]]:
         sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
         sharded(batch.pages)
 
+    def planned_a_copy() -> None:
+        stack = rp.load({"sharding": {"search": "greedy"}})
+        stack.plan(Pages())
+        stack.sharders()
+
     return [
         warned(lambda: rp.load(REGISTRY).plan(Pages())),
         warned(lambda: rp.load(REGISTRY).sharders()),
         warned(trained_without_sharders),
         warned(lambda: rp.load(deduplicated).sharders()),
         warned(trained_without_converting),
+        warned(planned_a_copy),
     ]
 
 
 def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
-    (planless, early, left, raw, plain), others = gloo_pool.run(unused)
-    assert others == [[]] * 5
+    (planless, early, left, raw, plain, copied), others = gloo_pool.run(unused)
+    assert others == [[]] * 6
     assert len(planless) == len(early) == 1
     assert "there are no batches to profile. Pass the trainer's own" in planless[0]
     assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
@@ -238,6 +244,8 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
         "train: retier_every",
     ]
     assert "are not converted: they hold no unique samples" in plain[0]
+    assert len(copied) == 1
+    assert "Hand stack.plan the model that is trained, not a copy" in copied[0]
 
 
 def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:
