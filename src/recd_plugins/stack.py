@@ -603,7 +603,7 @@ class Stack:
                 "stack.sharders() was asked before there is a plan",
                 "Call `plan = stack.plan(model, ...)` first.",
             )
-        if self._model is not None and self._model() is None:
+        if self._planning.model_is_gone:
             self._usage.found([_planned_a_copy()])
         if not self._features.groups:
             return sharders

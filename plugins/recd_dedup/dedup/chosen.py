@@ -59,6 +59,13 @@ def chosen_groups(
     return ChosenGroups(groups, shares=partial(_measured_shares, context, groups))
 
 
+NOTHING_SAVES = Unused(
+    what=WHAT,
+    why="no feature repeats so often that unique samples of it would save time",
+    cure="stack.explain() has the figures. Take `dedup` out, or name the groups.",
+)
+
+
 def without(groups: Groups, names: Sequence[str]) -> Groups:
     """The groups without some features; those of which nothing is left are gone."""
     kept = (tuple(name for name in group if name not in names) for group in groups)
@@ -99,7 +106,8 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
             "batch.sparse_features)`, before any batch is converted. Or name the groups.",
             "dedup.groups",
         )
-    return ChosenGroups(found.groups, found.why, partial(tuple, found.shares), found.notices)
+    notices = found.notices or (() if found.groups else (NOTHING_SAVES,))
+    return ChosenGroups(found.groups, found.why, partial(tuple, found.shares), notices)
 
 
 class Advised(NamedTuple):

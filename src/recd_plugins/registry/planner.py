@@ -102,6 +102,11 @@ class RegistryPlanner:
         self._check_agrees(model, self.sharders())
         self._model = ref(model)
 
+    @property
+    def model_is_gone(self) -> bool:
+        """Whether the model that was planned last is no more: a copy that nobody trains."""
+        return self._model is not None and self._model() is None
+
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The trainer's own sharders, or what TorchRec would take where it names none."""
         if self._sharders is None:
