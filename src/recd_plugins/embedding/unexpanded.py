@@ -201,19 +201,24 @@ SIDE_BY_SIDE = {torch.stack, torch.cat, torch.concat, torch.concatenate}
 
 def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor | None:
     """[B, F, D] of F features' rows [B, D], expanded in one gather; none if that cannot be."""
-    alike = {(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors}
-    if dim != 1 or others or len(alike) > 1 or tensors[0].dim() != 2:
+    if dim != 1 or others:
         return None
     uniques: list[Tensor] = []
     lookups: list[Tensor | None] = []
+    alike = set()
     for tensor in tensors:
         if isinstance(tensor, Unexpanded) and tensor._expanded is None and tensor.lengths is None:
-            uniques.append(tensor.unique)
-            lookups.append(tensor.inverse_lookup)
+            lookup, unique = tensor.inverse_lookup, tensor.unique
+            num_rows = lookup.numel()  # asked of the stand itself, it takes ten times as long
         else:
-            uniques.append(_expanded(tensor))
-            lookups.append(None)
-    if len(lookups) - lookups.count(None) < 2:
+            lookup, unique = None, _expanded(tensor)
+            num_rows = len(unique) if unique.dim() else 0
+        uniques.append(unique)
+        lookups.append(lookup)
+        alike.add((num_rows, unique.shape[1:], unique.dtype, unique.device))
+    if len(alike) > 1 or uniques[0].dim() != 2:
+        return None
+    if sum(lookup is not None for lookup in lookups) < 2:
         return None
     return expand_columns(uniques, lookups)
 
