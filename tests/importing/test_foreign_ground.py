@@ -105,22 +105,27 @@ def test_fields_of_objects_are_columns(tmp_path: Path) -> None:
     rows = [
         {
             "like": one % 2,
+            "at": f"2024-01-01T00:00:{one % 60:02}{'.250Z' if one % 2 else 'Z'}",
             "user": {"id": f"u{one % 9}", "at": {"city": ["Köln", None][one % 2]}},
             "more": None if one < 300 else {"late": one % 3},
         }
         for one in range(400)
     ]
     nested = pa.Table.from_pylist(rows)
+    at = nested["at"].cast(pa.timestamp("us", "UTC"))
+    nested = nested.set_column(nested.column_names.index("at"), "at", at)
     lines = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     for path in (lines, write(tmp_path / "c.parquet", nested)):
         found = schema_of(path)["schema"]
         tables = {one["name"]: one.get("table") for one in found["sparse"]}
         assert tables == {"user.id": "user_id"}
+        assert found["timestamp"] == "at"
         found["sparse"] += [{"name": "user.at.city", "num_ids": 50, "ids": "hash"}]
         found["dense"] = [{"name": "more.late", "nulls": {"value": -1}}]
         schema = text(tmp_path / "schema.yaml", json.dumps(found))
         recd("data", "import", path, tmp_path / path.suffix[1:], "--schema", schema)
         made = rows_of(tmp_path / path.suffix[1:])
+        assert made["at"].to_pylist()[:2] == [1_704_067_200_000, 1_704_067_201_250]
         assert made["more.late"].to_pylist() == [-1] * 300 + [one % 3 for one in range(300, 400)]
         assert [len(one) for one in made["user.at.city"].to_pylist()] == [1, 0] * 200
         assert len({*map(tuple, made["user.id"].to_pylist())}) == 9
@@ -162,6 +167,7 @@ def test_numbers_turn_out_to_have_fractions(
     assert "no problem" in recd("data", "check", path, "--schema", file)
     told = recd("data", "import", path, tmp_path / "t", "--schema", file)
     assert "count: read as numbers with fractions" in told
+    assert "Mend this value" not in told
     rows = rows_of(tmp_path / "t")
     assert (rows["count"][7_777].as_py(), rows["label"][7_777].as_py()) == (3.5, 0.5)
 

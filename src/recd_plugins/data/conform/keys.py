@@ -127,8 +127,8 @@ def time_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
         return None
     return (
         f"is {kind}, but a time is a timestamp, a date or a number",
-        "Make it one where the table is made (`recd data import` reads times written as texts), "
-        "or set `timestamp` to null.",
+        "Make it one where the table is made, or set `timestamp` to null. Texts are read by `recd "
+        "data import`, as 2024-05-01, 2024/05/01 13:00:00 or 2024-05-01T13:00:00.5+02:00.",
     )
 
 

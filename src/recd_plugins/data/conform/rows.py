@@ -103,7 +103,11 @@ def column_problems(
         for source in role.sources:
             count = names.count(source)
             if count == 0:
-                yield source, "is not there, but the schema names it", nearest(source, names)
+                root = source.split(".")[0]
+                cure = nearest(source, names)
+                if root in names and pa.types.is_struct(arrow.field(root).type):
+                    cure = "`recd data import` makes columns of the fields of a struct."
+                yield source, "is not there, but the schema names it", cure
             elif count > 1:
                 yield (
                     source,

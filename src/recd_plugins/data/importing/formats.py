@@ -360,6 +360,8 @@ def _text(
         for name, one in zip(names, typed, strict=True)
         if all_typed and one and one["type"].endswith("_seq")
     ]
+    if len(rows) == 1 and len(text.rstrip()) == len(text[: text.find("\n") + 1].rstrip()):
+        raise DataError(f"{path}: has a header and no rows. Take it out, or fetch it again.")
     return ForeignFile(
         path=path,
         format="text",

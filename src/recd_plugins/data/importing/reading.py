@@ -52,6 +52,8 @@ NULLS = ("", "NULL", "null", "\\N")
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
 """An id with a weight in text."""
 
+MEND = "Mend this value, or take the line out."
+
 ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #(\d+): (.*)", re.S)
 
 
@@ -417,9 +419,7 @@ def _located(block: Block, message: str) -> DataError:
             f"parts the fields, if {str(block.file)!r} is wrong."
         )
     name = block.file.names[int(column)]
-    return Misfit(
-        f"{where}: column {name!r}: {reason[:200]}. Mend this value, or take the line out.", name
-    )
+    return Misfit(f"{where}: column {name!r}: {reason[:200]}. {MEND}", name)
 
 
 def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
@@ -458,8 +458,11 @@ def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
     content = block.content
     wheres = {name: read_as.nested.get(name, (name,)) for name in columns}
+    types = {name: read_as.types.get(name, pa.string()) for name in columns}
+    # Arrow reads as times what has neither fractions of seconds nor a zone.
+    times = {name: kind for name, kind in types.items() if pa.types.is_timestamp(kind)}
     kinds = {
-        where: pa.string() if name in read_as.parted else read_as.types.get(name, pa.string())
+        where: pa.string() if name in read_as.parted or name in times else types[name]
         for name, where in wheres.items()
     }
     try:
@@ -481,8 +484,13 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         parts = tuple(part for part in path[1].split("/") if part != "[]")
         named = next((name for name, one in wheres.items() if one == parts), parts[0])
         raise Misfit(reason, named) from None
-    table = pa.table({name: field_at(found[where[0]], where) for name, where in wheres.items()})
-    return _with_lists(table, block, columns, read_as)
+    made = {name: field_at(found[where[0]], where) for name, where in wheres.items()}
+    for name, kind in times.items():
+        try:
+            made[name] = made[name].cast(kind)
+        except pa.ArrowInvalid as error:
+            raise Misfit(f"{block.where}: column {name!r}: {error}. {MEND}", name) from None
+    return _with_lists(pa.table(made), block, columns, read_as)
 
 
 def _fields(kinds: Mapping[tuple[str, ...], pa.DataType]) -> list[pa.Field]:

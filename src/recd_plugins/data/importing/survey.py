@@ -226,6 +226,9 @@ def _line_sample(file: ForeignFile, nested: dict[str, tuple[str, ...]]) -> tuple
             fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
             nested.update({name: where for name, where in fields.items() if len(where) > 1})
             rows = _of_fields(rows, fields)
+            for at, field_ in enumerate(rows.schema):
+                if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
+                    rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
         parts.append(rows)
         seen += len(spot)
     found = pa.concat_tables(parts, promote_options="permissive")
@@ -337,6 +340,8 @@ def _typed(sample: pa.Table, file: ForeignFile, nested: Mapping[str, tuple[str, 
             elif file.format == "text":
                 column, spelled = _numbers_or_times(column)
                 nulls.update(dict.fromkeys(spelled))
+            else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
+                column = _times(column) or column
         columns[name] = column
         types[name] = column.type
     read_as = ColumnTypes(types=types, nulls=tuple(nulls), parted=parted, nested=nested)
@@ -375,14 +380,24 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
                 continue
     if set(pc.unique(trimmed).drop_null().to_pylist()[:8]) <= BOOLEANS:
         return pc.is_in(pc.utf8_lower(trimmed), pa.array(["true"]))
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        try:
-            return texts.cast(kind)
-        except pa.ArrowInvalid:
-            continue
+    found = _times(texts)
+    if found is not None:
+        return found
     for form in ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d"):
         try:
             return pc.strptime(texts, form, "us")
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Texts as times of ISO 8601, where all are such, with a zone or without."""
+    if texts.null_count == len(texts):
+        return None
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        try:
+            return texts.cast(kind)
         except pa.ArrowInvalid:
             continue
     return None

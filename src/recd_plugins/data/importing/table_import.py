@@ -38,6 +38,7 @@ from recd_plugins.data.importing.negatives import (
     with_negatives,
 )
 from recd_plugins.data.importing.reading import (
+    MEND,
     Block,
     ColumnTypes,
     Misfit,
@@ -132,7 +133,9 @@ class TableImport:
                     raise
                 self._read_as = self._read_as.having(error.column, kind)
                 what = "numbers with fractions" if pa.types.is_floating(kind) else "text"
-                self._notes.append(f"{error.column}: read as {what}, for {error}")
+                self._notes.append(
+                    f"{error.column}: read as {what}, for {error}".removesuffix(f". {MEND}")
+                )
 
     def _check(self) -> None:
         if isinstance(self._to, Uri):
