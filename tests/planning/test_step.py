@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +17,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.advise.computed import line, measured_compute, on_held_embeddings
+from recd_plugins.advise.torchrec_step import seconds_of_torchrec
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
@@ -217,6 +220,15 @@ def test_a_model_is_timed_without_tables_that_no_machine_could_hold() -> None:
     assert found.features["history"].pooled > 0
     assert found.activations >= 4 * 16  # the input of the layer
     assert model.sequences.embeddings["h"].weight.is_meta
+
+
+def test_torchrecs_own_part_of_a_step_is_timed_on_tables_of_one_row() -> None:
+    model, cpu = Summed(), torch.device("cpu")
+    seconds = seconds_of_torchrec(model, default_sharders(), cpu)
+    assert seconds > 1e-4  # the Python of many calls
+    assert not dist.is_initialized()
+    assert model.sequences.embeddings["h"].weight.is_meta
+    assert seconds_of_torchrec(nn.Linear(1, 1), default_sharders(), cpu) == 0
 
 
 def test_what_does_not_grow_with_a_batch_is_fixed_and_nothing_is_less_than_none() -> None:

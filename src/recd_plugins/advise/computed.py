@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recd_plugins.advise.torchrec_step import Collection, of_one_row, seconds_of_torchrec
 from recd_plugins.embedding.adapt import OURS, poolings_by_feature
 from recd_plugins.embedding.timing import (
     seconds_of,
@@ -116,7 +116,7 @@ def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
                 f"compute: {path or 'the model'} looks up unique samples already. Time the model "
                 "before it is adapted: shares of unique samples are the forecast's."
             )
-        if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
+        if isinstance(module, Collection):
             held[id(module)] = _HeldEmbeddings(module, device)
     made = copy.deepcopy(model, held)
     for module in made.modules():
@@ -135,23 +135,10 @@ class _HeldEmbeddings(nn.Module):
     """A stand-in for a collection: it yields embeddings of the right shape for a batch, the same
     each time."""
 
-    def __init__(
-        self, collection: EmbeddingCollection | EmbeddingBagCollection, device: torch.device
-    ) -> None:
+    def __init__(self, collection: Collection, device: torch.device) -> None:
         super().__init__()
-        made: nn.Module
-        if isinstance(collection, EmbeddingBagCollection):
-            bags = [replace(one, num_embeddings=1) for one in collection.embedding_bag_configs()]
-            made = EmbeddingBagCollection(
-                tables=bags, is_weighted=collection.is_weighted(), device=device
-            )
-        else:
-            rows = [replace(one, num_embeddings=1) for one in collection.embedding_configs()]
-            made = EmbeddingCollection(
-                tables=rows, need_indices=collection.need_indices(), device=device
-            )
         # One row of each table: a list, so that it is no part of the model's state.
-        self._rows = [made]
+        self._rows = [of_one_row(collection, device)]
         self._held: dict[int, tuple[KeyedJaggedTensor, Any]] = {}
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
@@ -275,15 +262,26 @@ def computed(stack: Stack, ranks: int, ranks_here: int) -> Compute:
     plan is for devices that are not here."""
     if (stack.registry.topology.device or stack.device) != stack.device:
         return Compute()
+    from recd_plugins.trainer.assemble import dense_optimizer
+
     device, model = torch.device(stack.device), stack.model()
     batches = list(_some(stack, ranks))
-    found = measured_compute(model, batches, lambda batch: batch.features, device=device)
+    found = measured_compute(
+        model,
+        batches,
+        lambda batch: batch.features,
+        device=device,
+        optimizer=lambda parameters: dense_optimizer(stack, list(parameters)),
+    )
     alone = dataclasses.replace(
         found,
         features=_with_unique(model, batches[-1].features, found, device),
         call=seconds_of_call(device),
     )
-    return alone if stack.device == "cuda" else _shared(alone, ranks_here)
+    python = seconds_of_torchrec(model, stack.default_sharders(), device)
+    if stack.device == "cuda":
+        return dataclasses.replace(alone, fixed=alone.fixed + python)
+    return _shared(alone, python, ranks_here)
 
 
 def _some(stack: Stack, ranks: int) -> Iterator[Any]:
@@ -337,10 +335,10 @@ def _copied(batch: int, device: torch.device) -> float:
     return seconds_of_copies(rows, lookup) / (batch * dim)
 
 
-def _shared(alone: Compute, ranks_here: int) -> Compute:
+def _shared(alone: Compute, python: float, ranks_here: int) -> Compute:
     """The compute of a rank that has its share of the processor's cores: fewer threads than torch
     has now run its kernels, and where ranks are more than cores, all that it does waits its turn;
-    what one thread does anyway (conversion, small calls) only that."""
+    what one thread does anyway (conversion, small calls, TorchRec's `python`) only that."""
     cores = os.cpu_count() or 1
     threads = max(1, cores // ranks_here)
     crowded = max(1.0, ranks_here * threads / cores)
@@ -349,4 +347,9 @@ def _shared(alone: Compute, ranks_here: int) -> Compute:
         name: dataclasses.replace(one, converted=crowded * alone.features[name].converted)
         for name, one in kernels.features.items()
     }
-    return dataclasses.replace(kernels, features=features, call=crowded * alone.call)
+    return dataclasses.replace(
+        kernels,
+        fixed=kernels.fixed + crowded * python,
+        features=features,
+        call=crowded * alone.call,
+    )

@@ -20,7 +20,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
-__all__ = ["Job", "assemble", "try_dense_optimizer", "with_sync_batch_norm"]
+__all__ = ["Job", "assemble", "dense_optimizer", "try_dense_optimizer", "with_sync_batch_norm"]
 
 
 @dataclass
@@ -49,12 +49,11 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
     leave_weights(sharded)
     initialise_tables(sharded, initialisers, settings.seed)
-    factory = stack.optimizer()
     dense: list[torch.optim.Optimizer] = []
     parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
 
     def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        dense.append(factory(params) if factory else _dense_optimizer(params, settings.optimizer))
+        dense.append(dense_optimizer(stack, params))
         return dense[0]
 
     optimizer = CombinedOptimizer(
@@ -91,10 +90,12 @@ def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     return converted
 
 
-def _dense_optimizer(
-    params: list[nn.Parameter], settings: OptimizerSettings
-) -> torch.optim.Optimizer:
-    """Any optimizer of torch.optim on what no fused optimizer updates."""
+def dense_optimizer(stack: Stack, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The registry's optimizer of what no fused optimizer updates: any of torch.optim, or that of
+    its slot."""
+    if (factory := stack.optimizer()) is not None:
+        return factory(params)
+    settings = stack.registry.train.optimizer
     if params:
         try_dense_optimizer(settings, params[0].device)
     return _made(_kind(settings), params, settings)
