@@ -51,11 +51,11 @@ def large_registry(folder: Path, tables: int, rows: int, samples: int) -> dict[s
 
 
 def large(tables: int, rows: int, samples: int) -> Iterator[Figure]:
-    """In a process of its own, whose tables are there already, clustered and not."""
+    """In a process of its own, whose tables are there already; all else is found anew."""
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.advise.large", folder]
         command += [str(tables), str(rows), str(samples)]
-        subprocess.run(command, check=True, capture_output=True)  # makes the tables
+        subprocess.run([*command, "--prepare"], check=True, capture_output=True)
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
     each = ", ".join(f"{what} {seconds:.1f}" for what, seconds in found["steps"].items())
@@ -89,12 +89,23 @@ def large(tables: int, rows: int, samples: int) -> Iterator[Figure]:
     )
 
 
-def _measured(folder: Path, tables: int, rows: int, samples: int) -> dict[str, Any]:
+def _prepare(values: dict[str, Any]) -> None:
+    """Make the tables that additions and what-ifs read: as they are and with half of their samples,
+    in time and clustered."""
+    from recd_plugins.stack import load
+
+    half = {"use": "downsample_samples", "keep": 0.5}
+    cluster = {"use": "cluster_by_session"}
+    for etl in ([], [cluster], [half], [half, cluster]):
+        load({**values, "plugins": ["recd_dlrm", "recd_dedup"], "etl": etl}).prepare()
+
+
+def _measured(values: dict[str, Any]) -> dict[str, Any]:
     from recd_plugins.advise.advice import advise
     from recd_plugins.advise.walk import AdviceGoal
     from recd_plugins.registry import Registry
 
-    registry = Registry.load(large_registry(folder, tables, rows, samples))
+    registry = Registry.load(values)
     began, last = time.perf_counter(), time.process_time()
     steps: dict[str, float] = {}
     now = "registry"
@@ -120,5 +131,12 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     for name in ("tables", "rows", "samples"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--prepare", action="store_true")
+    arguments = vars(parser.parse_args())
+    only_tables = arguments.pop("prepare")
     warnings.filterwarnings("ignore")
-    print(json.dumps(_measured(**vars(parser.parse_args()))))
+    registry = large_registry(**arguments)
+    if only_tables:
+        _prepare(registry)
+    else:
+        print(json.dumps(_measured(registry)))
