@@ -81,14 +81,17 @@ class PlanSearch:
         self.budget = budget
         self._tiers = allowed_tiers(prices, tiers)
         self._known = any(table.shards is not None for table in tables.values())
-        self._priced: dict[
-            tuple[str, TableSizes, PlannedShards | None, float | None], TableLedger
-        ] = {}
+        self._priced: dict[tuple[str, TableSizes, int, float | None], TableLedger] = {}
+        """The ledger of a table by its sizes and by where its shards are."""
+        self._marginals: dict[int, float] = {}
+        """Milliseconds of the ledgers in `_priced`, latencies aside."""
         self._ledgers: dict[tuple[TableSizes, ...], Ledger] = {}
         """The ledger by the sizes of all tables."""
         self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
         """Candidates, by ways and the sizes that they have without replicas."""
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
+        self._met: dict[PlannedShards, PlannedShards] = {}
+        """Shards that are equal, as one object: they are compared by it."""
         self._merged: dict[tuple[str, ...], MergedRows] = {}
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
@@ -165,7 +168,7 @@ class PlanSearch:
         shares = travelling_shares(self.tables, every)
         for name, own in every.items():
             shards = self._placed[left].get(name, self.tables[name].shards)
-            key = name, own, shards, shares.get(name)
+            key = name, own, id(shards), shares.get(name)
             if key not in self._priced:
                 table = dataclasses.replace(self.tables[name], shards=shards)
                 self._priced[key] = TableLedger.of(table, own, self.prices, shares.get(name))
@@ -215,7 +218,8 @@ class PlanSearch:
                 rank = busy.index(min(busy))
                 busy[rank] += costs[name] / len(shards.shards)
                 placed.append(dataclasses.replace(shard, rank=rank))
-            found[name] = dataclasses.replace(shards, shards=tuple(placed))
+            moved = dataclasses.replace(shards, shards=tuple(placed))
+            found[name] = self._met.setdefault(moved, moved)
         return found
 
     def _extra(self, ledger: Ledger) -> float:
@@ -399,7 +403,10 @@ class PlanSearch:
 
     def _marginal(self, ledger: Ledger, table: str) -> float:
         """Milliseconds of a table, latencies aside."""
-        return float(marginal_ms(ledger.tables[table].cost.mean, self.prices.cluster))
+        one = ledger.tables[table]
+        if id(one) not in self._marginals:
+            self._marginals[id(one)] = float(marginal_ms(one.cost.mean, self.prices.cluster))
+        return self._marginals[id(one)]
 
     def _by_table(self) -> dict[str, Way]:
         """Each table's best level of coalescing, with its sizes and the other tables as they are;

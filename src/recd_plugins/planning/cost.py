@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -50,7 +51,7 @@ of the rows that any rank touched; by gathering the rows that each node touched;
 whichever of these two carries less."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cost:
     """The cost of rows on each rank in a step: numbers, or arrays [R] with a price for each run.
 
@@ -96,12 +97,12 @@ class Cost:
     @classmethod
     def of_all(cls, costs: Iterable[Cost]) -> Cost:
         """Their sum; nothing costs nothing."""
-        every = [vars(one) for one in costs]
-        return cls(**{name: sum([one[name] for one in every], 0.0) for name in NAMES})
+        every = [_all_of(one) for one in costs]
+        return cls(*(sum(each, 0.0) for each in zip(*every, strict=True)))
 
     def total(self, counts: Any) -> Cost:
         """The sum over runs of `counts` [R] rows at these prices."""
-        return Cost(**{name: float(_sum(counts, own)) for name, own in vars(self).items()})
+        return Cost(*(float(_sum(counts, own)) for own in _all_of(self)))
 
     @property
     def memory(self) -> Any:
@@ -111,15 +112,15 @@ class Cost:
     @property
     def mean(self) -> Cost:
         """The cost of a rank on average, where ranks differ."""
-        return Cost(**{name: float(np.mean(own)) for name, own in vars(self).items()})
+        return Cost(*map(_mean, _all_of(self)))
 
     @property
     def exchanged(self) -> float:
         """Bytes that a rank hands to collectives, on average."""
-        return float(sum(np.mean(getattr(self, name)) for name in COLLECTIVES))
+        return float(sum(_mean(getattr(self, name)) for name in COLLECTIVES))
 
 
-NAMES = tuple(one.name for one in dataclasses.fields(Cost))
+_all_of = attrgetter(*(one.name for one in dataclasses.fields(Cost)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +334,16 @@ class Prices:
 
 
 def _sum(counts: Any, price: Any) -> Any:
-    return (counts * price).sum()
+    return 0.0 if isinstance(price, float) and not price else (counts * price).sum()
+
+
+def _mean(of_ranks: Any) -> float:
+    # numpy takes microseconds for a single number
+    return float(of_ranks if isinstance(of_ranks, float) else np.mean(of_ranks))
+
+
+def _most(of_ranks: Any) -> Any:
+    return of_ranks if isinstance(of_ranks, float) else np.max(of_ranks)
 
 
 COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
@@ -354,8 +364,8 @@ def milliseconds(
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)
-        found[name] = (called - 1) * link.latency_ms + float(link.ms(np.max(getattr(cost, name))))
-    most = (np.max(one) for one in (cost.local, cost.coalesced, cost.updated, cost.summed))
+        found[name] = (called - 1) * link.latency_ms + float(link.ms(_most(getattr(cost, name))))
+    most = (_most(one) for one in (cost.local, cost.coalesced, cost.updated, cost.summed))
     own = float(cluster.local_ms(*most))
     found["local"] = own + operations * cluster.op_us * 1e-3
     return found

@@ -63,6 +63,10 @@ class Entry:
     cost: Cost
 
 
+NONE = Entry(rows=0, share=0.0, cost=Cost())
+"""The entry of a tier that has no rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableLedger:
     """The cost of one table, tier by tier."""
@@ -79,41 +83,31 @@ class TableLedger:
         that have a row without a replica."""
         rows, width = table.rows, table.width
         if sizes.as_torchrec and table.shards is not None:
-            none = Entry(rows=0, share=0.0, cost=Cost())
             cost = sharded_cost(prices, table, table.shards)
             whole = Entry(rows=rows.num_rows, share=1.0, cost=cost)
             return cls(
                 table=table,
                 sizes=sizes,
-                entries={"replicated": none, "per_node": none, "home": whole},
+                entries={"replicated": NONE, "per_node": NONE, "home": whole},
             )
         pooled = int(bool(table.bags) and sizes.coalesce != "none")
         hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
-        replicated, per_node = rows.part(0, hot), rows.part(hot, warm)
-        home = rows.part(warm, every)
-        parts: dict[TierName, tuple[RowDistribution, Cost]] = {
-            "replicated": (
-                replicated,
-                prices.replicated(replicated, width, pooled).total(replicated.counts)
-                if sizes.replicated
-                else Cost(),
-            ),
-            "per_node": (
-                per_node,
-                prices.per_node(per_node, width, sizes.coalesce, pooled).total(per_node.counts)
-                if sizes.per_node
-                else Cost(),
-            ),
-            "home": (home, home_cost(table, sizes, prices, share)),
-        }
-        entries: dict[TierName, Entry] = {
-            tier: Entry(
-                rows=part.num_rows,
-                share=part.lookups / max(rows.lookups, TINY),
-                cost=cost,
-            )
-            for tier, (part, cost) in parts.items()
-        }
+
+        def entry(part: RowDistribution, cost: Cost) -> Entry:
+            share = part.lookups / max(rows.lookups, TINY)
+            return Entry(rows=part.num_rows, share=share, cost=cost)
+
+        entries: dict[TierName, Entry] = {"replicated": NONE, "per_node": NONE}
+        if sizes.replicated:
+            part = rows.part(0, hot)
+            priced = prices.replicated(part, width, pooled)
+            entries["replicated"] = entry(part, priced.total(part.counts))
+        if sizes.per_node:
+            part = rows.part(hot, warm)
+            priced = prices.per_node(part, width, sizes.coalesce, pooled)
+            entries["per_node"] = entry(part, priced.total(part.counts))
+        cost = home_cost(table, sizes, prices, share)
+        entries["home"] = entry(rows.part(warm, every), cost)
         return cls(table=table, sizes=sizes, entries=entries)
 
     def interval(self, tier: TierName) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,12 +103,12 @@ class RowDistribution:
             counts=rows, p=each, presence=chance, ids=ids, error=error, uncertainty=uncertainty
         )
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """E."""
         return int(self.counts.sum())
 
-    @property
+    @cached_property
     def lookups(self) -> float:
         """L: expected lookups per sample, sum of p."""
         return float(self.counts @ self.p)
