@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collection", "of_one_row", "seconds_of_torchrec"]
 
-Collection = EmbeddingBagCollection | EmbeddingCollection
+Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
 
 SAMPLES = 2
 """The samples of a batch, each with one id of each feature."""
@@ -127,10 +127,10 @@ class _Small(nn.Module):
         return Batch(dense=each[:, None], features=features, labels=each, weights=each)
 
 
-def _configs(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
+def _configs(collection: Collection) -> list[BaseEmbeddingConfig]:
     if isinstance(collection, EmbeddingBagCollection):
-        return collection.embedding_bag_configs()
-    return collection.embedding_configs()
+        return list(collection.embedding_bag_configs())
+    return list(collection.embedding_configs())
 
 
 @contextmanager
