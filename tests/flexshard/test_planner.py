@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_flexshard
@@ -134,6 +134,30 @@ def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
         assert made.tier_plan is not None
         assert set(made.tier_plan.tables) == tiered
         assert (plan.plan["sequences"]["t0"].sharding_type == "row_wise") == ("t0" in tiered)
+
+
+def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
+    """Its dense optimizer steps them, and no row of them travels."""
+    names = {"history": ROWS, "few": 4}
+    bags = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name=name, embedding_dim=16, num_embeddings=rows, feature_names=["history"]
+            )
+            for name, rows in names.items()
+        ],
+        device=torch.device("meta"),
+    )
+    batches = list(skewed(4))
+    for one in batches:
+        one.features.values().clamp_(max=3)  # ids that both tables have
+    config = parse(FlexShardConfig, {}, "sharding")
+    for own, kind in ((True, "data_parallel"), (False, "table_wise")):
+        given = dataclasses.replace(context(lambda: batches), data_parallel=own)
+        made = FlexShardPlanner(config, in_front(given, {"search": "greedy"}))
+        plan = made.propose(nn.ModuleDict({"bags": bags}), Topology(), 2)
+        assert plan.plan["bags"]["few"].sharding_type == kind
+        assert ("table few is left to TorchRec, for TorchRec's own plan" in made.explain()) == own
 
 
 def test_tables_of_two_collections_that_have_one_name_are_left_alone() -> None:

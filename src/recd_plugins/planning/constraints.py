@@ -111,26 +111,32 @@ def parameter_constraints(
     where: str = "sharding.constraints",
     *,
     within_nodes: bool = True,
+    data_parallel: bool = False,
 ) -> dict[str, ParameterConstraints]:
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
     `where` is their path in registry.yaml. Unless `within_nodes`, no table is divided among the
-    ranks of a node that `wanted` does not have so. Features that an adapted model looks up with
-    unique samples count as many samples.
+    ranks of a node that `wanted` does not have so; nor is one `data_parallel` unless that is said.
+    Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 
     tables = list(_tables(model, sharders, device))
     check_patterns(wanted, [table.name for table in tables], kind="table", where=where)
+    left = {
+        "grid_shard",  # TorchRec itself offers it on demand alone
+        *(() if data_parallel else ("data_parallel",)),  # the dense optimizer would step it
+        *(() if within_nodes else ("table_row_wise",)),
+    }
     constraints = {}
     for table in tables:
         fits = fitting(table.name, wanted)
         own = wanted[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(
-            sharding_types=_kinds(table, own, here, within_nodes=within_nodes),
+            sharding_types=_kinds(table, own, here, left),
             compute_kernels=list(own.compute_kernels) or table.kernels,
             min_partition=own.min_partition,
             cache_params=_cache_params(own),
@@ -182,11 +188,9 @@ def _features(module: nn.Module) -> tuple[Mapping[str, Sequence[str]], bool]:
     return {}, False
 
 
-def _kinds(table: _Table, wanted: TableConstraint, where: str, *, within_nodes: bool) -> list[str]:
-    """The sharding types that are wanted and offered with a kernel that is."""
-    # Data-parallel tables would be left to the dense optimizer; grids TorchRec itself offers
-    # on demand alone.
-    left = {"data_parallel", "grid_shard"} | (set() if within_nodes else {"table_row_wise"})
+def _kinds(table: _Table, wanted: TableConstraint, where: str, left: Collection[str]) -> list[str]:
+    """The sharding types that are wanted and offered with a kernel that is; where none is wanted,
+    all but those `left`."""
     kinds = wanted.sharding_types or [kind for kind in table.offered if kind not in left]
     kernels = set(wanted.compute_kernels)
     found = [

@@ -67,6 +67,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         row_wise: Mapping[str, TableConstraint] | None = None,
         where: str = "sharding",
         given: Mapping[str, ParameterConstraints] | None = None,
+        data_parallel: bool = False,
     ) -> None:
         """Tables in `row_wise` are held to those constraints, over the config's, whose path in
         registry.yaml is `where`, and over those that the trainer has `given`. `sharders` gives the
@@ -78,11 +79,12 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         self._batch_size = batch_size
         self._sharders = sharders
         self._given = given or {}
+        self._data_parallel = data_parallel
         self._explanation = "No plan has been made yet."
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
-        self._given = context.constraints
+        self._given, self._data_parallel = context.constraints, context.data_parallel
 
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""
@@ -107,6 +109,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
             where=self._where,
             given=self._given,
+            data_parallel=self._data_parallel,
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
@@ -146,6 +149,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             self._batch_size,
             f"{self._where}.constraints",
             within_nodes=finds_these_nodes(topology, world_size),
+            data_parallel=self._data_parallel,
         )
         self._check_not_twice(constraints)
         constraints |= with_given(constraints, self._given, held)
@@ -294,4 +298,5 @@ def build_torchrec_planner(config: TorchRecPlannerConfig, context: Any) -> Torch
         sharders=context.sharders,
         where=context.where or "sharding",
         given=context.constraints,
+        data_parallel=context.data_parallel,
     )

@@ -90,6 +90,7 @@ class RegistryPlanner:
             "features": brought.features,
             "profile": brought.profile,
             "batch_size": self._batch_size(brought),
+            "data_parallel": brought.batches is not None or brought.profile is not None,
         }
 
     def plan_for(

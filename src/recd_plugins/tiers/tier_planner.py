@@ -191,7 +191,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         else:
             own = self.others.propose(model, self.home(topology), world_size)
             self._no_row, self._counted_words = {}, ""
-            reason = self._tier(model, topology, world_size, own)
+            self._leave_data_parallel(own)
+            if self.found:
+                reason = self._tier(model, topology, world_size, own)
+            else:
+                self._notices = [self._all_data_parallel()]
+                reason = str(self._notices[0])
             if self._counted_words:
                 reason += f"\n{self._counted_words}"
             for name, ids in self._no_row.items():
@@ -347,6 +352,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Leave every table to the planner behind."""
         self.tier_plan, self._held = None, ()
 
+    def _leave_data_parallel(self, own: ShardingPlan) -> None:
+        """Leave the tables that the planner behind has on every rank, where the dense optimizer
+        steps them: with tiers, their own would."""
+        shards = planned_shards(own, self.found)
+        dense = [name for name, one in shards.items() if one.kind == "data_parallel"]
+        why = f"{OWN} plan has it data-parallel"
+        self._left = {**self._left, **dict.fromkeys(dense, why)}
+        self.found = {name: one for name, one in self.found.items() if name not in dense}
+
     def _placed_anew(self, plan: ShardingPlan) -> str:
         """Price the tables that are left to the planner behind where it has them now that others
         are row-wise, which it may have on other ranks; what to say if all is slower for it."""
@@ -461,6 +475,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             what=f"{self.slot}: {self.name}",
             why=f"no {self.kind} may have replicas: its options leave {_listed(every)} out",
             cure=f"Name some under `{self.slot}.tables`.",
+        )
+
+    def _all_data_parallel(self) -> Unused:
+        return Unused(
+            what=f"{self.slot}: {self.name}",
+            why=f"{OWN} plan has all tables data-parallel, so that no row of them travels",
+            cure=f"Take `{self.slot}` out, or name other sharding types in the constraints.",
         )
 
     def _nothing_chosen(self, world_size: int) -> Unused:
