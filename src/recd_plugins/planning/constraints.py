@@ -117,7 +117,7 @@ def parameter_constraints(
     counts), as TorchRec's.
 
     `where` is their path in registry.yaml. Unless `within_nodes`, no table is divided among the
-    ranks of a node that `wanted` does not have so; nor is one `data_parallel` unless that is said.
+    ranks of a node that `wanted` does not have so; nor is one data-parallel, unless `data_parallel`.
     Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
