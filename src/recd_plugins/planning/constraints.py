@@ -116,8 +116,8 @@ def parameter_constraints(
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
-    `where` is their path in registry.yaml. Unless `within_nodes`, no table is divided among the
-    ranks of a node that `wanted` does not have so; nor is one data-parallel, unless `data_parallel`.
+    `where` is their path in registry.yaml. What `wanted` does not ask for: that a table is divided
+    among the ranks of a node, unless `within_nodes`, or `data_parallel`, unless that is true.
     Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
