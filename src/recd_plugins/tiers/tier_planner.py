@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.errors import CapabilityError, nearest
-from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
+from recd_plugins.notices import GivesNotices, Missed, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.access.ranks import together
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["ChosenSizes", "TierPlanner", "lines", "saved_plan"]
 
 OWN = "TorchRec's own"
+ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,17 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def notices(self) -> Sequence[Notice]:
         """Notices of what registry.yaml switches on and the last plan does not use."""
         others = self.others.notices() if isinstance(self.others, GivesNotices) else ()
-        return [*self._notices, *others]
+        return [*self._notices, *self._of_one_name(), *others]
+
+    def _of_one_name(self) -> Iterator[Notice]:
+        """A notice of tables that are left alone for their names, while others are planned."""
+        names = [name for name, why in self._left.items() if why == ONE_NAME]
+        if names and self.found:
+            yield Missed(
+                what=f"{self.slot}: {self.name}",
+                why=f"{_listed(names)} is left to TorchRec, for {ONE_NAME}",
+                cure="Give each collection's tables names of their own.",
+            )
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
@@ -507,7 +518,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         from recd_plugins.tiers.sharder import why_no_tiers
 
         for name in ambiguous(model):
-            yield name, "tables of several collections have this name"
+            yield name, ONE_NAME
         for name in model_tables(model).keys() - self.fused.keys():
             yield name, "no sharder of the trainer's is for the module that it is in"
         for _, module, sharder in sharded_modules(model, self.others.sharders()):
