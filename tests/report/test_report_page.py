@@ -77,7 +77,7 @@ def test_a_page_has_all_figures_and_needs_nothing_beside_itself(sources: Sources
 
 def test_a_run_that_still_trains_shows_what_it_has(tmp_path: Path) -> None:
     text = page(read_sources([str(write_run(tmp_path / "run", 1.0, ended=False))]))
-    assert "still running" in text
+    assert "at step 60; still running" in text
     assert '<section id="learned">' in text
     assert '<section id="traffic">' in text
     assert '<section id="forecast">' not in text
@@ -151,7 +151,7 @@ def test_a_watched_page_is_drawn_anew_as_the_run_goes_on(watched: Watched, tmp_p
             return answer.read().decode(), answer.headers["ETag"]
 
     text, tag = get("/figures")
-    assert "still running" in text
+    assert "at step 60; still running" in text
     for headers, code in (({"If-None-Match": tag}, 304), ({"Host": "elsewhere.example"}, 403)):
         with pytest.raises(urllib.error.HTTPError, match=str(code)) as error:
             get("/figures", **headers)

@@ -86,7 +86,8 @@ def _head(sources: Sources, links: list[tuple[str, str]]) -> str:
             about.append(f"{ranks}, {where['backend']}, {where['device']}, {where['cores']} cores")
             about.append(where["begun"])
         if not run.summary:
-            about.append("still running, or stopped before its end")
+            step = max((line.get("step", 0) for line in run.lines), default=0)
+            about.append(f"at step {step:,}; still running, or stopped before its end")
     nav = "".join(f'<a href="#{at}">{heading}</a>' for at, heading in links)
     return (
         f'<header><p class="kind">recd report</p><h1>{escaped(sources.title)}</h1>'

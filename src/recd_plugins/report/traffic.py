@@ -173,14 +173,14 @@ def _matrix(sent: Sequence[Sequence[float]], ranks_per_node: int, of: str) -> Fi
         for j, size in enumerate(row)
         if i // ranks_per_node != j // ranks_per_node
     )
-    summary = f"{quantity(away)} leave their rank, {quantity(between)} of it their node"
+    summary = f"{quantity(away)} leave their rank, and {quantity(between)} of these their node"
     return Figure(
         title=f"All-to-alls and sends, from rank to rank{of}",
-        says=f"Bytes of a step from each rank to each; {summary}.",
+        says=f"Bytes of a step from each rank to each: {summary}.",
         drawing=f'<svg class="plot" height="{count * cell + 38:g}" style="width:calc(100% - 30px);'
         f'margin-left:30px">{"".join(marks)}<text x="100%" y="{count * cell + 33:g}" '
         f'text-anchor="end" class="axis">to rank; rows are from rank</text></svg>',
-        note=f"Of a step, {summary}; lines part nodes, and the diagonal stays where it is.",
+        note=f"In a step {summary}. Lines part nodes; what is on the diagonal stays on its rank.",
         columns=["from", *(f"to {rank}" for rank in range(count))],
         rows=[[f"{rank}", *map(quantity, sizes)] for rank, sizes in enumerate(sent)],
     )
