@@ -97,6 +97,8 @@ def test_a_registry_is_written_for_what_the_table_has(tmp_path: Path) -> None:
         registry = Registry.load(tmp_path / "r.yaml")
         assert registry.one("model").record.name == model
         assert bool(registry.chosen("dedup")) == (schema is lonely)
+        if schema is lonely:  # unique samples need the sessions that clustering put together
+            assert registry.one("reader").config.sessions == "whole"
         assert re.search(r"steps: \d+  # one epoch of 10,000 rows", text)
     for rows in (1, 100, 1_000, 50_000, 10**9):
         ranks, batch, steps = sizes(rows)

@@ -131,6 +131,7 @@ def registry_text(
         lines += [
             "# Samples of a session lie together; what they share is kept once where that pays.",
             "etl: [cluster_by_session]",
+            "reader: {use: local, sessions: whole}  # shuffled row by row they would share nothing",
             "dedup: {use: exact, groups: auto}",
         ]
     if sequences:
