@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 import recd_plugins
 from recd_dedup.dedup import calibrate
 from recd_dedup.dedup.advisor import Limits, advise_rows
-from recd_dedup.dedup.calibrate import measured_prices, uses_of
+from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
 from recd_dedup.dedup.worth import BY_GROUP, HANDLING, Bytes, FeatureUse, Seconds, StepPrices
 from recd_plugins.api.embedding import OfPooling
@@ -195,9 +195,10 @@ def test_prices_are_measured_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
         model=model,
         uses=uses,
         convert=lambda features, groups: None,
-        cluster=Cluster(n_nodes=1, ranks_per_node=2),
         device=CPU,
     )
+    assert over_links(found, Cluster(n_nodes=1, ranks_per_node=1), CPU) == found
+    found = over_links(found, Cluster(n_nodes=1, ranks_per_node=2), CPU)
     pooling = found.pooling["seen"]
     assert pooling.all > 2 * pooling.unique > 0  # an eighth of the values
     assert found.byte == pytest.approx(1 / (calibrate.LOOPBACK_GBPS * 2**30))

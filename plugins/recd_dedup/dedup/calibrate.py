@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["measured_prices", "uses_of"]
+__all__ = ["measured_prices", "over_links", "uses_of"]
 
 CPU = torch.device("cpu")
 LOOKUPS = 1 << 15
@@ -73,10 +74,10 @@ def measured_prices(
     model: nn.Module,
     uses: Mapping[str, FeatureUse],
     convert: Callable[[KeyedJaggedTensor, Sequence[Sequence[str]]], Any],
-    cluster: Cluster,
     device: torch.device,
 ) -> StepPrices:
-    """Seconds of a step on this device, by one of the batches; of features that repeat at all."""
+    """Seconds of a step on this device, by one of the batches; of features that repeat at all.
+    Nothing is sent: see `over_links`."""
     from recd_plugins.api.batch import InverseKeyedJaggedTensor
 
     groups = [[name] for name in candidates]
@@ -87,8 +88,6 @@ def measured_prices(
     first = candidates[0]
     dim = min(2048, max(64, COPIED_FLOATS // max(1, len(lookups[first]))))
     rows = torch.zeros(len(unique[first]), dim, device=device)
-    link = cluster.a2a_global
-    gbps = min(link.gbps, LOOPBACK_GBPS) if device.type == "cpu" else link.gbps
     return StepPrices(
         conversion=_conversion(features, candidates, convert),
         lookup={
@@ -102,10 +101,19 @@ def measured_prices(
             for dim in dims
         },
         copy=seconds_of_copies(rows, lookups[first]) / max(1, len(lookups[first]) * dim),
-        byte=1 / (gbps * GB) if cluster.world_size > 1 else 0.0,
         call=seconds_of_call(device),
-        waits=A_PART_WAITS * link.latency_ms / 1000 if cluster.world_size > 1 else 0.0,
         pooling=_poolings(model, [c for c in candidates if c in uses], uses, unique, lookups),
+    )
+
+
+def over_links(prices: StepPrices, cluster: Cluster, device: torch.device) -> StepPrices:
+    """The prices with those of what a cluster's ranks send to each other."""
+    if cluster.world_size == 1:
+        return prices
+    link = cluster.a2a_global
+    gbps = min(link.gbps, LOOPBACK_GBPS) if device.type == "cpu" else link.gbps
+    return dataclasses.replace(
+        prices, byte=1 / (gbps * GB), waits=A_PART_WAITS * link.latency_ms / 1000
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from recd_dedup.dedup.advisor import WorthOf
     from recd_dedup.dedup.converters import GroupsConfig
     from recd_dedup.dedup.sample import SampledBatches
-    from recd_dedup.dedup.worth import Worth
+    from recd_dedup.dedup.worth import StepPrices, Worth
     from recd_plugins.api.batch import Groups
 
 __all__ = ["ChosenGroups", "chosen_groups"]
@@ -141,10 +141,13 @@ def _by_table(config: GroupsConfig, context: Context) -> Advised:
 def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
     from recd_dedup.dedup.advisor import Limits, advise_rows
     from recd_dedup.dedup.reading import read_sample
+    from recd_plugins.api.planning import remembered
 
     assert context.tables is not None
     table = context.tables.train
-    sample = read_sample(context)
+    assert context.delivered is not None
+    # Where links alone differ, the same batches are read, and this device is timed once.
+    sample = remembered(("read", context.delivered.digest), lambda: read_sample(context))
     weigh, notices = _weighing(config, context, sample.features, deduplicated)
     limits = Limits(min_factor=config.min_factor, together=0.9, tolerance=0.05)
     names = table.schema.sparse_names
@@ -165,8 +168,9 @@ def _weighing(
     taken."""
     import torch
 
-    from recd_dedup.dedup.calibrate import measured_prices, uses_of
+    from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
     from recd_dedup.dedup.worth import Seconds
+    from recd_plugins.api.planning import remembered
 
     if config.weigh == "bytes" or context.cluster is None:
         return None, ()
@@ -180,7 +184,7 @@ def _weighing(
                 "weigh them by bytes alone (`weigh: bytes`).",
             ),
         )
-    cluster, known = context.cluster, {}
+    cluster, device, known = context.cluster, torch.device(context.device), {}
     uses = uses_of(model, batches[0], context.preprocessed or (lambda features: features))
 
     def weigh(sample: SampledBatches, batch_size: int, repeating: Sequence[str]) -> Worth:
@@ -188,15 +192,24 @@ def _weighing(
         if not names:
             return _nothing(sample, batch_size, repeating)
         if names not in known:
-            known[names] = measured_prices(
-                batches[-1],
-                names,
-                model=model,
-                uses=uses,
-                convert=deduplicated,
-                cluster=cluster,
-                device=torch.device(context.device),
+
+            def measured() -> StepPrices:
+                return measured_prices(
+                    batches[-1],
+                    names,
+                    model=model,
+                    uses=uses,
+                    convert=deduplicated,
+                    device=device,
+                )
+
+            delivered = context.delivered
+            found = (
+                measured()
+                if delivered is None
+                else remembered(("prices", delivered.digest, names), measured)
             )
+            known[names] = over_links(found, cluster, device)
         return Seconds(sample, batch_size, known[names], uses)
 
     return weigh, ()

@@ -128,7 +128,7 @@ class StepPrices:
     """To look up a row of D floats for a copy of a sample."""
     copy: float
     """To copy a float to a sample, and to sum it into its gradient."""
-    byte: float
+    byte: float = 0.0
     """To send a byte by an all-to-all; 0 on one rank."""
     call: float
     """The seconds of an operation on a small tensor, with the Python around it."""

@@ -12,7 +12,15 @@ from typing import Any
 from recd_plugins.additions import Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.trials import Tried, candidates, tried, winner
-from recd_plugins.advise.walk import AdviceGoal, Walk, Weighed, plain, weigh, with_plugin
+from recd_plugins.advise.walk import (
+    AdviceGoal,
+    Walk,
+    Weighed,
+    plain,
+    weigh,
+    weigh_near,
+    with_plugin,
+)
 from recd_plugins.config import path_of
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError
@@ -199,9 +207,8 @@ def _advised(
         for name, otherwise, other_goal in _what_ifs(registry, claims, goal, best, walks[best]):
             met(f"what if: {name}")
             try:
-                found = weigh(
-                    otherwise(_batches_of(base, best)), claims, outlooks, other_goal, schema
-                )
+                values = otherwise(_batches_of(base, best))
+                found = weigh_near(walks[best], values, claims, outlooks, other_goal, schema)
             except RecdError as error:
                 what_ifs.append(WhatIf(name=name, walk=None, why=str(error)))
             else:

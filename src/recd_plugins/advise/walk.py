@@ -24,7 +24,17 @@ from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import GB
 
-__all__ = ["WORTH", "AdviceGoal", "Walk", "Weighed", "in_order", "plain", "weigh", "with_plugin"]
+__all__ = [
+    "WORTH",
+    "AdviceGoal",
+    "Walk",
+    "Weighed",
+    "in_order",
+    "plain",
+    "weigh",
+    "weigh_near",
+    "with_plugin",
+]
 
 WORTH = 0.05
 """The share of a step that an addition must save: forecasts of two plans are off against each other
@@ -94,6 +104,8 @@ class Walk:
     best: Outlook
     met: Mapping[tuple[str, ...], Outlook] = field(default_factory=dict)
     """The outlook of each set of additions that was weighed, within the budget or not."""
+    replaced: Mapping[str, Sequence[ClaimedAddition]] = field(default_factory=dict)
+    """The additions that were kept before each whose keys it has written anew."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -161,7 +173,29 @@ def weigh(
     on_the_way.leave_out()
     met("each in another's place")
     on_the_way.take_places()
-    return Walk(base=base, weighed=on_the_way.weighed, best=on_the_way.best, met=on_the_way.met)
+    return on_the_way.walk
+
+
+def weigh_near(
+    found: Walk,
+    values: Values,
+    claims: Sequence[ClaimedAddition],
+    outlooks: Outlooks,
+    goal: AdviceGoal,
+    schema: Schema,
+) -> Walk:
+    """Weigh the additions where something is otherwise than on a walk that was `found`: from what
+    is kept there, on top of `values`. The others are met anew, and each that is kept is left out
+    once. All is weighed as in `weigh` where what was kept cannot be, or does not fit."""
+    on_the_way = _OnTheWay(base=outlooks.of(values), outlooks=outlooks, goal=goal, schema=schema)
+    ordered = in_order(claims)
+    if not on_the_way.begin([one for one in ordered if one.addition.name in found.kept], found):
+        return weigh(values, claims, outlooks, goal, schema)
+    for claim in ordered:
+        if claim.addition.name not in found.kept:
+            on_the_way.meet(claim)
+    on_the_way.leave_out()
+    return on_the_way.walk
 
 
 class _OnTheWay:
@@ -185,6 +219,31 @@ class _OnTheWay:
         """The keys that each has written."""
         self._waiting: list[ClaimedAddition] = []
         """The additions that do not pay by themselves, and change what later ones find."""
+
+    @property
+    def walk(self) -> Walk:
+        return Walk(
+            base=self._base,
+            weighed=self.weighed,
+            best=self.best,
+            met=self.met,
+            replaced=self._replaced,
+        )
+
+    def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
+        """Begin with what another walk has kept, if that can be here and is within the budget."""
+        try:
+            outlook = self._having(kept)
+        except RecdError:
+            return False
+        if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
+            return False
+        for claim in kept:
+            self._put(claim, "kept", "", outlook)
+        self._kept = kept
+        self._replaced = {name: list(some) for name, some in found.replaced.items()}
+        self.best = self._top = outlook
+        return True
 
     def meet(self, claim: ClaimedAddition) -> None:
         addition = claim.addition

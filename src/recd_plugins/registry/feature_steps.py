@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureSteps"]
 
-DELIVERY = ("dataset", "etl", "reader", "dedup", "preprocess", "model", "pooling", "topology")
+DELIVERY = ("dataset", "etl", "reader", "dedup", "preprocess", "model", "pooling")
 """The keys of registry.yaml that decide about batches and about what they are for."""
 
 
