@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, advise
 from recd_plugins.advise.trials import ALIKE
-from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk, in_order, weigh
+from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk, in_order, weigh, weigh_near
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError
@@ -288,8 +288,15 @@ class Known:
         return 0.0
 
 
-def walked(step: Callable[[Set[str]], float], names: str, needs: Mapping[str, str]) -> Walk:
-    """The walk of additions whose steps are known by which of them are there."""
+def walked(
+    step: Callable[[Set[str]], float],
+    names: str,
+    needs: Mapping[str, str],
+    near: Walk | None = None,
+    refused: str = "",
+) -> Walk:
+    """The walk of additions whose steps are known by which of them are there, but for those that
+    are `refused`; from another walk where it is `near` one."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
@@ -303,14 +310,15 @@ def walked(step: Callable[[Set[str]], float], names: str, needs: Mapping[str, st
             Addition(
                 name=name,
                 summary="",
-                add=lambda situation, name=name: {name: 1},
+                add=lambda situation, name=name: NotHere("no") if name in refused else {name: 1},
                 needs=tuple(needs.get(name, "")),
             ),
             Provider("recd_dlrm"),
         )
         for name in names
     ]
-    return weigh({}, claims, cast("Any", Steps()), AdviceGoal(), Schema())
+    rest = claims, cast("Any", Steps()), AdviceGoal(), Schema()
+    return weigh({}, *rest) if near is None else weigh_near(near, {}, *rest)
 
 
 def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
@@ -327,6 +335,23 @@ def test_what_needs_another_does_not_take_a_place_without_it() -> None:
     assert walk.kept == ("c",)
     verdicts = {one.name: one.verdict for one in walk.weighed}
     assert verdicts == {"a": "left out", "b": "left out", "c": "kept"}
+
+
+def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:
+    now = walked(lambda there: 60.0 if "a" in there else 100.0, "abc", {})
+    assert now.kept == ("a",)
+    seen: list[Set[str]] = []
+
+    def otherwise(there: Set[str]) -> float:
+        """Then b and c pay together, and a does not."""
+        seen.append(there)
+        return 50.0 if {"b", "c"} <= there else 100.0
+
+    assert walked(otherwise, "abc", {}, near=now).kept == ("b", "c")
+    met = set(map(frozenset, seen))
+    assert frozenset({"b"}) not in met  # as it would be, were all weighed anew
+    assert walked(otherwise, "abc", {}, near=now, refused="a").kept == ("b", "c")
+    assert walked(otherwise, "abc", {}, near=now, refused="b").kept == ()
 
 
 def test_additions_come_after_those_that_they_follow_or_need() -> None:

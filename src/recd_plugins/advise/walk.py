@@ -44,7 +44,8 @@ FEW = 4
 that it needs."""
 ROUNDING = 1e-6
 FEATURES = 3
-"""The number of features of which it gives reasons why they are not deduplicated."""
+"""The number of features of which it gives reasons why they are not deduplicated, beside the last
+line of all, which may be about all of them."""
 
 Verdict = Literal["kept", "replaced", "waits", "left out", "not here"]
 
@@ -294,7 +295,8 @@ class _OnTheWay:
             self.best = self._top = outlook
             return
         else:
-            why = self._why_left(claim, outlook, gain)
+            # With all that waits: one would else be told to do what was tried with it.
+            why = self._why_left(claim, gain, fitting[0][1])
         self._waiting.append(claim)
         self._reasons[addition.name] = why
         self._put(claim, "waits", why, outlook, gain)
@@ -441,10 +443,11 @@ class _OnTheWay:
             words.append(f"{outlook.hot:.0%} of batches hot")
         return ", ".join(words)
 
-    def _why_left(self, claim: ClaimedAddition, outlook: Outlook, gain: float) -> str:
+    def _why_left(self, claim: ClaimedAddition, gain: float, outlook: Outlook) -> str:
         new = [one for one in outlook.notices if one not in self.best.notices]
         if "dedup" in self._wrote[claim.addition.name] and not outlook.groups:
-            new += [line.strip() for line in outlook.why_groups[1 : 1 + FEATURES]]
+            lines = outlook.why_groups[1:]
+            new += [line.strip() for line in (*lines[:FEATURES], *lines[FEATURES:][-1:])]
         change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
         what = "memory" if self._goal.objective == "memory" else "time"
         why = f"a step would take {change} {what}, and {WORTH:.0%} must be saved"
