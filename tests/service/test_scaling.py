@@ -35,7 +35,7 @@ def test_workers_are_added_below_one_mark_and_taken_away_above_the_other() -> No
     full, empty = client(1.0), client(0.1)
     assert look(9, full, empty) == 2  # a change has to show first
     assert look(3, full, empty) == 3
-    assert "is 10% full over 5 s, and clients stalled 100% of the time: below 25%" in scaling.why
+    assert "is 10% full over 5 s, and clients stalled 50% of the time: below 25%" in scaling.why
     assert look(11, full, empty) == 4
     assert look(11, full, empty) == 6  # by half as many more
     assert look(99, full, empty) == 6

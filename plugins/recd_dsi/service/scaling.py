@@ -55,7 +55,7 @@ class Scaling:
         self._began: float | None = None
         self._changed = 0.0
         self._notes: deque[tuple[float, float, float]] = deque()
-        """When, the emptiest client's share, and the seconds stalled of all."""
+        """When, the emptiest client's share, and the seconds that clients have stalled on average."""
 
     def look(self, clients: Sequence[Mapping[str, Any]], now: float) -> int:
         """The number of workers that there should be, after what clients say by now."""
@@ -65,8 +65,8 @@ class Scaling:
         if not shares:  # nobody asks for batches
             self._notes.clear()
             return self.wanted
-        stalled = sum(float(one["stalled"]) for one in clients if _number(one.get("stalled")))
-        self._notes.append((now, min(shares), stalled))
+        stalled = [float(one["stalled"]) for one in clients if _number(one.get("stalled"))]
+        self._notes.append((now, min(shares), sum(stalled) / max(1, len(stalled))))
         while self._notes[0][0] < now - SPAN:
             self._notes.popleft()
         asked = sum(int(one.get("most", self.bounds.most)) for one in clients)
