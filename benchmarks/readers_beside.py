@@ -42,8 +42,8 @@ def beside(table: Table, rounds: int, cache: Path) -> Report:
         "local reader, shuffled": _epoch_of(table, LocalReaderConfig()),
         "pyarrow.dataset loop, in order": lambda: _dataset_loop(table),
     }
-    missing = [name for name in ("ray", "datasets") if find_spec(name) is None]
-    if "ray" not in missing:
+    missing = [name for name in ("ray", "pandas", "datasets") if find_spec(name) is None]
+    if not {"ray", "pandas"} & {*missing}:  # Ray Data needs both
         sides["Ray Data, local shuffle"] = lambda: _ray(table)
     if "datasets" not in missing:
         sides["Hugging Face datasets, cached, shuffled"] = _hugging_face(table, cache)

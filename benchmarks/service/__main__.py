@@ -18,6 +18,7 @@ from benchmarks.harness import Report, main
 from benchmarks.service.coordinated import coordinator_load
 from benchmarks.service.disturbed import stall
 from benchmarks.service.rates import one_worker, second_job, wire
+from benchmarks.service.ray_data import MISSING, beside_ray_data
 from benchmarks.service.trials import trials
 
 BATCH_SIZE = 512
@@ -39,11 +40,15 @@ def measure(
             figures += one_worker(folder, rounds, **sizes)
             figures += wire(folder, **sizes)
             figures.append(second_job(folder, rounds, **sizes))
+            if not MISSING:
+                figures.append(beside_ray_data(folder, rounds, **sizes))
             figures.append(stall(folder, few, **small))
             figures.append(coordinator_load(10.0 if quick else 60.0))
         else:
             figures.append(trials(folder, count, seed=seed))
     settings = {**sizes, "disturbed": small, "rounds": rounds, "torch_threads": 1}
+    if MISSING:
+        settings["not measured"] = f"Ray Data: pip install {' '.join(MISSING)}"
     return Report(figures=figures, settings=settings)
 
 

@@ -20,7 +20,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.sparse.jagged import without
 
-__all__ = ["one_worker", "second_job", "wire"]
+__all__ = ["ONE", "one_worker", "rows_of", "second_job", "wire"]
 
 ONE = {**LOCAL, "use": "service", "workers": 1, "when_none_answers": "fail", "patience": 120}
 WAYS = {"shared memory": {}, "the wire": {"shared_memory_mib": 0}}
@@ -63,7 +63,7 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
     body, count = statistics.mean(bodies), len(bodies)
     with plain_flight(int(body), count) as plain:
         sides: dict[str, Callable[[], Any]] = {
-            "local": lambda: Taken(_rows(local), 0.0),
+            "local": lambda: Taken(rows_of(local), 0.0),
             **{way: partial(_taken, loader) for way, loader in ours.items()},
             "plain Flight": plain,
             "a copy": copied(int(body), count),
@@ -197,10 +197,10 @@ def wire(folder: Path, *, samples: int, batch_size: int) -> Iterator[Figure]:
 
 
 def _epoch(loader: Iterable[Batch]) -> Callable[[], int]:
-    return lambda: _rows(loader)
+    return lambda: rows_of(loader)
 
 
-def _rows(loader: Iterable[Batch]) -> int:
+def rows_of(loader: Iterable[Batch]) -> int:
     """An epoch's, every id of which is read, as a trainer would."""
     rows = 0
     for batch in loader:
@@ -218,7 +218,7 @@ def _taken(loader: ServiceLoader) -> Taken:
     assert pid is not None
     clock = ~pid << 3 | 2  # clock_getcpuclockid: all threads of another process, on Linux
     began = time.clock_gettime(clock)
-    rows = _rows(loader)
+    rows = rows_of(loader)
     return Taken(rows, time.clock_gettime(clock) - began)
 
 

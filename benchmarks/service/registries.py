@@ -10,10 +10,12 @@ import recd_plugins as rp
 from recd_dsi.service.loader import ServiceLoader
 from recd_plugins.stack import Stack
 
-__all__ = ["KINDS", "LOCAL", "SEQUENCES", "service", "stack_of"]
+__all__ = ["KINDS", "LOCAL", "MODULO", "SEQUENCES", "service", "stack_of"]
 
 LOCAL = {"use": "local", "sessions": "whole"}
 SEQUENCES = ("clicks", "views", "likes", "searches")
+MODULO = 50_000
+"""Of the hash of all ids."""
 KINDS: dict[str, dict[str, Any]] = {
     "KJT": {},
     "IKJT": {"dedup": {"use": "exact", "groups": [[name] for name in SEQUENCES]}},
@@ -35,7 +37,7 @@ def stack_of(
             "folder": str(folder),
             "dataset": {"use": "sessions", "samples": samples, "dense": 8, "features": _FEATURES},
             "etl": ["cluster_by_session"],
-            "preprocess": [{"use": "sigrid_hash", "features": "*", "modulo": 50_000}],
+            "preprocess": [{"use": "sigrid_hash", "features": "*", "modulo": MODULO}],
             "reader": dict(reader),
             "train": {"batch_size": batch_size, "device": "cpu"},
             **KINDS[kind],

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import torch
 from forked import start_server
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.service.disturbed import stall
 from benchmarks.service.rates import one_worker, second_job, wire
+from benchmarks.service.ray_data import Hashed
+from benchmarks.service.registries import MODULO
 from recd_dsi.service.reader import end_workers
+from recd_dsi.transforms import SigridHash
 
 SIZES = {"samples": 1_500, "batch_size": 64}
 
@@ -45,3 +51,17 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
 @pytest.mark.ranks
 def test_a_killed_worker_is_missed_for_a_time(folder: Path) -> None:
     assert 0 < stall(folder, 1, **SIZES).value < 60
+
+
+def test_ray_datas_side_hashes_ids_as_ours_does() -> None:
+    lists = [[[1, 2], [], [3]], [[7], [8, 9], [10]]]
+    table = pa.table({"label": [0, 1, 1], "a": lists[0], "b": lists[1]}).slice(1)
+    ids = torch.tensor([3, 8, 9, 10])
+    features = KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([0, 1, 2, 1]))
+    hashed = SigridHash(MODULO)(features).values().tolist()
+    found = Hashed(["a", "b"])(table)
+    assert [found[name].to_pylist() for name in ("a", "b")] == [
+        [[], [hashed[0]]],
+        [hashed[1:3], [hashed[3]]],
+    ]
+    assert found["label"].to_pylist() == [1, 1]

@@ -55,7 +55,7 @@ class Scaling:
         self._began: float | None = None
         self._changed = 0.0
         self._notes: deque[tuple[float, float, float]] = deque()
-        """When, the emptiest client's share, and the seconds that clients have stalled on average."""
+        """When, the emptiest client's share, and the seconds stalled of one on average."""
 
     def look(self, clients: Sequence[Mapping[str, Any]], now: float) -> int:
         """The number of workers that there should be, after what clients say by now."""
