@@ -43,7 +43,7 @@ gpu:
 test: $(VENV)/ready
 	$(BIN)/python -m pytest $(WORKERS)
 
-# Without ranks, without processes that train: what to run after every change. Two folders have
+# Without ranks, without servers, without processes that train: what to run after every change. Two folders have
 # whole programs alone (tests/conftest.py), and are not imported to find that out.
 test-fast: $(VENV)/ready
 	$(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=fast -m "not ranks and not slow" \

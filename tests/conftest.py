@@ -48,16 +48,19 @@ settings.load_profile("recd")
 
 WHOLE_PROGRAMS = ("examples", "benchmarks")
 """Folders of tests that run whole programs, which takes each of them seconds."""
+SERVERS = {"endpoint", "brokers"}
+"""Fixtures that start a server, an S3 endpoint or brokers of Kafka, for which tests then wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`ranks` are the tests that ask for the pool, or for `workers` of the reader; in two
-    folders all are `slow`: they run whole programs."""
+    """`ranks` are the tests that ask for the pool, or for `workers` of the reader; `slow` are those
+    that run whole programs: all in two folders, and those that ask for a server."""
     for item in items:
         workers = getattr(item, "callspec", None) and item.callspec.params.get("workers")
-        if workers or "gloo_pool" in getattr(item, "fixturenames", ()):
+        asks = set(getattr(item, "fixturenames", ()))
+        if workers or "gloo_pool" in asks:
             item.add_marker("ranks")
-        if item.path.parent.name in WHOLE_PROGRAMS:
+        if item.path.parent.name in WHOLE_PROGRAMS or asks & SERVERS:
             item.add_marker("slow")
     # Files are dealt out in this order: whole programs first, single values last.
     files: dict[Path, tuple[bool, bool]] = {}

@@ -98,6 +98,7 @@ def of_sessions(folder: Path) -> RegistryAdvice:
     return advise(Registry.load(values), AdviceGoal(budget_gb=1e-4))
 
 
+@pytest.mark.slow
 def test_samples_that_repeat_are_deduplicated(of_sessions: RegistryAdvice) -> None:
     walk = of_sessions.walk
     assert {"clustering", "unique samples"} <= set(walk.kept)
@@ -108,6 +109,7 @@ def test_samples_that_repeat_are_deduplicated(of_sessions: RegistryAdvice) -> No
     assert of_sessions.as_given is not None  # which is no plain TorchRec
 
 
+@pytest.mark.slow
 def test_what_is_advised_is_never_slower_and_each_part_of_it_pays(
     of_sessions: RegistryAdvice,
 ) -> None:
@@ -121,6 +123,7 @@ def test_what_is_advised_is_never_slower_and_each_part_of_it_pays(
     assert walk.best.over(walk.base) <= 1e-4 * 2**30
 
 
+@pytest.mark.slow
 def test_a_strangers_additions_are_weighed_like_any(of_sessions: RegistryAdvice) -> None:
     found = {one.name: one for one in of_sessions.walk.weighed}
     assert found["everything row-wise"].verdict == "left out"
@@ -129,6 +132,7 @@ def test_a_strangers_additions_are_weighed_like_any(of_sessions: RegistryAdvice)
     assert "nowhere" in found["behind it"].why
 
 
+@pytest.mark.slow
 def test_it_says_what_would_change_the_advice_and_what_to_measure(
     of_sessions: RegistryAdvice,
 ) -> None:
@@ -144,6 +148,7 @@ def test_it_says_what_would_change_the_advice_and_what_to_measure(
     json.dumps(of_sessions.summary())
 
 
+@pytest.mark.slow
 def test_samples_that_do_not_repeat_are_left_with_the_reason(folder: Path) -> None:
     advice = advise(Registry.load(registry(folder / "1", 1)), AdviceGoal(), with_what_ifs=False)
     assert not {"clustering", "unique samples"} & set(advice.walk.kept)

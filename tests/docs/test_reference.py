@@ -84,21 +84,24 @@ def _code_blocks(page: Path) -> list[str]:
     return [text for language, text in blocks if language in ("", "sh", "bash", "console")]
 
 
-def _commands(pattern: str) -> list[tuple[str, str]]:
-    found = []
+def _commands(pattern: str) -> dict[str, set[str]]:
+    """What code of each page has of a pattern, where it has any."""
+    found = {}
     for page in PAGES:
-        text = (
-            "\n".join(_code_blocks(page))
-            + "\n"
-            + "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))
-        )
-        found += [(str(page.relative_to(ROOT)), match) for match in re.findall(pattern, text)]
-    return sorted(set(found))
+        inline = re.findall(r"`([^`\n]+)`", page.read_text())
+        if matches := re.findall(pattern, "\n".join([*_code_blocks(page), *inline])):
+            found[str(page.relative_to(ROOT))] = set(matches)
+    return found
 
 
-@pytest.mark.parametrize(("page", "command"), _commands(r"(?:^|\s)recd ((?:data )?[a-z]+)\b"))
-def test_every_recd_command_that_the_docs_name_exists(page: str, command: str) -> None:
-    assert exits(command) == 0, f"{page} names `recd {command}`"
+COMMANDS = _commands(r"(?:^|\s)recd ((?:data )?[a-z]+)\b")
+TARGETS = _commands(r"(?:^|\s)make ([a-z]+)\b")
+
+
+@pytest.mark.parametrize("page", COMMANDS)
+def test_every_recd_command_that_the_docs_name_exists(page: str) -> None:
+    for command in sorted(COMMANDS[page]):
+        assert exits(command) == 0, f"{page} names `recd {command}`"
 
 
 @cache
@@ -107,23 +110,17 @@ def exits(command: str) -> int:
     return CliRunner().invoke(app, [*command.split(), "--help"]).exit_code
 
 
-@pytest.mark.parametrize(("page", "target"), _commands(r"(?:^|\s)make ([a-z]+)\b"))
-def test_every_make_target_that_the_docs_name_exists(page: str, target: str) -> None:
+@pytest.mark.parametrize("page", TARGETS)
+def test_every_make_target_that_the_docs_name_exists(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert f"\n{target}:" in makefile, f"{page} names `make {target}`"
+    for target in sorted(TARGETS[page]):
+        assert f"\n{target}:" in makefile, f"{page} names `make {target}`"
 
 
-def _links() -> list[tuple[str, str]]:
-    return [
-        (str(page.relative_to(ROOT)), link)
-        for page in PAGES
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    ]
-
-
-@pytest.mark.parametrize(("page", "link"), _links())
-def test_every_link_leads_somewhere(page: str, link: str) -> None:
-    assert (ROOT / page).parent.joinpath(link).exists()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert page.parent.joinpath(link).exists(), link
 
 
 def test_the_readme_runs_what_ci_runs() -> None:

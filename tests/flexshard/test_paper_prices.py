@@ -21,9 +21,10 @@ from recd_plugins.planning.table_sizes import TableSizes
 
 
 def saved(model: PaperModel, folder: Path) -> Path:
-    """The model's access curve, and ids of the rows that may have replicas."""
+    """The access curve, and ids of half as many rows again as the paper gives replicas."""
     rows = model.tables()["table"].rows
-    profile = Profile(rows={"table": dataclasses.replace(rows, ids=np.arange(4_000_000))})
+    ids = np.arange(3 * (model.replicated[0] + model.per_node[0]) // 2)
+    profile = Profile(rows={"table": dataclasses.replace(rows, ids=ids)})
     profile.save(folder / "profile.arrow")
     return folder / "profile.arrow"
 

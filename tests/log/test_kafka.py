@@ -29,7 +29,7 @@ SHARDS = 4
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
+def brokers() -> Iterator[str]:
     """Brokers that live as long as the client that they are part of."""
     client = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "none"})
     brokers = client.list_topics(timeout=60).brokers.values()
@@ -37,30 +37,30 @@ def servers() -> Iterator[str]:
     del client
 
 
-def opened(servers, topic, **options) -> KafkaLog:
-    client = kafka.Producer({"bootstrap.servers": servers})
+def opened(brokers, topic, **options) -> KafkaLog:
+    client = kafka.Producer({"bootstrap.servers": brokers})
     assert len(client.list_topics(topic, timeout=60).topics[topic].partitions) == SHARDS
     options = {"shards": SHARDS, "linger_ms": 5, "timeout_s": 60} | options
-    return build_kafka(KafkaConfig(servers=servers, topic=topic, **options), Context())
+    return build_kafka(KafkaConfig(servers=brokers, topic=topic, **options), Context())
 
 
-def test_each_partition_holds_its_sessions_in_order(servers):
+def test_each_partition_holds_its_sessions_in_order(brokers):
     rows = numbered(300)
-    with opened(servers, "sessions") as log:
+    with opened(brokers, "sessions") as log:
         for start in range(0, 300, 70):
             log.append(messages_of(rows[start : start + 70]))
     assert log.route == "session"
     for shard in range(SHARDS):
         expected = [row for row in rows if shard == session_shards(ids(row), SHARDS)[0]]
         assert rows_of(log.read(shard)) == expected
-    assert everything(opened(servers, "sessions")) == everything(log)
+    assert everything(opened(brokers, "sessions")) == everything(log)
 
 
-def test_nothing_was_dropped_and_keys_are_sessions(servers):
+def test_nothing_was_dropped_and_keys_are_sessions(brokers):
     """The brokers keep 100k messages or 5 MiB a partition and drop the oldest without a word."""
-    with opened(servers, "keys") as log:
+    with opened(brokers, "keys") as log:
         log.append(messages_of(numbered(200)))
-    consumer = kafka.Consumer({"bootstrap.servers": servers, "group.id": "test"})
+    consumer = kafka.Consumer({"bootstrap.servers": brokers, "group.id": "test"})
     total = 0
     for shard in range(SHARDS):
         partition = kafka.TopicPartition("keys", shard, 0)
@@ -75,12 +75,12 @@ def test_nothing_was_dropped_and_keys_are_sessions(servers):
     assert total == 200
 
 
-def test_flush_makes_it_readable_and_more_follows(servers):
-    log = opened(servers, "flush")
+def test_flush_makes_it_readable_and_more_follows(brokers):
+    log = opened(brokers, "flush")
     log.append(messages_of(numbered(20)))
     log.flush()
     reading = [log.read(shard) for shard in range(SHARDS)]
-    assert sorted(everything(opened(servers, "flush"))) == sorted(numbered(20))
+    assert sorted(everything(opened(brokers, "flush"))) == sorted(numbered(20))
     assert sorted(row for shard in reading for row in rows_of(shard)) == sorted(numbered(20))
     log.append(messages_of(numbered(20, first=20)))
     log.close()
@@ -90,23 +90,23 @@ def test_flush_makes_it_readable_and_more_follows(servers):
 @pytest.mark.parametrize(
     "message", [b"", "Grüße, 世界".encode(), bytes(range(256)), b"x" * 900_000], ids=len
 )
-def test_any_bytes_are_a_message(servers, message):
+def test_any_bytes_are_a_message(brokers, message):
     row = (-(2**63), 2**40, message)
-    with opened(servers, f"bytes-{len(message)}") as log:
+    with opened(brokers, f"bytes-{len(message)}") as log:
         log.append(messages_of([row]))
     assert everything(log) == [row]
 
 
-def test_a_topic_of_nothing(servers):
-    with opened(servers, "nothing") as log:
+def test_a_topic_of_nothing(brokers):
+    with opened(brokers, "nothing") as log:
         log.append(messages_of([]))
     assert everything(log) == []
 
 
-def test_logs_join_from_kafka_too(servers, tmp_path):
+def test_logs_join_from_kafka_too(brokers, tmp_path):
     config = SessionsConfig(samples=800, concurrent_sessions=50)
     rows = next(Sessions(config).chunks("train"))
-    with opened(servers, "join") as log:
+    with opened(brokers, "join") as log:
         for messages in Replay(config.schema).messages([rows]):
             log.append(messages)
     table, report = join_log(log, config.schema, tmp_path / "table", JoinConfig(window_ms=600_000))
@@ -114,8 +114,8 @@ def test_logs_join_from_kafka_too(servers, tmp_path):
     assert report.positives == report.events == rows["label"].to_numpy().sum()
 
 
-def test_what_cannot_be_sent_is_reported(servers):
-    log = opened(servers, "large", client={"message.max.bytes": 2000})
+def test_what_cannot_be_sent_is_reported(brokers):
+    log = opened(brokers, "large", client={"message.max.bytes": 2000})
     with pytest.raises(DataError, match=r"5,000 bytes .*MSG_SIZE_TOO_LARGE.*`message\.max\.bytes`"):
         log.append(messages_of([(1, 1, b"x" * 5000)]))
     with pytest.raises(DataError, match="Kafka has no timestamp -5"):
@@ -135,37 +135,37 @@ def test_brokers_that_are_not_there():
 
 
 @pytest.mark.parametrize(("topic", "there"), [("sessions", 4), ("missing", 0)])
-def test_a_topic_of_other_partitions(servers, topic, there):
-    opened(servers, "sessions")
-    log = KafkaLog(KafkaConfig(servers=servers, topic=topic, shards=8))
+def test_a_topic_of_other_partitions(brokers, topic, there):
+    opened(brokers, "sessions")
+    log = KafkaLog(KafkaConfig(servers=brokers, topic=topic, shards=8))
     with pytest.raises(DataError, match=rf"'{topic}' has {there} partitions.*--partitions 8"):
         log.append(messages_of(numbered(1)))
 
 
-def test_messages_that_were_deleted(servers):
+def test_messages_that_were_deleted(brokers):
     """A mock broker keeps 5 MiB a partition: the oldest of 8 MB are gone."""
-    log = opened(servers, "deleted")
+    log = opened(brokers, "deleted")
     log.append(messages_of([(1, n, bytes([n]) + os.urandom(800_000)) for n in range(10)]))
     log.flush()
     shard = int(session_shards(ids((1,)), SHARDS)[0])
     with pytest.raises(DataError, match=r"its first \d messages are deleted.*`may_lack: true`"):
         list(log.read(shard))
-    left = rows_of(opened(servers, "deleted", may_lack=True).read(shard))
+    left = rows_of(opened(brokers, "deleted", may_lack=True).read(shard))
     assert [row[1] for row in left] == list(range(10 - len(left), 10))
     assert 0 < len(left) < 10
     with pytest.raises(DataError, match=r"its first \d messages are deleted"):
         log.cuts({}, 0, 10)
-    rest, ends = opened(servers, "deleted", may_lack=True), {str(shard): 10}
+    rest, ends = opened(brokers, "deleted", may_lack=True), {str(shard): 10}
     assert rest.cuts({}, 9, 10).before == {str(shard): 9}
     assert [row for one in rest.between(shard, {}, ends) for row in rows_of([one.messages])] == left
 
 
-def test_messages_of_others(servers):
-    other = kafka.Producer({"bootstrap.servers": servers})
+def test_messages_of_others(brokers):
+    other = kafka.Producer({"bootstrap.servers": brokers})
     other.produce("others", b"hello", key=b"me", partition=0)
     assert other.flush(10) == 0
     with pytest.raises(DataError, match="so they are not ours"):
-        list(opened(servers, "others").read(0))
+        list(opened(brokers, "others").read(0))
 
 
 def ids(row):
@@ -182,7 +182,7 @@ def carry_on(log: KafkaLog, config: SessionsConfig, time: int) -> None:
     log.flush()
 
 
-def test_periods_close_by_the_offsets_of_partitions(servers, tmp_path):
+def test_periods_close_by_the_offsets_of_partitions(brokers, tmp_path):
     config = SessionsConfig(samples=800, concurrent_sessions=50)
     rows = next(Sessions(config).chunks("train")).sort_by("timestamp")
     times = rows["timestamp"].to_numpy()
@@ -196,7 +196,7 @@ def test_periods_close_by_the_offsets_of_partitions(servers, tmp_path):
     )
     messages = [*Replay(config.schema, ReplayConfig(delay_ms=60_000)).messages([rows])]
     half = messages[0].num_rows // 2
-    with opened(servers, "periods") as log:
+    with opened(brokers, "periods") as log:
         eager = build_growing_log(growing, Context(folder=tmp_path, neighbours={"log": log}))
         log.append(messages[0].slice(0, half))
         log.flush()
@@ -223,14 +223,14 @@ def test_periods_close_by_the_offsets_of_partitions(servers, tmp_path):
     assert sorted(seen) == times[times < growing.until].tolist()
 
 
-def test_a_partition_that_holds_other_messages_is_refused(servers, tmp_path):
+def test_a_partition_that_holds_other_messages_is_refused(brokers, tmp_path):
     """As where a topic was deleted and made again."""
     config = SessionsConfig(samples=400, concurrent_sessions=50)
     growing = None
     for topic in ("before", "after"):
         made = dataclasses.replace(config, seed=len(topic))
         rows = next(Sessions(made).chunks("train")).sort_by("timestamp")
-        with opened(servers, topic) as log:
+        with opened(brokers, topic) as log:
             for messages in Replay(config.schema).messages([rows]):
                 log.append(messages)
             carry_on(log, config, int(rows["timestamp"].to_numpy()[-1]) + 600_000)

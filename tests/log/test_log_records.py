@@ -25,6 +25,7 @@ def test_shard_files(route, block_bytes):
     check_record(SHARDS, options={"route": route, "block_bytes": block_bytes, "shards": 5})
 
 
+@pytest.mark.slow
 def test_kafka():
     kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (extra `kafka`)")
     from recd_dedup.log.kafka import KafkaConfig, build_kafka
