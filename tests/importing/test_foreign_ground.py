@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from strangers_files import clicks, text, write
 from typer.testing import CliRunner
@@ -61,6 +62,15 @@ def test_folders_are_columns_and_files_may_differ(hours: Path, tmp_path: Path) -
     assert {*sparse} == {"item_id", "brand", "hour"}
     assert {one.partition(" ")[0] for one in found["doubts"]} >= {"'brand'", "'item_id'"}
     schema = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    last = hours / "day=2024-03-01" / "hour=02"
+    recd("data", "rewrite", hours, tmp_path / "flat", fails=2)  # the types differ
+    recd("data", "rewrite", f"{hours}/day=*/hour=02", tmp_path / "flat")
+    assert "all counts as read" in recd("data", "layout", tmp_path / "flat")
+    flat = pq.read_table(tmp_path / "flat")
+    assert flat.column_names == [*pq.read_schema(last / "part.parquet").names, "day", "hour"]
+    assert flat["hour"].unique().to_pylist() == ["02"]
+    by_day = ("data", "import", last, tmp_path / "no", "--split-by", "hash:at")
+    assert recd(*by_day).count("rows in") == 2
     told = recd("data", "import", hours, tmp_path / "t", "--schema", schema, fails=2)
     assert "lacks column 'brand'" in told
     assert "--absent brand" in told

@@ -108,10 +108,7 @@ def layout(
             check_patterns(column, names, kind="column", where="--column")
             wanted = found.matching(column)
         else:
-            opened = _as_read(table, registry)
-            schema = opened.schema
-            read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
-            wanted = opened.file_columns([n for n in read if n not in opened.joined_columns])
+            wanted = _wanted(table, registry) or tuple(names)
         readings = {
             "all columns": found.reading(names, hole=hole),
             "what is read": found.reading(wanted, hole=hole),
@@ -121,6 +118,23 @@ def layout(
             print(json.dumps(_as_json(found, readings)))
             return
         _draw(found, readings)
+
+
+def _wanted(path: Location, registry: Path) -> tuple[str, ...]:
+    """The columns of the files that a reader takes; none where no schema says."""
+    from recd_plugins.data.table import carries_schema
+    from recd_plugins.errors import RecdError
+
+    try:
+        opened = _as_read(path, registry)
+    except RecdError:
+        if registry != REGISTRY or carries_schema(path):
+            raise
+        print("no schema says what a reader takes, so all counts as read", file=sys.stderr)
+        return ()
+    schema = opened.schema
+    read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
+    return opened.file_columns([one for one in read if one not in opened.joined_columns])
 
 
 def _as_read(path: Location, registry: Path) -> Table:

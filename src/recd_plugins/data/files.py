@@ -223,7 +223,12 @@ def _matches(pattern: Path) -> dict[Location, FileFacts]:
     matched = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
     found: dict[Location, FileFacts] = {}
     for one in matched:
-        found |= _files(one) if one.is_dir() else _partitioned(base, [one])
+        inside = _files(one) if one.is_dir() else {}
+        if any(facts.partitions for facts in inside.values()):  # a log of the folder's says so
+            found |= inside
+        else:
+            below = [file for file in inside if isinstance(file, Path)]
+            found |= _partitioned(base, below or [one])
     if not found:
         raise DataError(f"{pattern}: no file fits this glob. Check the path.")
     return found

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
 from recd_plugins.config.whole_file import write_whole
-from recd_plugins.data.files import UNFINISHED, table_files
+from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
 from recd_plugins.data.parquet_file import FileWriter, arrow_schema, footer_of, opened
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
 from recd_plugins.errors import DataError, nearest
@@ -57,13 +57,14 @@ def rewrite(
 ) -> int:
     """Write the table into `target`, a folder; its rows. What an ended run of the same left there
     stays."""
-    files = table_files(source)
+    facts = found_files(source)
+    files = tuple(facts)
     there = target.exists()
     if there and not (isinstance(target, Uri) and (target / UNFINISHED).exists()):
         raise DataError(f"{target}: is there already. Name another folder, or remove it.")
     footers = {file: footer_of(file) for file in files}
-    arrow = arrow_schema(footers[files[0]], files[0])
-    _check(arrow, files, footers, config)
+    arrow = arrow_schema(footers[files[0]], files[0], facts[files[0]])
+    _check(arrow, facts, footers, config)
     total: int = sum(footer.num_rows for footer in footers.values())
     # A store renames nothing: there the plan lies in the table until it is whole, and says that it
     # is not.
@@ -74,7 +75,9 @@ def rewrite(
         _note_keys(part, files, footers, config, keys)
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
-    for number, chunks in enumerate(_cut(_rows(files, footers, written), rows_per_file), done):
+    for number, chunks in enumerate(
+        _cut(_rows(facts, footers, arrow.names, written), rows_per_file), done
+    ):
         name = f"part-{number:05}.parquet"
         if isinstance(part, Uri):
             written += _write(part / name, chunks, arrow, keys, config)
@@ -151,14 +154,15 @@ def _note_keys(
 
 def _check(
     arrow: pa.Schema,
-    files: Sequence[Location],
+    files: Mapping[Location, FileFacts],
     footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
 ) -> None:
-    for file in files:
-        if arrow_schema(footers[file], file) != arrow:
+    for file, facts in files.items():
+        if arrow_schema(footers[file], file, facts) != arrow:
             raise DataError(
-                f"{file}: has other columns than {files[0]}. Rewrite them as tables of their own."
+                f"{file}: has other columns than {next(iter(files))}. Rewrite them as tables of "
+                "their own."
             )
     for name in config.flatten:
         if name not in arrow.names:
@@ -176,8 +180,9 @@ def columns_after(
     source: Location | Sequence[Location], config: RewriteConfig, progress: Progress = silent
 ) -> tuple[str, ...]:
     """The columns that a rewrite makes."""
-    files = table_files(source)
-    names = arrow_schema(footer_of(files[0]), files[0]).names
+    facts = found_files(source)
+    files = tuple(facts)
+    names = arrow_schema(footer_of(files[0]), files[0], facts[files[0]]).names
     made: list[str] = []
     for name in names:
         if name in config.flatten:
@@ -235,16 +240,18 @@ def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
 
 
 def _rows(
-    files: Sequence[Location], footers: Mapping[Location, pq.FileMetaData], skipped: int
+    files: Mapping[Location, FileFacts],
+    footers: Mapping[Location, pq.FileMetaData],
+    names: Sequence[str],
+    skipped: int,
 ) -> Iterator[pa.Table]:
     """The rows from `skipped` on, stripe by stripe: stripes before are not read."""
-    for file in files:
+    for file, facts in files.items():
         footer = footers[file]
         if skipped >= footer.num_rows:
             skipped -= footer.num_rows
             continue
-        with opened(file) as parquet:
-            names = parquet.schema_arrow.names
+        with opened(file, facts) as parquet:
             for group in range(footer.num_row_groups):
                 count = footer.row_group(group).num_rows
                 if skipped >= count:
