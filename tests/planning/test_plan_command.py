@@ -170,5 +170,10 @@ def test_ranks_that_need_not_be_there_need_no_streams_of_their_own(folder: Path)
     result = run(folder, "plan", "reader.streams=2", "--ranks", "4", sharding=PLAIN)
     assert result.exit_code == 0, result.output
     assert "note: reader.streams is 2, but must be a multiple of 4" in result.stderr
-    fits = run(folder, "plan", "reader.streams=8", "--ranks", "4", sharding=PLAIN)
+    # A worker of the service reads for any stream, so theirs are not dealt out among those.
+    plugins, reader = (
+        "plugins=[recd_dlrm, recd_dsi]",
+        "reader={use: service, workers: 3, streams: 8}",
+    )
+    fits = run(folder, "plan", plugins, reader, "--ranks", "4", sharding=PLAIN)
     assert (fits.exit_code, "note" in fits.stderr) == (0, False), fits.output

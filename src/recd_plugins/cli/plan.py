@@ -129,7 +129,7 @@ def _streams_misfit(stack: Stack) -> str:
     from recd_plugins.errors import RegistryError
 
     config, train = stack.registry.one("reader").config, stack.registry.train
-    streams, workers = getattr(config, "streams", None), getattr(config, "workers", 0)
+    streams, workers = getattr(config, "streams", None), getattr(config, "consumers", 1)
     if streams is None:
         return ""
     try:

@@ -113,7 +113,7 @@ def _search(
 
     settings = stack.registry.train
     console = Console(stderr=True, highlight=False)
-    consumers = settings.ranks * max(1, getattr(stack.registry.one("reader").config, "workers", 1))
+    consumers = settings.ranks * getattr(stack.registry.one("reader").config, "consumers", 1)
 
     def attempt(size: int) -> Trial:
         with console.status(f"{name}: {size:,} samples a rank"):

@@ -59,6 +59,11 @@ class LocalReaderConfig(Config):
         """Whether a rank forks processes that read for it."""
         return self.workers > 0
 
+    @property
+    def consumers(self) -> int:
+        """Processes of a rank among which its streams are dealt out."""
+        return max(1, self.workers)
+
 
 class LocalReader:
     """Opens loaders on a table; a `slots.Reader`."""
@@ -84,7 +89,7 @@ class LocalReader:
         )
 
         config, train = self._config, split == "train"
-        consumers = world_size * max(1, config.workers)
+        consumers = world_size * config.consumers
         shares = Shares(
             world_size=world_size, workers=config.workers, streams=config.streams or consumers
         )

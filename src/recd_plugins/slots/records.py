@@ -121,7 +121,8 @@ class ReaderRecord(Record[C, Reader]):
     """A reader: it makes the batches of a rank from a table.
 
     Where its config has an attribute `forks` that is true, a rank of `recd train` copies itself for
-    `fork_server` of recd_plugins.api.reading: workers have imported at once what the rank has.
+    `fork_server` of recd_plugins.api.reading: workers have imported at once what the rank has. Its
+    `consumers`, if there are any, are the processes of a rank among which streams are dealt out.
     """
 
     slot = "reader"
