@@ -24,6 +24,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
@@ -137,7 +138,7 @@ def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
 
 
 def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
-    """Its dense optimizer steps them, and no row of them travels."""
+    """Its dense optimizer steps them, where it names no other one, and no row of them travels."""
     names = {"history": ROWS, "few": 4}
     bags = EmbeddingBagCollection(
         [
@@ -153,7 +154,11 @@ def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
         one.features.values().clamp_(max=3)  # ids that both tables have
     config = parse(FlexShardConfig, {}, "sharding")
     for own, kind in ((True, "data_parallel"), (False, "table_wise")):
-        given = dataclasses.replace(context(lambda: batches), data_parallel=own)
+        given = dataclasses.replace(
+            context(lambda: batches),
+            data_parallel=True,
+            own_sharders=default_sharders if own else None,
+        )
         made = FlexShardPlanner(config, in_front(given, {"search": "greedy"}))
         plan = made.propose(nn.ModuleDict({"bags": bags}), Topology(), 2)
         assert plan.plan["bags"]["few"].sharding_type == kind

@@ -111,13 +111,13 @@ def parameter_constraints(
     where: str = "sharding.constraints",
     *,
     within_nodes: bool = True,
-    data_parallel: bool = False,
+    data_parallel: Collection[str] = (),
 ) -> dict[str, ParameterConstraints]:
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
     `where` is their path in registry.yaml. What `wanted` does not ask for: that a table is divided
-    among the ranks of a node, unless `within_nodes`, or `data_parallel`, unless that is true.
+    among the ranks of a node, unless `within_nodes`, or data-parallel, unless it is named here.
     Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
@@ -127,7 +127,6 @@ def parameter_constraints(
     check_patterns(wanted, [table.name for table in tables], kind="table", where=where)
     left = {
         "grid_shard",  # TorchRec itself offers it on demand alone
-        *(() if data_parallel else ("data_parallel",)),  # the dense optimizer would step it
         *(() if within_nodes else ("table_row_wise",)),
     }
     constraints = {}
@@ -136,7 +135,13 @@ def parameter_constraints(
         own = wanted[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
         constraints[table.name] = ParameterConstraints(
-            sharding_types=_kinds(table, own, here, left),
+            sharding_types=_kinds(
+                table,
+                own,
+                here,
+                # The dense optimizer would step it.
+                left if table.name in data_parallel else {*left, "data_parallel"},
+            ),
             compute_kernels=list(own.compute_kernels) or table.kernels,
             min_partition=own.min_partition,
             cache_params=_cache_params(own),

@@ -18,7 +18,7 @@ from recd_plugins.planning.constraints import (
 )
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.sharders import fused_by_table, sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
             where=self._where,
             given=self._given,
-            data_parallel=self._data_parallel,
+            data_parallel=self._may_be_data_parallel(model, sharders),
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
@@ -225,6 +225,14 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
         return plan
+
+    def _may_be_data_parallel(
+        self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+    ) -> set[str]:
+        """The tables that the dense optimizer may step, since nobody names another one for them."""
+        if not self._data_parallel:
+            return set()
+        return {name for name, fused in fused_by_table(model, sharders).items() if not fused}
 
     def _check_not_twice(self, tables: Iterable[str]) -> None:
         """`RegistryError` where registry.yaml and the trainer both constrain a table."""

@@ -79,8 +79,9 @@ class Context:
     """TorchRec's constraints of tables by name, as a trainer gave them to `stack.plan`; there for
     `sharding` and `cache`."""
     data_parallel: bool = False
-    """Whether TorchRec's planner may have tables data-parallel that nobody wants so: in a trainer
-    of one's own, whose dense optimizer steps them, as it would without this project."""
+    """Whether TorchRec's planner may have tables data-parallel that nobody wants so, and for which
+    nobody names an optimizer: in a trainer of one's own, whose dense optimizer steps them then, as
+    it would without this project."""
     delivery: Callable[[], Delivery] | None = None
     """The delivery that another process needs to make the same batches; there for `reader`, where
     its loader is handed the registry's own transform."""
