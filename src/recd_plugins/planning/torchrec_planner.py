@@ -109,7 +109,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
             where=self._where,
             given=self._given,
-            data_parallel=self._may_be_data_parallel(model, sharders),
+            data_parallel=self._data_parallel,
         )
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
@@ -149,7 +149,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             self._batch_size,
             f"{self._where}.constraints",
             within_nodes=finds_these_nodes(topology, world_size),
-            data_parallel=self._data_parallel,
+            data_parallel=self._may_be_data_parallel(model, sharders),
         )
         self._check_not_twice(constraints)
         constraints |= with_given(constraints, self._given, held)
