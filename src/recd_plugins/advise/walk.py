@@ -186,8 +186,9 @@ def weigh_near(
     schema: Schema,
 ) -> Walk:
     """Weigh the additions where something is otherwise than on a walk that was `found`: from what
-    is kept there, on top of `values`. The others are met anew, and each that is kept is left out
-    once. All is weighed as in `weigh` where what was kept cannot be, or does not fit."""
+    is kept there, on top of `values`. The others are met anew, each that is kept is left out once,
+    and each that is not is tried in the place of each that is. All is weighed as in `weigh` where
+    what was kept cannot be, or does not fit."""
     on_the_way = _OnTheWay(base=outlooks.of(values), outlooks=outlooks, goal=goal, schema=schema)
     ordered = in_order(claims)
     if not on_the_way.begin([one for one in ordered if one.addition.name in found.kept], found):
@@ -196,6 +197,7 @@ def weigh_near(
         if claim.addition.name not in found.kept:
             on_the_way.meet(claim)
     on_the_way.leave_out()
+    on_the_way.take_places()
     return on_the_way.walk
 
 
