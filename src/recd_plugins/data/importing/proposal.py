@@ -254,9 +254,14 @@ def _time(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
 
 
 def _is_since(column: ColumnSurvey) -> bool:
-    """Whether its numbers are times since 1970, whatever its name, if that names nothing."""
-    known = _number(column) and _unit(column) and not _is(column, ID_WORDS)
-    return bool(known and column.low > 0.5 * column.high)
+    """Whether its numbers are times since 1990, before 2100 and near each other, whatever its name,
+    if that names nothing."""
+    unit = _unit(column) if _number(column) and not _is(column, ID_WORDS) else None
+    if unit is None:
+        return False
+    second = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+    near = column.low > 0.8 * column.high
+    return bool(near and 6.3e8 * second < column.low and column.high < 4.1e9 * second)
 
 
 def _time_entry(column: ColumnSurvey) -> ColumnEntry:
