@@ -247,9 +247,8 @@ def _time(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     ranged = [one for one in named if _unit(one)]
     since = [one for one in columns if _is_since(one)]
     named_so = [*(one for one in typed if _is(one, TIME_WORDS)), *ranged]
-    finest = sorted(
-        named_so, key=lambda one: -one.distinct
-    )  # a day's folder is coarser than a time
+    # The finest: the day that a folder names is coarser than a time.
+    finest = sorted(named_so, key=lambda one: -one.distinct)
     return next(iter((*finest, *typed, *since, *named)), None)
 
 
