@@ -234,6 +234,7 @@ def test_it_says_why_for_each_feature(advice: Advice) -> None:
     assert "bytes a sample, and all of them cost 2.0 bytes a sample (l 6.0" in reasons["topics"]
 
 
+@pytest.mark.slow
 def test_few_samples_of_a_session_in_a_batch_are_not_worth_it(tables) -> None:
     found = advise(tables["in_time"], batch_size=64)
     assert found.samples_per_session < 1.3
@@ -241,6 +242,7 @@ def test_few_samples_of_a_session_in_a_batch_are_not_worth_it(tables) -> None:
     assert by_name(found)["topics"].stay > 0.8  # though it repeats, as few pairs tell
 
 
+@pytest.mark.slow
 def test_a_larger_batch_brings_sessions_together(tables) -> None:
     factors = [
         by_name(advise(tables["in_time"], batch_size=size, sample_rows=24_000))["topics"].factor

@@ -77,6 +77,7 @@ def test_extremes(tmp_path, sessions, timestamps):
     keys=st.lists(st.tuples(st.sampled_from(HUGE), st.integers(-3, 3)), max_size=60),
     memory_gb=st.sampled_from([1e-7, 1e-6, 4e-6, 1.0]),
 )
+@pytest.mark.slow
 def test_any_keys_under_any_memory(tmp_path_factory, keys, memory_gb):
     rows = rows_of([key[0] for key in keys], [key[1] for key in keys])
     assert clustered(tmp_path_factory.mktemp("any"), rows, memory_gb).equals(expected(rows))

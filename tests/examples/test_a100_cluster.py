@@ -27,6 +27,7 @@ def test_the_registry_is_for_four_nodes_of_eight() -> None:
     assert registry.topology == load_topology(CLUSTER / "topology.yaml", "topology")
 
 
+@pytest.mark.filterwarnings("ignore:dedup. groups. auto is not used")  # of so small a table
 def test_a_plan_is_made_of_it(tmp_path: Path) -> None:
     """On a small table in place of the cluster's own."""
     skewed: dict[str, Any] = {"num_ids": 5_000, "table": "items", "skew": 1.2}

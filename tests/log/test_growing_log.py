@@ -106,6 +106,7 @@ def write(
 
 @pytest.mark.parametrize("kill", [False, True])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_a_period_is_the_same_whoever_looks_when(tmp_path, rows, messages, seed, kill):
     eager = periods_of(opened(tmp_path), tmp_path / "eager", rows)
 
@@ -263,6 +264,7 @@ def test_a_time_far_ahead_of_the_clock_closes_no_period(tmp_path, rows, messages
     assert not [*tmp_path.glob("periods-*/period-*.json")]
 
 
+@pytest.mark.slow
 def test_files_that_a_full_disk_kept_from_being_sealed_are_read(
     tmp_path, rows, messages, monkeypatch
 ):
@@ -308,6 +310,7 @@ def test_a_position_at_a_periods_end_names_what_was_read():
         PeriodLoader(opens, lambda number: "other").load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages):
     write(tmp_path, messages, 0, lambda: None, kill=False)
     config = periods_of(opened(tmp_path), tmp_path, rows).config

@@ -96,6 +96,7 @@ def test_a_sample_is_written_as_soon_as_nothing_can_change_it():
     assert list(join.finish()) == []
 
 
+@pytest.mark.slow
 def test_memory_holds_the_window_and_no_more():
     config = JoinConfig(window_ms=100, disorder_ms=0, remember_ms=100)
     join = Join(SCHEMA, config)

@@ -132,6 +132,7 @@ def test_a_log_that_was_copied_to_a_store_is_read_there(tmp_path):
         everything(opened(there))
 
 
+@pytest.mark.slow
 def test_readable_while_written(tmp_path):
     writer, reader = opened(tmp_path, block_bytes=1000), opened(tmp_path)
     rows = numbered(500, sessions=1, size=80)

@@ -59,6 +59,7 @@ def test_plan_says_what_and_why_and_writes_what_is_asked_for(folder: Path) -> No
     assert saved["curve.png"].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     before = folder / "before.arrow"
     goal = "sharding.goal=min_communication"

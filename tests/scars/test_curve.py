@@ -91,6 +91,7 @@ def printed(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_law_is_drawn_explained_and_printed_for_machines(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "curve.png"
     law = ("--law", "zipf:1.05", "--rows", "200000", "--lookups", "26", "--figure", str(figure))

@@ -68,6 +68,21 @@ def test_what_memory_has_no_room_for_is_on_disk_within_its_bound(tmp_path: Path)
     assert buffer.get(key(0)) is None  # removed from the folder, too
 
 
+def test_what_is_on_its_way_to_disk_is_still_there(tmp_path: Path) -> None:
+    found = []
+
+    class Watched(DiskCache):
+        def put(self, key: Key, record: pa.RecordBatch) -> None:
+            found.append((key in buffer, buffer.get(key) == record))
+            super().put(key, record)
+
+    buffer = Buffer(1, Watched(tmp_path, 1 << 20))
+    for number in range(3):
+        buffer.put(key(number), record(number), wanted=True)
+    assert found == [(True, True)] * 2
+    assert [buffer.get(key(number)) == record(number) for number in range(3)] == [True] * 3
+
+
 def test_a_damaged_file_of_the_cache_is_none_and_is_written_anew(tmp_path: Path) -> None:
     cache, file = DiskCache(tmp_path, 1 << 20), tmp_path / key(1).name
     cache.put(key(1), record(1))
@@ -104,6 +119,9 @@ def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
     stack = stack_of(tables, {"use": "local"})
     theirs = list(stack.loader(0, 1))
     options = WorkerOptions(buffer_bytes=1, disk=tmp_path)  # memory keeps one batch
+    service = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(service, ServiceLoader)
+    damaged = [tmp_path / Key(service.job.digest, 0, 0, number).name for number in (3, 4, 20)]
     made = []
     for _ in range(3):
         worker = Worker(stack.delivery(), options)
@@ -113,7 +131,7 @@ def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
         for left, right in zip(theirs, found, strict=True):
             assert_same_batch(left, right)
         if len(made) == 2:
-            for file in sorted(tmp_path.iterdir())[:3]:
+            for file in damaged:
                 file.write_bytes(file.read_bytes()[:100])
     assert made[0] >= len(theirs)
     assert made[1] <= 2
@@ -257,6 +275,7 @@ class Known:
         return {"id": f"w{self.number}", "address": f"127.0.0.1:{self.number}", "delivery": "ab"}
 
 
+@pytest.mark.slow
 def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

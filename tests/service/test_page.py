@@ -77,6 +77,7 @@ def all_taken(state: dict[str, Any]) -> bool:
     return client["taken"] == TAKEN and done
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_workers_and_clients(page: Page) -> None:
     state = once(lambda: json.loads(get(page, "/state")), all_taken)
     (worker,), (client,) = state["workers"], state["clients"]

@@ -124,6 +124,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_generated_sessions_repeat_as_their_config_says(folder: Path) -> None:
     found = prepared(folder, {"use": "sessions", "samples": 20_000, "concurrent_sessions": 2_000})
     features = {feature["name"]: feature for feature in found["features"]}
@@ -136,6 +137,7 @@ def test_generated_sessions_repeat_as_their_config_says(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("history", ["frozen", "growing"])
+@pytest.mark.slow
 def test_real_histories_repeat_as_they_were_made(
     history: str, folder: Path, real_data: Callable[[str], Path]
 ) -> None:

@@ -224,6 +224,7 @@ class TestFaults:
             ("abfs://account/x", "valid account name", "abfss://CONTAINER@ACCOUNT"),
         ],
     )
+    @pytest.mark.slow
     def test_a_store_without_its_library_or_out_of_reach(self, text, cause, cure, monkeypatch):
         monkeypatch.setattr("recd_plugins.storage.store.GOOGLE_RETRIES", 1)
         monkeypatch.setenv("HADOOP_HOME", "/nowhere")

@@ -46,6 +46,7 @@ def test_ranks_meet_those_of_their_own_attempt_alone() -> None:
     assert len(set(names)) == 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named() -> None:
     store = HashStore()
     with ThreadPoolExecutor(1) as pool:

@@ -50,6 +50,8 @@ class Buffer:
         """Made ahead, and asked for by nobody yet."""
         self._given: OrderedDict[Key, pa.RecordBatch] = OrderedDict()
         """Asked for already, the last used at the end."""
+        self._leaving: dict[Key, pa.RecordBatch] = {}
+        """On their way to the folder: until they are there, they are here."""
         self.bytes = 0
         self.wanted_bytes = 0
         self.hits = 0
@@ -65,6 +67,9 @@ class Buffer:
             if record is not None:
                 self._given[key] = record
                 self._given.move_to_end(key)
+            else:
+                record = self._leaving.get(key)
+            if record is not None:
                 self.hits += 1
                 return record
         record = None if self._disk is None else self._disk.get(key)
@@ -75,7 +80,7 @@ class Buffer:
 
     def __contains__(self, key: Key) -> bool:
         with self._lock:
-            if key in self._wanted or key in self._given:
+            if key in self._wanted or key in self._given or key in self._leaving:
                 return True
         return self._disk is not None and key in self._disk
 
@@ -98,10 +103,14 @@ class Buffer:
                 out = kept.pop(other)
                 self.bytes -= out.nbytes
                 self.wanted_bytes -= out.nbytes if kept is self._wanted else 0
-                gone.append((other, out))
+                if self._disk is not None:
+                    self._leaving[other] = out
+                    gone.append((other, out))
         if self._disk is not None:
             for other, out in gone:
                 self._disk.put(other, out)
+                with self._lock:
+                    self._leaving.pop(other, None)
 
     def _least(self, latest: Key) -> Key | None:
         """Who goes first, beside the latest: asked for longest ago, then needed last."""

@@ -212,7 +212,7 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
             num_rows = lookup.numel()  # asked of the stand itself, it takes ten times as long
         else:
             lookup, unique = None, _expanded(tensor)
-            num_rows = len(unique) if unique.dim() else 0
+            num_rows = unique.shape[0] if unique.dim() else 0
         uniques.append(unique)
         lookups.append(lookup)
         alike.add((num_rows, unique.shape[1:], unique.dtype, unique.device))

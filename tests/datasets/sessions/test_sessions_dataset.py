@@ -215,6 +215,7 @@ def test_more_samples_go_on_where_fewer_ended() -> None:
     assert sum(size != theirs[session] for session, size in ours.items()) <= 1
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_open_sessions_not_by_the_table() -> None:
     def peak(samples: int) -> int:
         config = SessionsConfig(
