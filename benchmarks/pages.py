@@ -60,7 +60,7 @@ HEADLINES = (
     Headline(
         what="FlexShard: saturated hot rows, a step, against rows coalesced per rank",
         suite="flexshard",
-        figure="saturated hot rows, step against coalesced per rank",
+        figure="saturated hot rows, step against row-wise coalesced per rank",
     ),
     Headline(
         what="SCARS: a step with coalescing, against plain row-wise",
