@@ -359,6 +359,15 @@ def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:
     assert walked(otherwise, "abc", {}, near=now, refused="b").kept == ()
 
 
+def test_what_if_keeps_nothing_that_is_slower_than_the_baseline() -> None:
+    """Then each of the two alone is slower still."""
+    now = {"": 100.0, "a": 80.0, "b": 90.0, "ab": 60.0}
+    both = walked(lambda there: now["".join(sorted(there))], "ab", {})
+    assert both.kept == ("a", "b")
+    then = {"": 100.0, "a": 200.0, "b": 200.0, "ab": 150.0}
+    assert walked(lambda there: then["".join(sorted(there))], "ab", {}, near=both).kept == ()
+
+
 def test_additions_come_after_those_that_they_follow_or_need() -> None:
     found = in_order(claims(c={"needs": ("b",)}, b={"after": ("a", "absent")}, a={}))
     assert [one.addition.name for one in found] == ["a", "b", "c"]

@@ -85,6 +85,15 @@ def test_constraints_may_rule_it_out(constraint: TableConstraint, may: bool) -> 
     assert made.may_be_row_wise("item")
 
 
+def test_whatever_the_constraints_would_have_for_them() -> None:
+    """A glob behind a table's name counts, but not over the planner in front."""
+    table_wise = TableConstraint(sharding_types=("table_wise",))
+    made = planner(history=TableConstraint(pooling_factors=(3.0,)), **{"*": table_wise})
+    plan = made.row_wise(["history"]).propose(Probe(), Topology(), 2).plan
+    assert plan["sequences"]["history"].sharding_type == "row_wise"
+    assert plan["bags"]["shop"].sharding_type == "table_wise"
+
+
 def test_with_another_kernel_where_the_registry_names_it() -> None:
     cached = TableConstraint(
         sharding_types=("row_wise",),

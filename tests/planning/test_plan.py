@@ -17,7 +17,7 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModule
@@ -26,10 +26,12 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 import recd_plugins as rp
 from recd_plugins.config import parse
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.embedding.adapt import adapt
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.planning.constraints import (
     ComputeKernel,
     ShardingKind,
+    TableConstraint,
     parameter_constraints,
 )
 from recd_plugins.planning.sharders import default_sharders
@@ -127,6 +129,49 @@ def test_a_trainers_own_constraints_hold() -> None:
     assert found["item"].bounds_check_mode is BoundsCheckMode.FATAL
     with pytest.raises(RegistryError, match=r"for table 'shop', which the constraints that stack"):
         planner(given=given, constraints={"*op": {}}).propose(Probe(), Topology(), 2)
+
+
+def test_a_trainers_constraints_may_be_for_features_with_unique_samples() -> None:
+    """TorchRec wants as many batch sizes as pooling factors."""
+    model = adapt(Probe(), (("item", "seen"),), unique_shares=[0.25])
+    given = {"item": ParameterConstraints(pooling_factors=[2.0, 1.0])}
+    plan = planner(given=given).propose(model, Topology(), 2)
+    assert set(plan.plan["bags"]) == TABLES["bags"]
+
+
+def test_a_trainers_constraints_leave_tables_the_cache_of_their_kernel() -> None:
+    cached = TableConstraint(
+        sharding_types=("row_wise",), compute_kernels=("fused_uvm_caching",), load_factor=0.3
+    )
+    given = {"item": ParameterConstraints(bounds_check_mode=BoundsCheckMode.FATAL)}
+    held = planner(given=given).row_wise(["item"], {"item": cached})
+    found = held.propose(Probe(), Topology(device="cuda", ranks_per_node=2), 4).plan["bags"]
+    assert found["item"].compute_kernel == "fused_uvm_caching"
+    assert found["item"].cache_params == CacheParams(load_factor=0.3)
+    assert found["item"].bounds_check_mode is BoundsCheckMode.FATAL
+
+
+def row_wise_devices(world_size: int, **topology: Any) -> list[int]:
+    """The device of each rank, by a plan that gives rows to all of them."""
+    plan = propose(
+        world_size,
+        Topology(device="cuda", **topology),
+        constraints={"*": {"sharding_types": ["row_wise"]}},
+    )
+    every = [shard for how in plan["bags"].values() for shard in how.sharding_spec.shards]
+    found = {shard.placement.rank(): shard.placement.device().index for shard in every}
+    return [found[rank] for rank in range(world_size)]
+
+
+def test_nodes_that_nobody_names_are_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert row_wise_devices(4) == [0, 1, 0, 1]
+    assert row_wise_devices(4, ranks_per_node=4) == [0, 1, 2, 3]
+    assert row_wise_devices(3) == [0, 1, 2]  # they fill no nodes of two
+
+
+def test_ranks_have_their_machines_devices_whatever_nodes_are_named(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(row_wise_devices, 2, ranks_per_node=1) == [[0, 1], [0, 1]]
 
 
 def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:

@@ -22,9 +22,10 @@ from recd_plugins.api.training import WatchedBatches
 from recd_plugins.compat.pytorch import is_innermost
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import read_sources
-from recd_plugins.stack import load
+from recd_plugins.stack import Stack, load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
+from recd_plugins.trainer.measure.forecasts import Facts
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 
@@ -149,7 +150,19 @@ def own_trainer() -> list[dict[str, Any]]:
     assert next(stream, None) is None
     assert dist.get_rank() or watched.lines()[0].startswith("forecast beside fact")
     assert not dist.get_rank() or not watched.lines()
+    priced = timed(stack)
+    planner: Any = stack.planner()
+    planner.every |= {"another"}  # one that it would not be for
+    assert (priced, timed(stack)) == (not dist.get_rank(), False)
+    planner.every -= {"another"}
     return [one.values() for one in watched.forecasts()]
+
+
+def timed(stack: Stack) -> bool:
+    """On a rank: whether a step's time is compared, which is of all tables."""
+    parts = {"exchange": 1.0, "exposed": 0.0, "lookup": 1.0}
+    found = Facts(stack).beside(torch.device("cpu"), traffic={}, dense=0.0, parts=parts)
+    return "ms" in {one.unit for one in found}
 
 
 def test_a_trainer_of_ones_own_has_forecast_beside_fact(gloo_pool: GlooPool) -> None:

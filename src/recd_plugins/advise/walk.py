@@ -188,7 +188,7 @@ def weigh_near(
     """Weigh the additions where something is otherwise than on a walk that was `found`: from what
     is kept there, on top of `values`. The others are met anew, each that is kept is left out once,
     and each that is not is tried in the place of each that is. All is weighed as in `weigh` where
-    what was kept cannot be, or does not fit."""
+    what was kept cannot be, does not fit, or is worse than the baseline."""
     on_the_way = _OnTheWay(base=outlooks.of(values), outlooks=outlooks, goal=goal, schema=schema)
     ordered = in_order(claims)
     if not on_the_way.begin([one for one in ordered if one.addition.name in found.kept], found):
@@ -234,12 +234,15 @@ class _OnTheWay:
         )
 
     def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
-        """Begin with what another walk has kept, if that can be here and is within the budget."""
+        """Begin with what another walk has kept, if that can be here, is within the budget and no
+        worse than the baseline."""
         try:
             outlook = self._having(kept)
         except RecdError:
             return False
         if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
+            return False
+        if self._goal.score(outlook) > self._goal.score(self._base):
             return False
         for claim in kept:
             self._put(claim, "kept", "", outlook)

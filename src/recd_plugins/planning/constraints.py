@@ -259,8 +259,8 @@ def with_given(
     given: Mapping[str, ParameterConstraints],
     held: Collection[str],
 ) -> dict[str, ParameterConstraints]:
-    """The constraints of a trainer's own, each over those that its table has here; tables that are
-    `held` keep their sharding type and kernel."""
+    """The constraints of a trainer's own, each over those that its table has here. Batch sizes of
+    unique samples stay, and tables that are `held` keep their sharding type, kernel and cache."""
     found = {}
     for name, mine in given.items():
         if name not in constraints:
@@ -271,7 +271,9 @@ def with_given(
             mine,
             sharding_types=(mine.sharding_types if chooses else None) or here.sharding_types,
             compute_kernels=(mine.compute_kernels if chooses else None) or here.compute_kernels,
-            batch_sizes=here.batch_sizes or mine.batch_sizes,
+            # One for all of its features: TorchRec wants as many as there are pooling factors.
+            batch_sizes=(here.batch_sizes or []) * len(mine.pooling_factors) or mine.batch_sizes,
+            cache_params=here.cache_params or mine.cache_params,
         )
     return found
 

@@ -109,12 +109,6 @@ def model_tables(
 def ambiguous(model: nn.Module) -> set[str]:
     """The names that tables of several collections have. TorchRec tells them apart by module; what
     goes by names, as profiles and tier plans do, cannot."""
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-
-    names: Counter[str] = Counter()
-    for module in model.modules():
-        if isinstance(module, EmbeddingCollection):
-            names.update(config.name for config in module.embedding_configs())
-        elif isinstance(module, EmbeddingBagCollection):
-            names.update(config.name for config in module.embedding_bag_configs())
+    every = (configs for _, _, configs in embedding_collections(model))
+    names = Counter(config.name for configs in every for config in configs)
     return {name for name, count in names.items() if count > 1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -124,15 +126,18 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         return found
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
-        """The plan for a number of ranks: a function of its arguments and the config alone."""
+        """The plan for a number of ranks: a function of its arguments, of the config and the
+        constraints, and of the launcher's nodes."""
         from recd_plugins.planning.torchrec_proposals import Proposals
         from recd_plugins.planning.torchrec_search import (
             BestOptions,
             make_row_wise,
             offers_row_wise,
+            on_devices,
             torchrec_topology,
         )
 
+        topology = as_launched(topology, world_size)
         proposals = Proposals(world_size, self._config.search)
         best = BestOptions(proposals)
         device = topology.device or self._device
@@ -140,7 +145,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         sharders = self.sharders()
         offered = self._row_wise.keys() & offers_row_wise(model, sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
-        wanted = {**self._config.constraints, **held}
+        # Behind all others: the last that fits counts.
+        wanted = {
+            **{name: one for name, one in self._config.constraints.items() if name not in held},
+            **held,
+        }
         constraints = parameter_constraints(
             model,
             wanted,
@@ -175,12 +184,15 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 world_size=world_size,
                 ranks_per_node=topology.ranks_per_node or world_size,
             )
-            carry_given(plan, self._given)
+            carry_given(plan, {name: self._given[name] for name in others & self._given.keys()})
             return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
 
         # A search takes seconds for a hundred tables.
         plan, self._explanation = remembered(repr((*chosen, *where, *seen)), planned)
-        return copy.deepcopy(plan)
+        found = copy.deepcopy(plan)
+        if device == "cuda" and (here := ranks_of_machine(world_size)):
+            on_devices(found, here)
+        return found
 
     def _searched(
         self,
@@ -272,16 +284,29 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         )
 
 
-def finds_these_nodes(topology: Topology, world_size: int) -> bool:
-    """Whether TorchRec, which goes by the launcher's LOCAL_WORLD_SIZE when it shards, will find the
-    nodes of the topology, which may name several on one machine. Nodes of one rank have nothing to
-    be divided."""
+def as_launched(topology: Topology, world_size: int) -> Topology:
+    """The topology, with the launcher's nodes where it names none; with one of all ranks where
+    nobody does, or where they do not fill the launcher's."""
+    launched = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    per_node = world_size if world_size % launched else launched
+    return dataclasses.replace(topology, ranks_per_node=topology.ranks_per_node or per_node)
+
+
+def ranks_of_machine(world_size: int) -> int | None:
+    """The ranks of a machine, as TorchRec finds them when it shards, which goes by the launcher's
+    LOCAL_WORLD_SIZE; none where these ranks are not here."""
     import torch.distributed as dist
     from torchrec.distributed.comm import get_local_size
 
-    per_node = topology.ranks_per_node or world_size
     here = dist.is_initialized() and dist.get_world_size() == world_size
-    return per_node > 1 and (not here or get_local_size(world_size) == per_node)
+    return get_local_size(world_size) if here else None
+
+
+def finds_these_nodes(topology: Topology, world_size: int) -> bool:
+    """Whether TorchRec will find the nodes of the topology when it shards: that may name several on
+    one machine. Nodes of one rank have nothing to be divided."""
+    per_node = topology.ranks_per_node or world_size
+    return per_node > 1 and ranks_of_machine(world_size) in (None, per_node)
 
 
 def _asked_of(

@@ -38,6 +38,7 @@ __all__ = [
     "for_adapted",
     "make_row_wise",
     "offers_row_wise",
+    "on_devices",
     "quiet_planner",
     "torchrec_topology",
 ]
@@ -150,6 +151,21 @@ def make_row_wise(
                 plan.plan[path][table] = generate(
                     parameter, ranks_per_node, world_size, device, sharder
                 )
+
+
+def on_devices(plan: ShardingPlan, ranks_of_machine: int) -> None:
+    """Have each shard of the plan on the device that its rank has: machines are not always the
+    nodes of the topology that it was planned for."""
+    from torchrec.distributed.planner.utils import placement
+
+    for tables in plan.plan.values():
+        every: Any = tables
+        for sharding in every.values():
+            shards = [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
+            for index, shard in enumerate(shards):
+                rank, kind = shard.placement.rank(), shard.placement.device().type
+                there = placement(kind, rank, ranks_of_machine)
+                shards[index] = dataclasses.replace(shard, placement=there)
 
 
 def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:

@@ -491,7 +491,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _all_data_parallel(self) -> Unused:
         return Unused(
             what=f"{self.slot}: {self.name}",
-            why=f"{OWN} plan has all tables data-parallel, so that no row of them travels",
+            why=f"{OWN} plan has every {self.kind} that may have replicas data-parallel, so that "
+            "none of their rows travels",
             cure=f"Take `{self.slot}` out, or name other sharding types in the constraints.",
         )
 

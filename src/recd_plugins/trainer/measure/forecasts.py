@@ -26,7 +26,7 @@ from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.ledger import TierName
+    from recd_plugins.planning.ledger import Ledger, TierName
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
@@ -179,14 +179,19 @@ class Facts:
             )
         return "the batches that were counted have fewer of these rows: count more of them"
 
-    def _bytes(self, traffic: Mapping[str, float], dense: float) -> Iterator[Beside]:
-        """The bytes of all collectives, where a plan has priced every table: those of tables, and
-        `dense` gradients."""
+    @property
+    def _whole_ledger(self) -> Ledger | None:
+        """The ledger of a plan that has priced every table: bytes and times are of all of them."""
         planner = self._planner
-        if not traffic or not isinstance(planner, TierPlanner) or planner.report is None:
-            return
+        if not isinstance(planner, TierPlanner) or planner.report is None:
+            return None
         ledger = planner.report.ledger
-        if not planner.every <= ledger.tables.keys():
+        return ledger if planner.every <= ledger.tables.keys() else None
+
+    def _bytes(self, traffic: Mapping[str, float], dense: float) -> Iterator[Beside]:
+        """The bytes of all collectives: those of tables, and `dense` gradients."""
+        ledger = self._whole_ledger
+        if ledger is None or not traffic:
             return
         one = Beside(
             what=f"bytes of collectives, a rank and step ({', '.join(traffic)})",
@@ -203,14 +208,13 @@ class Facts:
     def _time(self, parts: Mapping[str, float]) -> Iterator[Beside]:
         """The time that the ledger has a step's exchange and lookups take; under the profiler alone
         is it known what they took."""
-        planner = self._planner
-        report = planner.report if isinstance(planner, TierPlanner) else None
-        if report is None or not parts:
+        ledger = self._whole_ledger
+        if ledger is None or not parts:
             return
         one = Beside(
             what="ms of a step's exchange and lookups, under the profiler",
             unit="ms",
-            forecast=report.ledger.ms,
+            forecast=ledger.ms,
             fact=sum(parts[part] for part in ("exchange", "exposed", "lookup")),
         )
         note = "the topology is not this cluster's: `recd topology measure` makes one that is"
