@@ -71,6 +71,23 @@ def test_rows_that_are_kept(text: str, kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("hour >= 1999-12-31", [0, 1, 2]),
+        ("hour < 2101-01-01", [0, 1, 2]),
+        ("hour == 2014-10-21T05:00", [1]),
+        ("hour in (2014-10-21T05:30, 2014-10-21T06:00)", [2]),
+        ("hour < 2014-10-21T05:30", [0, 1]),
+        ("hour >= 2014-10-21T05:00:00.5", [2]),
+    ],
+)
+def test_dates_as_digits_compare_as_the_times_that_they_are(text: str, kept: list[int]) -> None:
+    rows = pa.table({"hour": pa.array([14102104, 14102105, 14102106], pa.int32())})
+    mask = expression(text, "where").mask(rows, {"hour": "yymmddhh"})
+    assert [row for row, one in enumerate(mask) if one] == kept
+
+
+@pytest.mark.parametrize(
     ("text", "says", "marked"),
     [
         ("", "is empty", ""),

@@ -21,6 +21,7 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
 from recd_plugins.data.schema import Fill, Schema, SparseFeature
+from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
@@ -107,6 +108,16 @@ def test_batches_are_those_of_a_table_of_these_rows_alone(folder: Path, options:
     found = batches(table, **options)
     assert found == batches(Table.open(folder / "kept.parquet"), **options)
     assert all(d % 3 == 0 and d < 430 for dense, *_ in found for d in dense)
+
+
+def test_a_column_of_a_file_counts_and_not_its_folders(tmp_path: Path) -> None:
+    file = tmp_path / "t" / "country=FR" / "a.parquet"
+    file.parent.mkdir(parents=True)
+    made = rows(60).replace_schema_metadata(SCHEMA.arrow().metadata)
+    pq.write_table(made, file, write_statistics=False)
+    table = Table.open(tmp_path / "t").select(Selection(where='country == "DE"', schema=SCHEMA))
+    assert table.num_rows == 20
+    assert table.read(table.stripes[0])["d"].to_pylist() == [float(one) for one in range(0, 60, 3)]
 
 
 def test_global_batches_are_the_same_with_two_ranks(folder: Path) -> None:

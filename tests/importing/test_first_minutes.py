@@ -137,3 +137,5 @@ def test_parquet_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run("init", "logs", "--schema", "schema.yaml")
     batch = next(iter(load("registry.yaml", ["dedup=null", "etl=null"]).loader(0, 2)))
     assert batch.features.keys() == ["seen", "item", "shop"]
+    (tmp_path / "schema.yaml").write_text(f"{text}\nnulls: {{time: drop}}\n")
+    assert "on 600 rows" in run("init", "logs", "--schema", "schema.yaml", "--force")

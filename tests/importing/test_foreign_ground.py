@@ -14,8 +14,11 @@ from strangers_files import clicks, text, write
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
+from recd_plugins.data.conform.keys import date_digits
+from recd_plugins.data.files import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import survey as surveys
+from recd_plugins.data.importing.formats import files_of, foreign_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -74,6 +77,8 @@ def test_folders_are_columns_and_files_may_differ(hours: Path, tmp_path: Path) -
     told = recd("data", "import", hours, tmp_path / "t", "--schema", schema, fails=2)
     assert "lacks column 'brand'" in told
     assert "--absent brand" in told
+    saved = ("--column", "brand", "--save", tmp_path / "brand.parquet")
+    assert "values have ids of their own" in recd("data", "vocabulary", hours, *saved)
     recd("data", "import", hours, tmp_path / "t", "--schema", schema, "--absent", "brand")
     rows = rows_of(tmp_path / "t")
     lengths = pa.compute.list_value_length(rows["brand"]).to_pylist()
@@ -158,6 +163,81 @@ def test_dates_written_as_digits(tmp_path: Path) -> None:
         assert f"which is no date of `timestamp_unit: {unit}`" in told
 
 
+def test_what_writers_keep_for_themselves_is_no_part_of_a_table(tmp_path: Path) -> None:
+    """A task that failed left a file; names of folders, keys too, are percent-encoded."""
+    null = "a%20b=__HIVE_DEFAULT_PARTITION__"
+    for folder in (null, "a%20b=x%2Fy", "_temporary/0/a%20b=x%2Fy", ".old/a%20b=z"):
+        (tmp_path / folder).mkdir(parents=True)
+        write(tmp_path / folder / "part.parquet", clicks(100))
+    in_place = [one.partitions for one in found_files(tmp_path).values()]
+    for found in (in_place, list(files_of([tmp_path]).values())):
+        named = [{name: one.as_py() for name, one in each.items()} for each in found]
+        assert named == [{"a b": None}, {"a b": "x/y"}]
+    feature = ForeignFeature(name="a b", num_ids=9, ids="hash")
+    schema = ForeignSchema(session_id=None, timestamp=None, label="clicked", sparse=(feature,))
+    table = Table.open(tmp_path, schema)
+    ids = [one for stripe in table.stripes for one in table.read(stripe)["a b"].to_pylist()]
+    assert [len(one) for one in ids] == [0] * 100 + [1] * 100
+
+
+def test_lines_of_json_end_at_newlines_alone_and_folders_say_texts(tmp_path: Path) -> None:
+    """A key that comes behind the first lines does not take the place of a folder's."""
+    folder = tmp_path / "day=1" / "at=2024-05-01T13"
+    folder.mkdir(parents=True)
+    rows = [{"item": f"a\u2028{one % 7}"} | ({"day": 9} if one > 250 else {}) for one in range(300)]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    text(folder / "a.jsonl", lines)
+    columns = {one.name: one for one in surveys.survey(foreign_files([tmp_path])).columns}
+    assert (columns["day"].low, columns["day"].high) == (1, 1)
+    assert columns["at"].seems == "texts"
+
+
+def test_files_of_text_may_have_columns_that_the_schema_does_not_name(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text(tmp_path / "in" / "a.csv", "label,item\n" + "1,5\n0,6\n" * 20)
+    text(tmp_path / "in" / "b.csv", "item,label,more\n" + "7,1,x\n" * 20)
+    sparse = [{"name": "item", "num_ids": 9}]
+    schema = {"session_id": None, "timestamp": None, "sparse": sparse}
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    words = ("data", "import", tmp_path / "in", tmp_path / "t", "--schema", file)
+    assert "say `recd data import --absent NAME` of more." in recd(*words, fails=2)
+    recd(*words, "--absent", "more")
+    assert [one for (one,) in rows_of(tmp_path / "t")["item"].to_pylist()] == [5, 6] * 20 + [7] * 20
+
+
+def test_what_is_nothing_among_numbers_may_be_a_text(tmp_path: Path) -> None:
+    lines = [f"{n % 2},{n / 2 if n % 9 else 'NA'},{('NA', 'DE')[n % 2]}" for n in range(200)]
+    path = text(tmp_path / "c.csv", "label,price,country\n" + "\n".join(lines))
+    schema = {
+        "session_id": None,
+        "timestamp": None,
+        "dense": [{"name": "price", "nulls": {"value": -1}}],
+        "sparse": [{"name": "country", "num_ids": 9, "ids": "vocabulary"}],
+    }
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    rows = rows_of(tmp_path / "t")
+    assert rows["price"].to_pylist() == [n / 2 if n % 9 else -1 for n in range(200)]
+    assert [len(one) for one in rows["country"].to_pylist()] == [1] * 200
+
+
+def test_a_survey_of_nanoseconds_bytes_and_numbers_of_several_widths(tmp_path: Path) -> None:
+    number = range(400)
+    rows = {
+        "label": [one % 2 for one in number],
+        "at": pa.array([1_700_000_000_000_000_001 + one for one in number], pa.timestamp("ns")),
+        "item_id": pa.array([one % 40 for one in number], pa.int32()),
+        "seen_ids": [[2**40 + one % 30] for one in number],
+        "device": pa.array([bytes([150 + one % 40] * 16) for one in number], pa.binary(16)),
+        "tags": [[f"tag {one % 30}"] for one in number],
+    }
+    found = schema_of(write(tmp_path / "c.parquet", pa.table(rows)))["schema"]
+    assert found["timestamp"] == "at"
+    names = {one["name"]: one.get("table") for one in found["sparse"]}
+    assert names == dict.fromkeys(("item_id", "seen_ids", "device", "tags"))
+    assert date_digits(pa.array([2**64 - 1], pa.uint64())) is None
+
+
 def test_numbers_turn_out_to_have_fractions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,8 +295,6 @@ def test_two_files_of_json_may_have_other_keys_but_no_other_types(tmp_path: Path
 
 
 def surveys_files(folder: Path) -> Any:
-    from recd_plugins.data.importing.formats import foreign_files
-
     return foreign_files([folder])
 
 

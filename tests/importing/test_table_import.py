@@ -161,6 +161,40 @@ def test_the_latest_rows_are_for_testing(tmp_path: Path) -> None:
     assert {row["fresh"][0] for row in test} == {0}
 
 
+def test_rows_of_neither_side_say_nothing_of_those_for_testing(tmp_path: Path) -> None:
+    """A row without a time is left out, and the others of its block are parted all the same."""
+    table = clicks().append_column("fresh", pa.array(["old"] * 370 + ["new"] * 30))
+    at = pa.array([None, *table["at"].to_pylist()[1:]], pa.int64())
+    path = write(tmp_path / "c.parquet", table.set_column(1, "at", at))
+    fresh = {"name": "fresh", "num_ids": 50, "ids": "vocabulary"}
+    changes = {"sparse": [fresh], "nulls": {"at": "drop"}}
+    imported(path, tmp_path / "t", changes, split=SplitBy.of("time", 0.1))
+    saved = pq.read_table(tmp_path / "t" / "vocabularies" / "fresh.parquet")
+    assert saved["value"].to_pylist() == ["old"]
+
+
+def test_features_of_several_types_share_a_vocabulary(tmp_path: Path) -> None:
+    pairs = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())]))
+    weighed = pa.map_(pa.int16(), pa.float32())
+    columns = {
+        "item": pa.array([one % 3 for one in range(60)], pa.int32()),
+        "cart": pa.array([[{"id": 10 + one % 2, "weight": 0.5}] for one in range(60)], pairs),
+        "liked": pa.array([[(20, 1.0)] * (one % 2) or None for one in range(60)], weighed),
+    }
+    table = clicks(60)
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    of_items = {"num_ids": 50, "ids": "vocabulary", "table": "item"}
+    sparse = [{"name": name, "scored": name != "item", **of_items} for name in columns]
+    path = write(tmp_path / "c.parquet", table)
+    imported(path, tmp_path / "t", {"sparse": sparse})
+    saved = pq.read_table(tmp_path / "t" / "vocabularies" / "item.parquet")
+    assert {*saved["value"].to_pylist()} == {"0", "1", "2", "10", "11", "20"}
+    rows = rows_of(tmp_path / "t")
+    ids = {id_ for row in rows for name in columns for id_ in row[name]}
+    assert ids == {1, 2, 3, 4, 5, 6}
+
+
 def test_a_user_is_on_one_side_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "clicks.csv", clicks(2_000))
     assert not imported(path, tmp_path / "t", split=SplitBy.of("hash:visit", 0.3)).notes

@@ -58,6 +58,16 @@ class TestDelta:
                 found += file.read_row_group(stripe.group, ["country"])["country"].to_pylist()
         assert {one: found.count(one) for one in found} == {"DE": 30, "FR": 30, "IT": 30}
 
+    def test_names_of_folders_are_decoded(self, tmp_path):
+        deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+        cities = ["New York", "a/b=c", "50% & more", None]
+        made = rows(60).append_column("city", pa.array(cities * 15))
+        deltalake.write_deltalake(tmp_path / "t", made, partition_by=["city"])
+        table = opened(tmp_path, "delta").train
+        assert table.num_rows == 60
+        found = [table.facts[file].partitions["city"].as_py() for file in table.files]
+        assert {*found} == {*cities}
+
     def test_a_newer_version_is_not_what_the_run_read(self, table, tmp_path):
         import deltalake
 
@@ -167,6 +177,16 @@ class TestIceberg:
         with catalog.latest.update_schema() as update:
             update.rename_column("d0", "price")
         with pytest.raises(DataError, match="has column 'price' under its name of before, 'd0'"):
+            opened(tmp_path, "iceberg")
+
+    def test_a_column_dropped_and_made_anew_is_refused(self, catalog, tmp_path):
+        from pyiceberg.types import FloatType
+
+        with catalog.latest.update_schema() as update:
+            update.delete_column("d0")
+        with catalog.latest.update_schema() as update:
+            update.add_column("d0", FloatType())
+        with pytest.raises(DataError, match="has column 'd0' of before it was dropped"):
             opened(tmp_path, "iceberg")
 
 

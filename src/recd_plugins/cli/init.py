@@ -95,8 +95,9 @@ def registry_of_table(
             "name a table of its own with --test."
         )
     foreign = None if schema is None else load_schema(schema)
-    opened = Table.open(train, foreign)
-    Table.open(held_out, foreign or opened.schema)
+    whole = None if foreign is None else foreign.keeping_all
+    opened = Table.open(train, whole)
+    Table.open(held_out, whole or opened.schema)
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened.num_rows
 

@@ -613,9 +613,7 @@ def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column:
         return pa.scalar(value.date(), kind)
     if types.is_integer(kind) and unit is not None:
         if unit not in PER_SECOND:  # the digits of a date
-            year = "%Y" if unit.startswith("yyyy") else "%y"
-            digits = value.astimezone(UTC).strftime(f"{year}%m%d%H%M%S")
-            return pa.scalar(int(digits[: len(unit)]), pa.int64())
+            return _digits(value.astimezone(UTC), unit)
         since = value - datetime.datetime(1970, 1, 1, tzinfo=UTC)
         micros = since // datetime.timedelta(microseconds=1)
         return pa.scalar(micros * PER_SECOND[unit] // 1_000_000, pa.int64())
@@ -623,6 +621,19 @@ def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column:
         f"column {column!r} is {kind}, which does not compare with a date: that does a date, a "
         "timestamp, and the number that the schema names as the time."
     )
+
+
+def _digits(moment: datetime.datetime, unit: str) -> pa.Scalar:
+    """The digits of the date of `unit` in which a time lies; one half more of a time within it, as
+    it compares with whole ones. Of two digits for the year 1999 is below 2000, and 2100 above."""
+    years = unit.count("y")
+    found = moment.year - (2_000 if years == 2 else 0)
+    parts = (moment.month, moment.day, moment.hour, moment.minute, moment.second)
+    count = (len(unit) - years) // 2
+    for part in parts[:count]:
+        found = 100 * found + part
+    within = any((*parts[count:], moment.microsecond))
+    return pa.scalar(found + 0.5) if within else pa.scalar(found, pa.int64())
 
 
 def _as(value: Any, kind: pa.DataType) -> pa.Scalar | None:

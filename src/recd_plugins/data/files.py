@@ -19,6 +19,7 @@ __all__ = [
     "FileFacts",
     "found_files",
     "in_partitions",
+    "is_hidden",
     "snapshot_kind",
     "table_files",
     "typed_partitions",
@@ -81,7 +82,9 @@ def _files(path: Location) -> dict[Location, FileFacts]:
         files = sorted(path.glob("*.parquet"))
         if files:
             return {file: FileFacts() for file in files}
-        below = _partitioned(path, sorted(path.rglob("*.parquet")))
+        deep = sorted(path.rglob("*.parquet"))
+        shown = [file for file in deep if not is_hidden(file.relative_to(path).parts)]
+        below = _partitioned(path, shown)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}). Check its rights, or name another path."
@@ -122,7 +125,8 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
                 "is the right one (AWS_ENDPOINT_URL for s3)."
             )
         raise DataError(f"{path}: there is no such table. Check the path.")
-    return _in_partitions(path, _partitioned(path, deep))
+    shown = {file: one for file, one in deep.items() if not is_hidden(file.below(path).split("/"))}
+    return _in_partitions(path, _partitioned(path, shown))
 
 
 def _in_partitions(path: Location, below: dict[Location, FileFacts]) -> dict[Location, FileFacts]:
@@ -161,7 +165,13 @@ def _partitioned(
 def in_partitions(folders: Iterable[str]) -> dict[str, str]:
     """What names of folders say of the files in them, by `key=value`."""
     pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
-    return {key: unquote(value) for key, value in pairs}
+    return {unquote(key): unquote(value) for key, value in pairs}
+
+
+def is_hidden(parts: Iterable[str]) -> bool:
+    """Whether a path below a folder is what writers keep for themselves, as `_temporary/...` and
+    `.part.crc`; `_day=1` is a partition."""
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts)
 
 
 def _of_snapshot(path: Location, kind: Literal["delta", "iceberg"]) -> dict[Location, FileFacts]:

@@ -69,10 +69,10 @@ def rewrite(
     # A store renames nothing: there the plan lies in the table until it is whole, and says that it
     # is not.
     part = target if isinstance(target, Uri) else target.with_name(target.name + ".part")
-    done, keys = _begun(part, files, footers, config)
+    done, keys = _begun(part, facts, footers, config)
     if keys is None:
         keys = {name: map_keys(files, name, progress) for name in config.flatten}
-        _note_keys(part, files, footers, config, keys)
+        _note_keys(part, facts, footers, config, keys)
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
     for number, chunks in enumerate(
@@ -97,16 +97,21 @@ def _plan_file(part: Location) -> Location:
 
 
 def _plan(
-    files: Sequence[Location], footers: Mapping[Location, pq.FileMetaData], config: RewriteConfig
+    files: Mapping[Location, FileFacts],
+    footers: Mapping[Location, pq.FileMetaData],
+    config: RewriteConfig,
 ) -> str:
     """Changes with what is written, and with what it is written of."""
-    what = [(str(file), footers[file].num_rows, file.stat().st_mtime_ns) for file in files]
+    what = [
+        (str(file), footers[file].num_rows, file.stat().st_mtime_ns, repr(facts.partitions))
+        for file, facts in files.items()
+    ]
     return hashlib.sha256(repr((what, config)).encode()).hexdigest()
 
 
 def _begun(
     part: Location,
-    files: Sequence[Location],
+    files: Mapping[Location, FileFacts],
     footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
 ) -> tuple[int, dict[str, list[str]] | None]:
@@ -139,7 +144,7 @@ def _whole_files(part: Location, config: RewriteConfig) -> int:
 
 def _note_keys(
     part: Location,
-    files: Sequence[Location],
+    files: Mapping[Location, FileFacts],
     footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
     keys: Mapping[str, Sequence[str]],

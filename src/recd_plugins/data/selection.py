@@ -174,11 +174,13 @@ def _counted(
     with opened(stripes[0].file, facts) as file:
         arrow = arrow_schema(file.metadata, stripes[0].file, facts)
         selection.check(arrow, str(stripes[0].file))
+        own = {*file.schema_arrow.names}
+        partitions = {name: one for name, one in file.partitions.items() if name not in own}
         for stripe in stripes:
             known = known_of(file.metadata, stripe.group, selection.columns)
-            for name, value in file.partitions.items():
+            for name, value in partitions.items():
                 nulls = 0 if value.is_valid else stripe.num_rows
-                known.setdefault(name, Known(value.as_py(), value.as_py(), nulls, stripe.num_rows))
+                known[name] = Known(value.as_py(), value.as_py(), nulls, stripe.num_rows)
             verdict = selection.verdict(known, arrow)
             if verdict.every or not verdict.some:
                 found[stripe] = stripe.num_rows * verdict.every

@@ -108,10 +108,16 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
 
 
 def _check_names(file: Location, names: Mapping[int, str]) -> None:
-    """Iceberg knows columns by number: a file may have an older name for one."""
+    """Iceberg knows columns by number: a file may have an older name for one, or a column that was
+    dropped, whose name another one has now."""
     for field in arrow_schema(read_footer(file).metadata, file):
         number = (field.metadata or {}).get(b"PARQUET:field_id")
         now = names.get(int(number)) if number else None
+        if number and now is None and field.name in names.values():
+            raise DataError(
+                f"{file}: has column {field.name!r} of before it was dropped and made anew, which "
+                "is not read. Run rewrite_data_files on the table."
+            )
         if now is not None and now != field.name:
             raise DataError(
                 f"{file}: has column {now!r} under its name of before, {field.name!r}, which is "

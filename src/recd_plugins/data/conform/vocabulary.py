@@ -20,7 +20,7 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.config.whole_file import whole_file
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.values import are_texts, hashes, integers, plain
+from recd_plugins.data.conform.values import are_texts, hashes, integers, is_list, plain
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri, input_file
 
@@ -68,6 +68,8 @@ class VocabularyCounts:
     @staticmethod
     def of(values: pa.Array, spot: Spot) -> Counted:
         """The different ones of some values without nulls: hashes, counts, texts; in any thread."""
+        if pa.types.is_null(values.type):
+            values = values.cast(pa.string())
         coded = plain(values).dictionary_encode()
         counts = np.bincount(coded.indices.to_numpy(), minlength=len(coded.dictionary))
         different = coded.dictionary
@@ -164,14 +166,16 @@ def _loaded(path: Location, mtime: int, size: int) -> VocabularyIds:
 
 
 def present(array: pa.Array) -> pa.Array:
-    """The values of a column, or of its lists, without nulls."""
+    """The values of a column, or of its lists, or the ids of their pairs, without nulls."""
     array = plain(array)
-    while (
-        pa.types.is_list(array.type)
-        or pa.types.is_large_list(array.type)
-        or pa.types.is_fixed_size_list(array.type)
-    ):
+    if pa.types.is_map(array.type):
+        there = array.drop_null()
+        first, last = there.offsets[0].as_py(), there.offsets[-1].as_py()
+        array = plain(there.keys.slice(first, last - first))
+    while is_list(array.type):
         array = plain(array.flatten())
+    if pa.types.is_struct(array.type) and array.type.num_fields == 2:
+        array = plain(array.flatten()[0])
     if pa.types.is_floating(array.type):
         array = array.filter(pa.array(~np.isnan(array.to_numpy(zero_copy_only=False))))
     return array.drop_null()

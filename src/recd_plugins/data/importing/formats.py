@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
-from recd_plugins.data.files import FileFacts, in_partitions, snapshot_kind, typed_partitions
+from recd_plugins.data.files import (
+    FileFacts,
+    in_partitions,
+    is_hidden,
+    snapshot_kind,
+    typed_partitions,
+)
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, shown
 from recd_plugins.storage.uri import Location, Uri, input_file
@@ -44,6 +50,7 @@ OTHERS = {
     b"SQLite format 3": "an SQLite database. Write its table as CSV or Parquet",
 }
 BOM = b"\xef\xbb\xbf"
+PARQUET = b"PAR1"
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01")
 NAMES = {"\t": "tab", "\x01": "^A"}
@@ -135,9 +142,13 @@ def foreign_files(
                 continue
         elif file.format == first.format:
             continue
+        cure = "import them apart."
+        if file.format == first.format and file.header and first.header:
+            lacked = _listed(sorted(({*file.names} ^ {*first.names}) - {*absent}))
+            cure = f"import them apart, or say `recd data import --absent NAME` of {lacked}."
         raise DataError(
             f"{file.path} is {file}, with columns {_listed(file.names)}; {first.path} is {first}, "
-            f"with {_listed(first.names)}. Files of one table must be alike: import them apart."
+            f"with {_listed(first.names)}. Files of one table must be alike: {cure}"
         )
     return tuple(files)
 
@@ -168,11 +179,7 @@ def _inside(folder: Location) -> dict[Location, FileFacts]:
     else:
         files = sorted(file for file in folder.rglob("*") if not file.is_dir())
         below.update({file: file.relative_to(folder).as_posix() for file in files})
-    shown_ = {
-        file: name
-        for file, name in below.items()
-        if not any(part.startswith((".", "_")) for part in name.split("/"))
-    }
+    shown_ = {file: name for file, name in below.items() if not is_hidden(name.split("/"))}
     if not shown_:
         raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
     for file in shown_:
@@ -212,7 +219,7 @@ def _of_content(path: Location, delimiter: str | None, header: bool | None) -> F
     for magic, what in OTHERS.items():
         if head.startswith(magic):
             raise DataError(f"{path}: is {what}.")
-    if head.startswith(b"PAR1"):
+    if head.startswith(PARQUET):
         if compression:
             raise DataError(f"{path}: is a Parquet file compressed by {compression}. Unpack it.")
         return _parquet(path)
@@ -234,7 +241,11 @@ def _of_content(path: Location, delimiter: str | None, header: bool | None) -> F
 def _head(path: Location) -> tuple[bytes, str | None]:
     try:
         with input_file(path) as file:
-            head = file.read(HEAD_BYTES)
+            # Of Parquet the footer is read; on a store a second read is another request.
+            named = path.name.endswith(".parquet")
+            head = file.read(len(PARQUET) if named else HEAD_BYTES)
+            if named and head != PARQUET:
+                head += file.read(HEAD_BYTES)
             compression = next((c for m, c in COMPRESSIONS.items() if head.startswith(m)), None)
             if compression is None:
                 return head, None
@@ -301,7 +312,7 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
 
 def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
     names: dict[str, None] = {}
-    for number, line in enumerate(text.splitlines()[:HEAD_LINES], 1):
+    for number, line in enumerate(text.split("\n", HEAD_LINES)[:HEAD_LINES], 1):
         if not line.strip():
             continue
         try:

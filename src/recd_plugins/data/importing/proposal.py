@@ -204,8 +204,11 @@ def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
     """The share of the values that either has which both have; 0 of few."""
     if lists.seen is None or single.seen is None or min(lists.distinct, single.distinct) < 20:
         return 0.0
-    kind = single.seen.type
-    common = pc.sum(pc.is_in(lists.seen.cast(kind), value_set=single.seen)).as_py() or 0
+    try:
+        elements = lists.seen.cast(single.seen.type)
+        common = pc.sum(pc.is_in(elements, value_set=single.seen)).as_py() or 0
+    except pa.ArrowException:  # bytes that are no text, or numbers that are larger
+        return 0.0
     return float(common / (lists.distinct + single.distinct - common))
 
 
@@ -266,7 +269,7 @@ def _is_since(column: ColumnSurvey) -> bool:
 def _time_entry(column: ColumnSurvey) -> ColumnEntry:
     entry = ColumnEntry(column=column, part="time", value=_unit(column))
     if column.whole and column.seen is not None:
-        digits = date_digits(column.seen.cast(pa.int64()))
+        digits = date_digits(column.seen)
         if digits is not None:
             entry.value = digits
             entry.doubts.append("dates written as digits, in UTC?")

@@ -76,8 +76,9 @@ class ColumnTypes:
 
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     """The type of each column; of those that are not named, text."""
-    nulls: tuple[str, ...] = NULLS
-    """The texts that stand for nothing."""
+    nulls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What else than `NULLS` stands for nothing in a column; among numbers, what does so in any: NA
+    may be a country."""
     parted: Mapping[str, str] = field(default_factory=dict)
     """The columns that are lists, with what parts their elements."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -367,6 +368,7 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     file, content = block.file, block.content
     types = {name: read_as.types.get(name, pa.string()) for name in columns}
     read = {name: pa.string() if name in read_as.parted else types[name] for name in columns}
+    more = dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(content),
@@ -381,13 +383,18 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
             pa.csv.ConvertOptions(
                 column_types=read,
                 include_columns=list(columns),
-                null_values=list(read_as.nulls),
-                strings_can_be_null=True,
+                null_values=[*NULLS, *more],
+                strings_can_be_null=not more,
                 timestamp_parsers=[pa.csv.ISO8601, "%Y/%m/%d %H:%M:%S", "%Y/%m/%d"],
             ),
         )
     except pa.ArrowInvalid as error:
         raise _located(block, str(error)) from None
+    for name in columns if more else ():
+        if pa.types.is_string(read[name]):
+            nothing = pa.array([*NULLS, *read_as.nulls.get(name, ())])
+            texts = pc.if_else(pc.is_in(table[name], value_set=nothing), None, table[name])
+            table = table.set_column(columns.index(name), name, texts)
     return _with_lists(table, block, columns, read_as)
 
 

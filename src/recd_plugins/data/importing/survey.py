@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import are_texts
 from recd_plugins.data.importing.formats import ForeignFile, fields_of
-from recd_plugins.data.importing.reading import NULLS, Block, ColumnTypes, field_at, split_texts
+from recd_plugins.data.importing.reading import Block, ColumnTypes, field_at, split_texts
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
@@ -115,6 +115,8 @@ def survey(files: Sequence[ForeignFile]) -> Survey:
     for file in chosen:
         found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file, nested)
         for name, value in file.partitions.items():
+            if name in found.column_names:  # a key of JSON that comes late
+                found = found.drop_columns([name])
             found = found.append_column(name, pa.repeat(value, found.num_rows))
         parts.append(found)
         rows += total
@@ -325,11 +327,12 @@ def _typed(sample: pa.Table, file: ForeignFile, nested: Mapping[str, tuple[str, 
     columns: dict[str, pa.ChunkedArray] = {}
     types: dict[str, pa.DataType] = {}
     parted: dict[str, str] = {}
-    nulls: dict[str, None] = dict.fromkeys(NULLS)
+    nulls: dict[str, tuple[str, ...]] = {}
     names = dict.fromkeys((*file.names, *sample.column_names))
     for name in (one for one in names if one in sample.column_names):
         column = sample[name]
-        if file.format != "parquet" and pa.types.is_string(column.type):
+        own = name not in file.partitions
+        if own and file.format != "parquet" and pa.types.is_string(column.type):
             separator = " " if name in file.lists else _separator(column)
             if scored := _scored_separator(column):
                 parted[name] = scored
@@ -339,12 +342,13 @@ def _typed(sample: pa.Table, file: ForeignFile, nested: Mapping[str, tuple[str, 
                 column = _lists(column, separator)
             elif file.format == "text":
                 column, spelled = _numbers_or_times(column)
-                nulls.update(dict.fromkeys(spelled))
+                if spelled:
+                    nulls[name] = tuple(spelled)
             else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
                 column = _times(column) or column
         columns[name] = column
         types[name] = column.type
-    read_as = ColumnTypes(types=types, nulls=tuple(nulls), parted=parted, nested=nested)
+    read_as = ColumnTypes(types=types, nulls=nulls, parted=parted, nested=nested)
     return _Typed(columns, read_as)
 
 
@@ -491,6 +495,8 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
     values = _undressed(values)
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
+    if pa.types.is_timestamp(values.type):  # those of Python have no nanoseconds
+        values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     seems = _seems(values.type)
     if seems == "scored ids" and not is_list:
         seems = "unknown"

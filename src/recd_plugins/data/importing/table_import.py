@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted
+from recd_plugins.data.conform.values import missing
+from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.files import UNFINISHED
 from recd_plugins.data.foreign import ForeignSchema
@@ -63,7 +64,7 @@ JOURNAL = "done.json"
 VOCABULARIES = "vocabularies"
 COPIED = 16 << 20
 """Bytes that are copied to a store at a time."""
-VERSION = 1
+VERSION = 2
 """The version of how a table is made: an import that another version began starts anew."""
 
 
@@ -152,15 +153,16 @@ class TableImport:
         if self._negatives is not None:
             item_columns(self._made, self._negatives)
         for name in self._absent:
+            if any(name in file.columns for file in self._files):
+                continue  # files of text may differ in one that the schema does not name
             if name not in self._schema.columns:
                 raise DataError(
                     f"--absent: the schema names no {name!r}; {nearest(name, self._schema.columns)}"
                 )
-            if not any(name in file.columns for file in self._files):
-                raise DataError(
-                    f"--absent: none of the {len(self._files)} files has {name!r}. Take it out of "
-                    "the schema."
-                )
+            raise DataError(
+                f"--absent: none of the {len(self._files)} files has {name!r}. Take it out of "
+                "the schema."
+            )
 
     @property
     def _made(self) -> Schema:
@@ -257,7 +259,8 @@ class TableImport:
         ]
         types = {name: str(kind) for name, kind in self._read_as.types.items()}
         made = [VERSION, SEGMENT_ROWS, files, repr(self._asked), options, types]
-        made += [self._read_as.nulls, dict(self._read_as.parted), self._least_count, self._others]
+        made += [dict(self._read_as.nulls), dict(self._read_as.parted)]
+        made += [self._least_count, self._others]
         made += [self._absent] if self._absent else []
         return sha256(json.dumps(made).encode()).hexdigest()
 
@@ -315,27 +318,26 @@ class TableImport:
             parting = self._parting_column
             read = list(dict.fromkeys([*wanted, *([parting] if parting else [])]))
 
-            def count(block: Block) -> dict[str, Any]:
+            def count(block: Block) -> dict[str, list[Counted]]:
                 rows = block.rows(read, self._read_as)
                 tested = self._tested(rows, block)
                 if tested is not None:
                     rows = rows.filter(pa.array(~tested))
+                where = str(block.file.path)
+                # Features of one table may be of several types.
                 return {
-                    table: counted(
-                        [
-                            chunk
-                            for one in bare
-                            if one.table_name == table
-                            for chunk in rows[one.name].chunks
-                        ],
-                        Spot(str(block.file.path), table),
-                    )
+                    table: [
+                        counted(rows[one.name].chunks, Spot(where, one.name))
+                        for one in bare
+                        if one.table_name == table and rows[one.name].num_chunks
+                    ]
                     for table in counts
                 }
 
             for _, found in self._mapped(count, read, Position(), "counting values"):
-                for table, part in found.items():
-                    counts[table].add(part)
+                for table, parts in found.items():
+                    for part in parts:
+                        counts[table].add(part)
             sizes = {}
             for table, one in counts.items():
                 most = max(each.num_ids for each in bare if each.table_name == table)
@@ -376,21 +378,23 @@ class TableImport:
         return self._split.column or self._asked.timestamp
 
     def _tested(self, raw: pa.Table, block: Block) -> npt.NDArray[np.bool_] | None:
-        """[N] which rows as they were read are for testing; none where nothing is."""
+        """[N] which rows as they were read are for testing, or are left out since they have no
+        time; None where nothing is parted."""
         if self._split is None:
             return None
         if self._split.column is not None:
             return self._split.tested(raw[self._split.column], block.where)
-        times = self._times(raw, block)
-        return None if times is None else times >= self._cut
-
-    def _times(self, raw: pa.Table, block: Block) -> Any:
-        """The times in ms of rows as they were read; none where some have been dropped."""
-        name = self._made.timestamp
+        name, source = self._made.timestamp, self._asked.timestamp
         assert name is not None
+        assert source is not None
         where = str(block.file.path)
         found = conform(raw, self._asked, where, columns=[name], first_row=block.first)
-        return found[name].to_numpy() if found.num_rows == raw.num_rows else None
+        there = np.ones(raw.num_rows, np.bool_)
+        if found.num_rows < raw.num_rows:
+            there = ~np.concatenate([missing(chunk) for chunk in raw[source].chunks])
+        tested = ~there
+        tested[there] = found[name].to_numpy() >= self._cut
+        return tested
 
     def _items(self) -> Catalogue:
         assert self._negatives is not None

@@ -40,7 +40,8 @@ def write_vocabulary(
 ) -> Written:
     """Count the values of some columns together, and write the `most` frequent to a file.
 
-    Columns hold an id each row, or a list of them; nulls and NaN are no values.
+    Columns hold an id each row, or a list of them; nulls and NaN are no values, and a file that
+    lacks one has none of it.
     """
     known = {column.name for column in found.columns}
     for name in columns:
@@ -62,7 +63,10 @@ def write_vocabulary(
         ]
 
     counts = VocabularyCounts(", ".join(columns))
-    for _, parts in mapped(count, found.files, columns, progress=progress, what="counting values"):
+    passed = mapped(
+        count, found.files, columns, progress=progress, what="counting values", absent=columns
+    )
+    for _, parts in passed:
         for part in parts:
             counts.add(part)
     if not counts.num_values:
