@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.honesty.scored_ids import sides, table_of
 from benchmarks.honesty.step_time import (
+    LONGER,
     MODELS,
     SIDES,
     TABLES,
@@ -14,6 +15,7 @@ from benchmarks.honesty.step_time import (
     figures,
     outcome,
     registry,
+    timed,
 )
 from recd_plugins.registry import Registry
 
@@ -49,6 +51,29 @@ def test_what_steps_come_to(tmp_path: Path) -> None:
     least, of_chosen, median = figures([chosen, left])
     assert (least.value, least.met) == (1.0, True)
     assert (of_chosen.value, median.value, median.met) == (1.5, 1.5, True)
+
+
+class Timings:
+    """What ranks find when they are asked, one after the other."""
+
+    def __init__(self, *found: dict[str, Any]) -> None:
+        self.found = list(found)
+        self.rounds: list[int] = []
+
+    def run(self, job: Any, sides: Any, rounds: int, steps: int) -> list[dict[str, Any]]:
+        self.rounds.append(rounds)
+        return [self.found.pop(0)]
+
+
+def test_what_seems_to_miss_a_promise_is_timed_again_and_that_counts(tmp_path: Path) -> None:
+    case = Case(table=TABLES[0], model="small", folder=tmp_path, samples=10)
+    slower, alike = found(3.0, 4.0, 3.0, "  a: left"), found(3.0, 3.0, 3.0, "  a: left")
+    missed = found(3.0, 2.5, 2.0, "  a: deduplicated alone")
+    pool = Timings(slower, alike, missed, alike, alike)
+    again, found_again, once = (timed(case, pool, rounds=3, steps=2) for _ in range(3))
+    assert (again.before, again.auto) == (0.75, 1.0)
+    assert (found_again.before, found_again.auto, once.before) == (1.2, 1.0, None)
+    assert pool.rounds == [3, 3 * LONGER, 3, 3 * LONGER, 3]
 
 
 def test_scored_ids_are_the_same_ids(tmp_path: Path) -> None:
