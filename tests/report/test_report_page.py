@@ -18,7 +18,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.report import memory
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import Sources, read_sources
-from recd_plugins.report.watch import Watched
+from recd_plugins.report.watch import WAITS, Watched
 from recd_plugins.trainer.measure.memory import OWNERS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
@@ -162,6 +162,19 @@ def test_a_watched_page_is_drawn_anew_as_the_run_goes_on(watched: Watched, tmp_p
     assert other != tag
     assert "<td>999</td>" in later
     assert "setInterval(look" in get("/")[0]
+
+
+def test_a_watched_page_waits_for_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    watched = Watched([f"now={folder}"])
+    try:
+        assert watched.waiting() == [str(folder)]
+        assert WAITS in watched.page()
+        write_run(folder, 1.0, ended=False)
+        assert watched.waiting() == []
+        assert "at step 60; still running" in watched.figures()
+    finally:
+        watched.close()
 
 
 @pytest.mark.slow

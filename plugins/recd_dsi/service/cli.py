@@ -97,6 +97,7 @@ def coordinator(
     certificate: Certificate = None,
     key: Key = None,
     debug: Debug = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hear workers, and tell trainers of them; start workers, as many as trainers need."""
     with reported(debug):
@@ -108,7 +109,9 @@ def coordinator(
         die_with_parent()
         credentials = credentials_of(token_file, certificate, key)
         server = Coordinator(host, port, credentials)
-        typer.echo(f"serves {server.address}")
+        listens = {"serves": server.address}
+        if not as_json:
+            typer.echo(f"serves {server.address}")
         started = None
         if registry is not None:
             started = _started(registry, overrides or (), backend, workers, server, credentials)
@@ -118,7 +121,11 @@ def coordinator(
         if page is not None:
             from recd_dsi.service.page import Page
 
-            typer.echo(f"page {Page(server.known, page).address}")
+            listens["page"] = Page(server.known, page).address
+            if not as_json:
+                typer.echo(f"page {listens['page']}")
+        if as_json:
+            typer.echo(json.dumps(listens))
         server.serve()
 
 
@@ -142,6 +149,7 @@ def worker(
     certificate: Certificate = None,
     key: Key = None,
     debug: Debug = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make the batches of a registry for whoever asks."""
     with reported(debug):
@@ -160,7 +168,8 @@ def worker(
         server = Worker(load(registry, overrides or ()).delivery(), options)
         if join is not None:
             join_coordinator(server, join, credentials)
-        typer.echo(f"serves {server.address}")
+        address = server.address
+        typer.echo(json.dumps({"serves": address}) if as_json else f"serves {address}")
         server.serve()
 
 

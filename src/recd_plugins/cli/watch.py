@@ -24,15 +24,16 @@ Port = Annotated[int, typer.Option("--port", help="The page's port; 0 takes a fr
 def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = False) -> None:
     """Show what `recd report` draws of a run while it trains, on a page of this machine alone.
 
-    It reads the run's files every two seconds, and ends with Ctrl-C.
+    It reads the run's files every two seconds, waits for a run that has just begun, and ends with
+    Ctrl-C.
     """
     with reported(debug):
         from recd_plugins.errors import DataError
         from recd_plugins.launch.environment import HOST
-        from recd_plugins.report.sources import read_sources
+        from recd_plugins.report.sources import begun, read_sources
         from recd_plugins.report.watch import Watched
 
-        read_sources(runs)  # what is no run is said before a page is
+        read_sources(begun(runs))  # what is no run is said before a page is
         try:
             watched = Watched(runs, port)
         except OSError as error:
@@ -40,10 +41,13 @@ def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = Fa
                 f"--port: no page can be served at {HOST}:{port} ({error.strerror}). Name "
                 "another, or 0 for one that is free."
             ) from error
-        address = watched.address
-        print(
-            json.dumps({"page": address}) if as_json else f"{address}  (Ctrl-C ends it)", flush=True
-        )
+        address, waiting = watched.address, watched.waiting()
+        if as_json:
+            print(json.dumps({"page": address, "waits_for": waiting}), flush=True)
+        else:
+            for folder in waiting:
+                print(f"{folder}: no run has written metrics there yet; the page waits for them")
+            print(f"{address}  (Ctrl-C ends it)", flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from recd_plugins.report.kit import TIMES, Figure, escaped, number
 from recd_plugins.report.sources import Sources
 from recd_plugins.trainer.measure.runs_compared import COLUMNS, RATES, RunLog, row, spread
 
-__all__ = ["SECTIONS", "body", "page"]
+__all__ = ["SECTIONS", "body", "framed", "page"]
 
 Figures = Callable[[Sources], Iterator[Figure]]
 
@@ -49,14 +49,18 @@ SAME = 5e-4
 
 def page(sources: Sources, *, script: str = "") -> str:
     """The whole of it: the same sources give the same page."""
+    return framed(sources.title, body(sources), script)
+
+
+def framed(title: str, inside: str, script: str = "") -> str:
+    """A page that needs nothing beside itself."""
     style = files("recd_plugins.report").joinpath("page.css").read_text(encoding="utf-8")
-    title = escaped(sources.title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{style}</style></head>\n<body><main>{body(sources)}</main>"
-        f"{script}</body></html>\n"
+        f"<title>{escaped(title)}</title><style>{style}</style></head>\n"
+        f"<body><main>{inside}</main>{script}</body></html>\n"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from recd_plugins.errors import DataError
 from recd_plugins.trainer.measure.runs_compared import RunLog, read_run
 
-__all__ = ["KINDS", "Printed", "Sources", "named_path", "read_sources"]
+__all__ = ["KINDS", "Printed", "Sources", "begun", "named_path", "read_sources"]
 
 KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "tiers"), "recd plan"),
@@ -77,6 +77,12 @@ def read_sources(named: Sequence[str]) -> Sources:
         else:
             runs.append(read_run(path, name))
     return Sources(runs=runs, printed=printed)
+
+
+def begun(named: Sequence[str]) -> list[str]:
+    """Those of them that can be read: files, and folders in which a run has written metrics."""
+    paths = ((one, named_path(one)[0]) for one in named)
+    return [one for one, path in paths if path.is_file() or (path / "metrics.jsonl").exists()]
 
 
 def named_path(named: str) -> tuple[Path, str | None]:

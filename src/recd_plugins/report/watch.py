@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from recd_plugins.report.page import body, page
+from recd_plugins.report.kit import escaped
+from recd_plugins.report.page import body, framed
 from recd_plugins.report.page_server import HTML, PageServer
-from recd_plugins.report.sources import named_path, read_sources
+from recd_plugins.report.sources import begun, named_path, read_sources
 
-__all__ = ["Watched"]
+__all__ = ["WAITS", "Watched"]
 
+WAITS = "No run has written metrics here yet. They are shown as they come."
 SCRIPT = """
 <p class="live" id="live" role="status">Live.</p>
 <script>
@@ -37,7 +39,8 @@ class Watched:
     """Serves `/`, the page, and `/figures`, what changes of it, in threads until `close`."""
 
     def __init__(self, runs: Sequence[str], port: int = 0) -> None:
-        """`runs` are named as for `recd report`; port 0: one that is free."""
+        """`runs` are named as for `recd report`, and may have written nothing yet; port 0: one that
+        is free."""
         self._runs = runs
         self._lock = threading.Lock()
         self._drawn: tuple[object, str] = (None, "")
@@ -45,16 +48,28 @@ class Watched:
         self._served = PageServer(answers, port)
         self.address = self._served.address
 
+    def waiting(self) -> list[str]:
+        """The folders of runs that have written no metrics yet."""
+        there = begun(self._runs)
+        return [str(named_path(one)[0]) for one in self._runs if one not in there]
+
     def page(self) -> str:
-        return page(read_sources(self._runs), script=SCRIPT)
+        names = (name or path.name for path, name in map(named_path, self._runs))
+        return framed(", ".join(names), self.figures(), SCRIPT)
 
     def figures(self) -> str:
         """Drawn anew where a file has changed since."""
         with self._lock:
             state = self._state()
             if state != self._drawn[0]:
-                self._drawn = state, body(read_sources(self._runs))
+                self._drawn = state, "".join(self._parts())
             return self._drawn[1]
+
+    def _parts(self) -> Iterator[str]:
+        for folder in self.waiting():
+            yield f"<header><h1>{escaped(folder)}</h1><p>{WAITS}</p></header>\n"
+        if there := begun(self._runs):
+            yield body(read_sources(there))
 
     def close(self) -> None:
         """Answer nobody any more."""
