@@ -100,6 +100,8 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         ("data import", "command", "Make a table"),
         ("dedup: exact", "record of recd_dedup", "Equal samples"),
         ("data_wait", "metric", "waits for its reader"),
+        ("lacks column", "DataError", "which the schema names"),
+        ("lacks column 'shop', which", "DataError", "which the schema names"),
         (
             "error: override 'lr': write key=value, as train.batch_size=512.",
             "RegistryError",

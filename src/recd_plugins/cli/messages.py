@@ -52,8 +52,12 @@ KINDS = {
     **{kind.__name__: kind for kind in (notices.Unused, notices.Slower, notices.Missed)},
 }
 LEAST = 12
-"""Letters of a message that a text must share with it."""
+"""Letters of a message that a text must share with it, if it is the whole of it."""
+FEW = 6
+"""Letters of a text that may be a part of a message."""
 HOLE = "…"
+VARIES = re.compile(r"""'[^']*'|"[^"]*"|[^\s:]*/[^\s:]*|\d[\d,.]*""")
+"""Names, paths and numbers of a message that was printed: its template has holes there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +81,21 @@ class Message:
             return False
         return re.search(".*?".join(map(re.escape, parts)), text) is not None
 
+    def contains(self, text: str) -> bool:
+        """Whether a text is a part of it, as it stands here or as it was printed."""
+        return text.lower() in self.template.lower() or _fixed(text) in _fixed(self.template)
+
+
+def _fixed(text: str) -> str:
+    return VARIES.sub(HOLE, text).lower()
+
 
 def messages_like(text: str) -> list[Message]:
     """The messages that a text is, or is a part of, the most telling first."""
     text = " ".join(text.split()).removeprefix("error: ")
     found = [message for message in messages() if message.is_part_of(text)]
-    if not found and len(text) >= LEAST:
-        found = [message for message in messages() if text.lower() in message.template.lower()]
+    if not found and len(_fixed(text).replace(HOLE, "").strip()) >= FEW:
+        found = [message for message in messages() if message.contains(text)]
     return sorted(found, key=lambda message: -message.letters)
 
 

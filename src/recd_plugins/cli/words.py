@@ -18,7 +18,7 @@ PAGES = ("glossary", "metrics")
 """Pages of docs/ whose tables say what words mean; a wheel has them beside this file."""
 ROW = re.compile(r"^\| (?P<words>.+?) \| (?P<text>.+?) \|", flags=re.MULTILINE)
 SEVERAL = 3
-"""Words that a message has at least: fewer are looked up as one."""
+"""Words that are looked up as a message first, and then as a record's name."""
 MOST = 3
 """Messages that are shown of those that a text may be."""
 
@@ -45,7 +45,11 @@ def meanings(asked: str) -> list[Meaning]:
     """All that a word means; where no word is meant, the messages that the text is a part of."""
     asked = " ".join(asked.split())
     known: dict[str, None] = {}
-    for source in (_words, _settings, _commands, _messages, _records):
+    words = len(asked.split())
+    sources = [_words, _settings, _commands, _records]
+    if words > 1:  # two may be the name of a record
+        sources.insert(3 if words >= SEVERAL else 4, _messages)
+    for source in sources:
         found = []
         for names, meaning in source(asked):
             known |= dict.fromkeys(names)
@@ -55,8 +59,9 @@ def meanings(asked: str) -> list[Meaning]:
             return found
     close = nearest(asked, known).partition(" Known:")[0].partition("Known:")[0].strip()
     raise RegistryError(
-        f"{shown(asked)} is no word of the glossary, no command, option, record or metric, and "
-        f"part of no message{f'; {close}' if close else '.'} docs/glossary.md has all words."
+        f"{shown(asked)} is no word of the glossary, no command, option, record or metric"
+        f"{', and part of no message' if words > 1 else ''}{f'; {close}' if close else '.'} "
+        "docs/glossary.md has all words; of a message, give two words or more."
     )
 
 
@@ -139,8 +144,6 @@ def _messages(asked: str) -> Iterator[tuple[list[str], Meaning]]:
     """The messages that a text of several words is, or is a part of."""
     from recd_plugins.cli.messages import messages_like
 
-    if len(asked.split()) < SEVERAL:
-        return
     for message in messages_like(asked)[:MOST]:
         kind = f"{message.kind}, {message.file}:{message.line}"
         name, text = message.template, message.kind_text
