@@ -29,7 +29,7 @@ PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" test
 # Hundreds of processes of the tests import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly package lint test-cuda-lock clean
+.PHONY: demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly package tried lint test-cuda-lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
@@ -102,22 +102,26 @@ $(VENV)/docs: requirements/docs.txt $(VENV)/ready
 	$(INSTALL) --require-hashes -r requirements/docs.txt
 	touch $@
 
-# Wheel and sdist; the wheel is tried in an environment that has the lock alone, where nothing of
-# the repository can be imported.
+# Wheel and sdist, each tried in an environment that has the lock alone, where nothing of the
+# repository can be imported.
 package: $(VENV)/ready
 	rm -rf dist build/package
 	$(BIN)/python -m hatchling build -d dist
-	$(MAKE) build/package/.venv/wheel VENV=build/package/.venv
-	cp examples/random.yaml build/package
-	cd build/package && export PATH="$$PWD/.venv/bin:$$PATH" && unset PYTHONPATH \
+	$(MAKE) build/package/.venv/lock VENV=build/package/.venv
+	set -e; for made in dist/*.whl dist/*.tar.gz; do $(MAKE) tried VENV=build/package/.venv MADE=$$made; done
+
+tried:
+	$(INSTALL) --no-build-isolation --force-reinstall $(MADE)
+	rm -rf build/package/trial && mkdir build/package/trial
+	cp examples/random.yaml build/package/trial
+	cd build/package/trial && export PATH="$$PWD/../.venv/bin:$$PATH" && unset PYTHONPATH \
 		&& recd doctor -r random.yaml && recd train -r random.yaml dataset.samples=4_000 train.steps=10 \
 		&& recd plugins new mine && recd explain "dedupe factor" && recd scars curve --help
 
-$(VENV)/wheel:
+$(VENV)/lock:
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(TORCH_$(TARGET))
 	$(INSTALL) --require-hashes -r $(LOCK)
-	$(INSTALL) dist/*.whl
 
 # The newest nightly builds of the trio in place of the lock's, to see what is about to break.
 nightly: $(VENV)/ready

@@ -68,7 +68,8 @@ def slots_page() -> str:
 
 
 def train_page() -> str:
-    lines = ["# The `train` key", "", *_options(TrainSettings)]
+    begin = "How a job trains: under `train` in registry.yaml, or as `train.steps=50` of a command."
+    lines = ["# The `train` key", "", begin, "", *_options(TrainSettings)]
     lines += ["", "## The `topology` key", "", TOPOLOGY.format(presets=", ".join(PRESETS)), ""]
     return "\n".join([*lines, *_options(Topology)]) + "\n"
 

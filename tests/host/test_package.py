@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_wheel_and_sdist_have_what_is_used(tmp_path: Path) -> None:
-    """`make package` installs the wheel and tries it."""
+    """`make package` installs both and tries them."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     version = recd_plugins.__version__
