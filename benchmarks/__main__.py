@@ -2,11 +2,13 @@
 
     python -m benchmarks [--quick] [--only SUITE...] [--limits] [--list] [--draw] [-- ARGUMENT...]
 
-Each suite is a process of its own. Its figures go to `benchmarks/results/`, a dated file with the
-conditions that they were measured in; nothing is overwritten. A suite that fails is named at the
-end, and the others are kept. `--limits` takes the suites that give figures their limits, and at its
-end prints every limit that is kept; with `--draw` it prints them alone. What follows `--` is for
-the suites themselves: a run of some of a suite's settings renews their figures alone.
+Each suite is a process of its own, in a quick run a copy of this one. Its figures go to
+`benchmarks/results/`, a dated file with the conditions that they were measured in; nothing is
+overwritten. A suite that fails is named at the end, and the others are kept. A run ends with how
+long each suite took: `--quick` takes all of them within 15 minutes on two cores. `--limits` takes
+the suites that give figures their limits, and at its end prints every limit that is kept; with
+`--draw` it prints them alone. What follows `--` is for the suites themselves: a run of some of a
+suite's settings renews their figures alone.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import time
 
 import torch
 
+from benchmarks.copies import import_for_all, run_in_a_copy
 from benchmarks.kept import keep, kept_results
 from benchmarks.pages import draw, limit_rows
 from benchmarks.suites import SUITES, Suite
+from recd_plugins.launch.fork_server import for_cpu
 
 
 def main() -> None:
@@ -48,24 +52,36 @@ def main() -> None:
 
 
 def measured(suites: list[Suite], quick: bool, arguments: list[str]) -> list[str]:
-    """Run and keep them; the names of those that failed."""
-    failed = []
+    """Run and keep them, and say how long each took; the names of those that failed."""
+    failed: list[str] = []
+    seconds: dict[str, float] = {}
+    begun = time.monotonic()
+    if copied := quick and for_cpu():
+        import_for_all()
     for number, suite in enumerate(suites, 1):
         if suite.needs_cuda and not torch.cuda.is_available():
             print(f"{number} of {len(suites)}: {suite.name} is left out, for there is no GPU here")
             continue
         print(f"{number} of {len(suites)}: {suite.name}, {suite.about}", flush=True)
         began = time.monotonic()
-        command = [sys.executable, "-m", f"benchmarks.{suite.module}", *suite.arguments, "--json"]
-        command += [*(suite.quick if quick else ()), *arguments]
-        run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if run.returncode:
+        command = [f"benchmarks.{suite.module}", *suite.arguments, "--json"]
+        command += [*(["--quick"] if quick else []), *arguments]
+        code, text = run_in_a_copy(command) if copied else _run(command)
+        seconds[suite.name] = time.monotonic() - began
+        if code:
             failed.append(suite.name)
             continue
-        printed = json.loads(run.stdout.splitlines()[-1])
+        printed = json.loads(text.splitlines()[-1])
         path = keep(suite.name, printed["conditions"], printed["figures"])
-        print(f"  {time.monotonic() - began:,.0f} s; kept as {path.name}", flush=True)
+        print(f"  {seconds[suite.name]:,.0f} s; kept as {path.name}", flush=True)
+    for name, took in {**seconds, "all": time.monotonic() - begun}.items():
+        print(f"{took:6,.0f} s  {name}{', failed' if name in failed else ''}", flush=True)
     return failed
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    run = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    return run.returncode, run.stdout
 
 
 def _chosen(names: list[str] | None) -> list[Suite]:

@@ -267,16 +267,17 @@ def target_grid(
         # Each round has as many values: of a step of some milliseconds alone a clock says little.
         steps = max(1, values // (rows * length))
         sides = {name: repeated(one, steps) for name, one in sides.items()}
-        ratio = _times_as_fast(sides, rounds)
+        what = f"attention, length {length}, {factor} samples"
+        ratio = _times_as_fast(sides, rounds, what)
         if ratio < NO_LOSS:  # of so many cells the least is low by its bad luck
-            ratio = _times_as_fast(sides, LONGER * rounds)
+            ratio = _times_as_fast(sides, LONGER * rounds, f"{what}, again")
         found[length, factor] = ratio
     return found
 
 
-def _times_as_fast(sides: Mapping[str, Side], rounds: int) -> float:
+def _times_as_fast(sides: Mapping[str, Side], rounds: int, what: str) -> float:
     """How many times as fast unique samples are."""
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of=what)
     pairs = zip(measured["unique samples"], measured["all samples"], strict=True)
     return statistics.median(theirs.cpu / ours.cpu for ours, theirs in pairs)
 
@@ -370,7 +371,8 @@ def compare(
 ) -> list[Figure]:
     """How many times faster `ours` is than each other side, which must compute the same; `limit`
     is that of all of these figures, and `least` gives each its own."""
-    measured = alternate({**sides, **({"least": dropped(least.run)} if least else {})}, rounds)
+    every = {**sides, **({"least": dropped(least.run)} if least else {})}
+    measured = alternate(every, rounds, of=name)
     wanted = measured[ours][0].result
     for other in sides:
         # In float32 some of the units that are near their kink fall on its other side.

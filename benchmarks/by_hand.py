@@ -70,8 +70,8 @@ def to_batch(rows: pa.RecordBatch, schema: Any) -> Batch:
     )
 
 
-def main(registry: str, result: str) -> None:
-    stack = rp.load(registry)
+def main(registry: str, result: str, *overrides: str) -> None:
+    stack = rp.load(registry, overrides)
     settings, tables, device = stack.registry.train, stack.prepare(), torch.device("cpu")
     dist.init_process_group("gloo")
     torch.manual_seed(settings.seed)

@@ -1,21 +1,23 @@
 """`make demo`: plain TorchRec beside what the plugins make of the same job, in one table.
 
-    python -m benchmarks.demo [--json]
+    python -m benchmarks.demo [--quick] [--json]
 
 Two ranks and generated sessions throughout. registry.yaml's small model is trained by hand, by
 `recd train`, and with each plugin; the paper's RM1 at a sixth of its sizes, where embeddings and
-poolings are most of a step, without RecD and with it.
+poolings are most of a step, without RecD and with it. A quick run takes fewer steps, and leaves the
+plugins on the small model out.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,17 +73,24 @@ SIDES = (
     DemoSide(name="with SCARS", overrides=SCARS),
 )
 PLAIN_OF = {"with RecD": "recd train", "RM1, RecD": "RM1, plain"}
-RM1_SCALE, RM1_STEPS = 1 / 6, 30
+QUICK = ("train.steps=60", "dataset.samples=64_000")
+"""The small model's steps and table in a quick run."""
+RM1_SCALE = 1 / 6
 PROFILED = ("train.steps=10", "train.log_every=3", "train.profile_steps=3", "train.eval_batches=1")
 """A short run of plain RM1, whose step says what RecD can save of it."""
 
 
-def rm1(folder: Path) -> list[DemoSide]:
+def rm1_steps(quick: bool) -> int:
+    return 12 if quick else 30
+
+
+def rm1(folder: Path, quick: bool) -> list[DemoSide]:
     """RM1 without RecD, with it, and without it under the profiler, on one table."""
     registry = models.registry("rm1", RM1_SCALE)
     registry["folder"] = "data"
     registry["dataset"]["samples"] = 24_000
-    registry["train"] |= {"ranks": 2, "steps": RM1_STEPS, "log_every": 10, "eval_batches": 4}
+    steps = rm1_steps(quick)
+    registry["train"] |= {"ranks": 2, "steps": steps, "log_every": steps // 3, "eval_batches": 4}
     path = folder / "rm1.yaml"
     path.write_text(yaml.safe_dump(registry))
     sides = (
@@ -92,11 +101,11 @@ def rm1(folder: Path) -> list[DemoSide]:
     return [DemoSide(name=name, overrides=overrides, registry=path) for name, overrides in sides]
 
 
-def by_hand(folder: Path, quiet: bool) -> dict[str, Any]:
+def by_hand(folder: Path, overrides: Sequence[str], quiet: bool) -> dict[str, Any]:
     ranks = load(REGISTRY).registry.train.ranks
     result = folder / "result.json"
     failure = launch(
-        ["benchmarks.by_hand", str(REGISTRY), str(result)],
+        ["benchmarks.by_hand", str(REGISTRY), str(result), *overrides],
         ranks,
         threads=max(1, (os.cpu_count() or 1) // ranks),
         quiet=quiet,
@@ -121,31 +130,39 @@ def by_registry(side: DemoSide, quiet: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    quiet = parser.parse_args().json
+    parser.add_argument("--quick", action="store_true", help="fewer steps and rows")
+    options = parser.parse_args()
+    quiet, quick = options.json, options.quick
     os.environ.update(ALLOCATOR)  # of both sides' ranks
     load = os.getloadavg()[0]
     console = Console(quiet=quiet)
+    overrides = QUICK if quick else ()
+    small = [
+        dataclasses.replace(side, overrides=(*side.overrides, *overrides))
+        for side in (SIDES[:1] if quick else SIDES)
+    ]
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="recd-demo-") as name:
         folder = Path(name)
         # The first run writes the table that the others read.
-        *rm1_sides, profiled = rm1(folder)
-        for side in (*SIDES, *rm1_sides):
+        *rm1_sides, profiled = rm1(folder, quick)
+        for side in (*small, *rm1_sides):
             console.rule(side.name)
             rows[side.name] = by_registry(side, quiet)
         console.rule(BY_HAND)
-        rows = {BY_HAND: by_hand(folder, quiet), **rows}
-        parts = by_registry(profiled, quiet)["parts_ms"] if quiet else {}
+        rows = {BY_HAND: by_hand(folder, overrides, quiet), **rows}
+        parts = by_registry(profiled, quiet)["parts_ms"] if quiet and not quick else {}
     if quiet:
         report = Report(figures=[*figures(rows, parts)])
-        print_json("demo", conditions_of(report, load=load), report.figures)
+        conditions = conditions_of(report, load=load, settings={"quick": quick})
+        print_json("demo", conditions, report.figures)
     else:
-        console.print(shown(rows))
+        console.print(shown(rows, quick))
 
 
 def figures(rows: Mapping[str, Mapping[str, Any]], parts: Mapping[str, float]) -> Iterator[Figure]:
     """The table's columns that say what a run costs and what it learned; `parts` is the profile of
-    plain RM1's step."""
+    plain RM1's step, empty in a quick run."""
     for name, summary in rows.items():
         limits = _limits(name, rows, parts)
         for what, value, unit in (
@@ -178,7 +195,7 @@ def _limits(
     plain, factor = rows[PLAIN_OF[name]], rows[name]["cost"]["dedupe_factor"]
     sent = f"plain TorchRec's bytes over the DedupeFactor {factor:.2f}, as if it held for all ids"
     limits = {"sent in a step": Limit(value=_sent(plain) / factor, of=sent)}
-    if name == "RM1, RecD":
+    if name == "RM1, RecD" and parts:
         limits["samples/s"] = Limit(
             value=plain["samples_per_second"] / least_step(parts, 1.0, factor),
             of="the plain step's profile: pooling, lookups, exchanges and waiting over the "
@@ -192,11 +209,12 @@ def _sent(summary: Mapping[str, Any]) -> float:
     return float(sum(summary["cost"]["traffic"]["all_to_all"].values()) / 1e6)
 
 
-def shown(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    train = load(REGISTRY).registry.train
+def shown(rows: Mapping[str, Mapping[str, Any]], quick: bool) -> Table:
+    train = load(REGISTRY, QUICK if quick else ()).registry.train
+    *_, last = (name for name in rows if not name.startswith("RM1"))
     table = Table(
         title=f"{train.steps} steps of {train.batch_size} samples on each of {train.ranks} ranks; "
-        f"RM1 at 1/{1 / RM1_SCALE:.0f} of its sizes: {RM1_STEPS} steps",
+        f"RM1 at 1/{1 / RM1_SCALE:.0f} of its sizes: {rm1_steps(quick)} steps",
         caption="sent: MB through all-to-alls, a rank and step; MiB: peak memory of a rank",
         title_justify="left",
         caption_justify="left",
@@ -213,7 +231,7 @@ def shown(rows: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{summary['train']['loss']:.4f}",
             f"{summary['test']['ne']:.4f}",
             f"{summary['test']['auc']:.4f}",
-            end_section=name == SIDES[-1].name,
+            end_section=name == last,
         )
     return table
 

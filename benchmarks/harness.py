@@ -117,15 +117,18 @@ class Round:
     result: Any
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Round]]:
+def alternate(
+    sides: Mapping[str, Callable[[], Any]], rounds: int, *, of: str
+) -> dict[str, list[Round]]:
     """Run all sides `rounds` times, in turn and each round the other way about.
 
-    A first round warms up and does not count.
+    A first round warms up and does not count. `of` names the figure to whoever waits for it.
     """
     measured: dict[str, list[Round]] = {name: [] for name in sides}
     names = list(sides)
     with new_garbage_alone():
         for number in range(rounds + 1):
+            _say(of, number, rounds)
             for name in names:
                 gc.collect()
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -134,7 +137,6 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
                 if number:
                     measured[name].append(one)
             names.reverse()
-            _say(f"round {number} of {rounds}")
     return measured
 
 
@@ -268,5 +270,10 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _say(figure: str, number: int, rounds: int) -> None:
+    """What is measured: on a terminal round by round on a line of its own, in a file once."""
+    if sys.stderr.isatty():
+        end = "\n" if number == rounds else "\r"
+        print(f"{figure}: round {number} of {rounds}", end=end, file=sys.stderr, flush=True)
+    elif not number:
+        print(figure, file=sys.stderr, flush=True)

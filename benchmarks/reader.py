@@ -43,7 +43,7 @@ def measure(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         return compare(
             write_table(Path(folder) / "table", SCHEMA, _chunks(200_000 if quick else 400_000)),
-            rounds=5 if quick else 15,
+            rounds=3 if quick else 15,
         )
 
 
@@ -55,7 +55,7 @@ def compare(table: Table, rounds: int) -> Report:
         "no prefetch": _epoch_of(table, LocalReaderConfig(prefetch=False)),
         "a copy": copies(_numbers(table, columns)),
     }
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of="reader")
     copied = statistics.median(one.cpu for one in measured.pop("a copy"))
     rate = {name: [one.result / one.wall for one in side] for name, side in measured.items()}
     cost = {name: [one.cpu / one.result * 1e6 for one in side] for name, side in measured.items()}

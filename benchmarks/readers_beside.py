@@ -48,7 +48,7 @@ def beside(table: Table, rounds: int, cache: Path) -> Report:
     if "datasets" not in missing:
         sides["Hugging Face datasets, cached, shuffled"] = _hugging_face(table, cache)
         sides["Hugging Face datasets, streaming"] = lambda: _hugging_face_stream(table)
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of="readers")
     rate = {name: [one.result / one.wall for one in side] for name, side in measured.items()}
     reader = statistics.median(rate["local reader, shuffled"])
     figures = [

@@ -17,8 +17,6 @@ class Suite:
     """What it measures, a sentence for RESULTS.md."""
     arguments: tuple[str, ...] = ()
     """What a full run is given."""
-    quick: tuple[str, ...] = ("--quick",)
-    """What a quick run is given beside; nothing where every run is quick."""
     minutes: float
     """How long a full run takes on two cores."""
     limits: bool = False
@@ -35,7 +33,6 @@ SUITES = (
     Suite(
         module="demo",
         about="`make demo`: one job by plain TorchRec, by `recd train` and with each plugin.",
-        quick=(),
         minutes=3,
         limits=True,
     ),

@@ -5,7 +5,8 @@
 Two nodes of two gloo ranks (two of four with `--wide`), 200 mbit between nodes; needs root. All
 sides train in the same ranks, step by step, on held batches: those in the order of time, as plain
 TorchRec and the papers that know no session have them, and clustered ones. Plans are made by a
-topology that is measured first, and by a profile of the table.
+topology that is measured first, and by a profile of the table. A quick run leaves out what stands
+between plain TorchRec, RecD and all together, and what `recd advise` says.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from benchmarks.combined.additions import (
     OnCluster,
 )
 from benchmarks.combined.on_nodes import NodeSteps, on_nodes
+from benchmarks.flexshard.steps import QUICK_ROUNDS
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Limit, Report, main, spread
 from benchmarks.limits import least_step, link_seconds
 from benchmarks.recd_train.ranks import TrainSteps
+from recd_plugins.planning.measured_topology import ROUNDS
 from recd_plugins.planning.topology import save_topology
 
 N_NODES, MBIT = 2, 200
@@ -54,7 +57,7 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
     if missing := available():
         settings["cluster"] = f"none, so nothing is measured: it needs {missing}"
         return Report(figures=[], settings=settings)
-    rounds, batches = (3, 4) if quick else (9, 8)
+    rounds, batches = (3, 3) if quick else (9, 8)
     settings |= {"rounds": rounds, "batches": f"{batches} a rank, held ready"}
     with (
         tempfile.TemporaryDirectory(prefix="recd-bench-") as folder,
@@ -62,7 +65,8 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         ClusterRanks(network, ranks_per_node) as ranks,
     ):
         found = Path(folder) / "topology.yaml"
-        save_topology(ranks.run(measured_topology, ranks_per_node)[0], found)
+        timed = QUICK_ROUNDS if quick else ROUNDS
+        save_topology(ranks.run(measured_topology, ranks_per_node, timed)[0], found)
         workload = OnCluster(
             model=model,
             scale=scale,
@@ -73,7 +77,9 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         )
         workload.prepare()
         settings["samples a rank"] = workload.batch_size
-        sides = {**chosen.sides, ADVISED: workload.advised()}
+        sides = chosen.quick_sides
+        if not quick:
+            sides = {**chosen.sides, ADVISED: workload.advised()}
         steps = ranks.run(on_nodes, workload, sides, rounds, batches, limit=LIMIT)
     settings["plain TorchRec"] = ", ".join(f"{each} {kind}" for each, kind in chosen.held.items())
     settings["dense gradients out of a node"] = (

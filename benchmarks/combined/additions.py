@@ -113,6 +113,16 @@ class ClusterModel:
     def sides(self) -> dict[str, Addition]:
         return {PLAIN: self.way[PLAIN], **BESIDE, **self.way}
 
+    @property
+    def quick_sides(self) -> dict[str, Addition]:
+        """Without the additions between RecD and all together, and those that RecD consists of."""
+        return {
+            PLAIN: self.way[PLAIN],
+            **BESIDE,
+            self.recd: self.way[self.recd],
+            ALL: self.way[ALL],
+        }
+
 
 CLUSTER_MODELS: Mapping[str, ClusterModel] = {
     "rm1": ClusterModel(

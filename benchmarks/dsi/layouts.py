@@ -49,7 +49,9 @@ def flattening(
 
     if out_of_a_map() != of_columns():
         raise AssertionError("both ways must read the same ids")
-    measured = alternate({"map": dropped(out_of_a_map), "flat": dropped(of_columns)}, rounds)
+    measured = alternate(
+        {"map": dropped(out_of_a_map), "flat": dropped(of_columns)}, rounds, of="flattening"
+    )
     size = [source.stat().st_size, sum(one.stat().st_size for one in target.iterdir())]
     return [
         quotient(

@@ -65,7 +65,9 @@ def over_s3(
             if way() != rows:
                 raise AssertionError("each way must read all rows")
             requests[name] = len(proxy.requests)
-        measured = alternate({name: dropped(way) for name, way in ways.items()}, rounds)
+        measured = alternate(
+            {name: dropped(way) for name, way in ways.items()}, rounds, of="over S3"
+        )
     counted = f"{requests['one by one']}, {requests['at a time']} and {requests['first']} requests"
     return [
         quotient(

@@ -61,9 +61,9 @@ def transforms(batch_size: int, rounds: int, *, samples_per_session: int = 8) ->
     dense = torch.randn(batch_size, COLUMNS, generator=torch.Generator().manual_seed(0))
     measured: dict[str, dict[str, list[Round]]] = {}
     for name in (*IN_PLACE, *NEW):
-        measured[name] = alternate(_of_ids(name, features, rows), rounds)
+        measured[name] = alternate(_of_ids(name, features, rows), rounds, of=name)
     for name in DENSE:
-        measured[name] = alternate(_of_floats(name, dense), rounds)
+        measured[name] = alternate(_of_floats(name, dense), rounds, of=name)
     each = {
         name: statistics.median(
             one.wall / other.wall for one, other in zip(sides["plain"], sides["ours"], strict=True)
@@ -114,7 +114,7 @@ def on_unique(features: KeyedJaggedTensor, rounds: int) -> Figure:
             given = step(given, names)
 
     sides = {"all": dropped(partial(run, features)), "unique": dropped(partial(run, ikjt))}
-    measured = alternate(sides, rounds * 3)
+    measured = alternate(sides, rounds * 3, of="transforms on unique samples")
     gains = [
         one.cpu / other.cpu for one, other in zip(measured["all"], measured["unique"], strict=True)
     ]

@@ -4,8 +4,8 @@
 
 Needs root for the cluster; where none can be made, says so and leaves its figures out. Sides
 take turns in the same ranks, step by step; `--figure` draws bytes predicted against observed
-(the paper's figure 6). A quick run has one setting of the grid of nine, and fewer rounds; `--only`
-measures nothing but the settings of the numbers that `--help` lists.
+(the paper's figure 6). A quick run has one setting of the grid of nine, a third of its plans,
+and fewer rounds; `--only` measures nothing but the settings of the numbers that `--help` lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from benchmarks.flexshard.observed import draw
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.flexshard.paper_tables import k_of_ours, table_5, table_6
 from benchmarks.flexshard.router import router
+from benchmarks.flexshard.steps import QUICK_ROUNDS
 from benchmarks.harness import Figure, Report, main
+from recd_plugins.planning.measured_topology import ROUNDS
 
 __all__ = ["measure"]
 
@@ -44,7 +46,7 @@ SETTINGS = [*GRID, SATURATED, NO_SKEW]
 
 
 def measure(quick: bool, figure: Path | None = None, only: Sequence[int] = ()) -> Report:
-    rounds = 5 if quick else 15
+    rounds = 3 if quick else 15
     figures: list[Figure] = []
     if not only:
         figures = [*table_5(), *table_6()]
@@ -69,19 +71,21 @@ def measure(quick: bool, figure: Path | None = None, only: Sequence[int] = ()) -
         "row-wise",
         "rounds": rounds,
     }
-    bench = Bench(k=replicas.value, rounds=rounds)
-    figures += cluster_figures(bench, grid if only else [SATURATED, NO_SKEW, *grid])
+    bench = Bench(k=replicas.value, rounds=rounds, every=3 if quick else 1)
+    timed = QUICK_ROUNDS if quick else ROUNDS
+    figures += cluster_figures(bench, grid if only else [SATURATED, NO_SKEW, *grid], timed)
     figures.append(bench.bytes())
     if figure is not None:
         draw(bench.observed, figure)
     return Report(figures=figures, settings=settings)
 
 
-def cluster_figures(bench: Bench, settings: Sequence[Setting]) -> Iterator[Figure]:
-    """One cluster of each shape, whose topology is measured once for each bandwidth."""
+def cluster_figures(bench: Bench, settings: Sequence[Setting], timed: int) -> Iterator[Figure]:
+    """One cluster of each shape, whose topology is measured once for each bandwidth, in so many
+    rounds."""
     figures = {SATURATED: bench.saturated, NO_SKEW: bench.no_skew}
     for shape, (first, *rest) in groupby(sorted(settings, key=_shape), _shape):
-        with EmulatedCluster(*shape, first.mbit) as cluster:
+        with EmulatedCluster(*shape, first.mbit, rounds=timed) as cluster:
             for setting in (first, *rest):
                 yield from figures.get(setting, bench.regret)(cluster, setting)
 

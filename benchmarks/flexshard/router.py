@@ -37,7 +37,7 @@ def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:
         "route": dropped(lambda: made.route(asked, segments)),
         "gather": dropped(lambda: words.take(places, out=found, mode="clip")),
     }
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of="router")
     each, gathered = ([one.cpu / ids * 1e9 for one in measured[side]] for side in sides)
     hot_share, shared = hot / num_rows, 1 - REPLICATED
     bits = entropy(hot_share) + hot_share * entropy(shared)

@@ -25,12 +25,14 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-__all__ = ["OnNodes", "SideSteps", "take_turns", "topology"]
+__all__ = ["QUICK_ROUNDS", "OnNodes", "SideSteps", "take_turns", "topology"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
 LARGEST = 1 << 24
 """Bytes of a payload; a step of these sides exchanges no more at a time."""
+QUICK_ROUNDS = 4
+"""In which a quick run times collectives: with as many as usual that is a minute of it."""
 
 
 @dataclass(frozen=True)

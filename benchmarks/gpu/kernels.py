@@ -154,7 +154,8 @@ def _seconds(
     sides: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
 ) -> dict[str, list[float]]:
     waited = {name: synchronised(side, device) for name, side in sides.items()}
-    return {name: [one.wall for one in of] for name, of in alternate(waited, rounds).items()}
+    measured = alternate(waited, rounds, of=", ".join(sides))
+    return {name: [one.wall for one in each] for name, each in measured.items()}
 
 
 def _against(found: Mapping[str, list[float]], name: str, other: str, note: str) -> Figure:

@@ -83,7 +83,7 @@ def sides(folder: Path, samples: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(quick: bool) -> Report:
-    rounds, steps, samples = (4, 4, 8_192) if quick else (9, 6, 16_384)
+    rounds, steps, samples = (3, 3, 8_192) if quick else (9, 6, 16_384)
     with tempfile.TemporaryDirectory() as folder:
         registries = sides(Path(folder), samples)
         seconds = GlooPool(deadline=600).run(on_rank, registries, rounds, steps)[0]["seconds"]

@@ -78,7 +78,7 @@ def trained_tables(data: Path, quick: bool) -> Iterator[TrainedTable]:
         (1.05, 30.0, 0.01, True, cache),
     ]
     for number, (exponent, size, swapped, clustered, planner) in enumerate(
-        cases[: 3 if quick else 6]
+        cases[: 2 if quick else 6]
     ):
         table = Generated(
             name=f"zipf {exponent} S {size:g}{' drifting' if swapped else ''}".replace(" ", "_"),
@@ -91,7 +91,7 @@ def trained_tables(data: Path, quick: bool) -> Iterator[TrainedTable]:
         )
         yield TrainedTable(table=table, clustered=clustered, planner=planner)
     clicks, ratings = data / "yoochoose/clicks.tsv", data / "ml100k/ml-100k.inter"
-    if clicks.exists():
+    if clicks.exists() and not quick:
         use: Mapping[str, Any] = {"use": "yoochoose", "path": str(clicks)}
         yield TrainedTable(table=Real(name="yoochoose", use=use), planner=cache)
     if ratings.exists() and not quick:

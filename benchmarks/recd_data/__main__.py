@@ -39,7 +39,7 @@ def measure(quick: bool) -> Report:
             config,
             narrow(config) if quick else config,
             Path(name),
-            rounds=3 if quick else 5,
+            rounds=2 if quick else 5,
         )
 
 

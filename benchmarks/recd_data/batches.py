@@ -58,6 +58,7 @@ def conversions(table: Table, groups: Groups, batch_size: int, rounds: int) -> l
             "least, lists": _least(listed, lists),
         },
         rounds * 3,
+        of="IKJT conversion",
     )
     plain = ("cat", "concatenate")
     cheapest = min(plain, key=lambda name: _median(measured[name]))
@@ -122,6 +123,7 @@ def _against_unique(inputs: Sequence[Columns], groups: Groups, rounds: int) -> l
             "least": _least(inputs, groups),
         },
         rounds,
+        of="conversion vs padded torch.unique",
     )
     return [
         quotient(
@@ -145,6 +147,7 @@ def _partial(inputs: Sequence[Columns], groups: Groups, rounds: int) -> list[Fig
     measured = alternate(
         {name: _each(kjts, partial(kind.from_kjt, groups=shifted)) for name, kind in kinds.items()},
         rounds * 3,
+        of="partial conversion",
     )
     kept = {
         name: sum(kind.from_kjt(kjt, shifted).kjt.values().numel() for kjt in kjts)
@@ -191,7 +194,7 @@ def preprocessing(table: Table, groups: Groups, batch_size: int, rounds: int) ->
         "kjt": _each([ikjt.to_kjt() for ikjt in ikjts], run),
         "ikjt": _each(ikjts, run),
     }
-    measured = alternate(sides, rounds * 3)
+    measured = alternate(sides, rounds * 3, of="preprocessing")
     return [
         quotient(
             "preprocessing on unique samples",

@@ -43,7 +43,7 @@ def reader(
         "recd": _epoch_of(_loader(by_session, "whole", batch_size, recd)),
         "decoding": decoding(by_session, columns),
     }
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of="reader")
     rates = {name: [one.result / one.wall for one in side] for name, side in measured.items()}
     median = {name: statistics.median(values) for name, values in rates.items()}
 

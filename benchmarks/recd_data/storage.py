@@ -81,7 +81,7 @@ def clustering(by_time: Table, folder: Path, rounds: int) -> list[Figure]:
         "copy": lambda: write_table(copied, by_time.schema, chunks_of(by_time)),
         "cluster": lambda: _anew(clustered, lambda: step.run(by_time, clustered)),
     }
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of="clustering")
     return [
         quotient(
             "clustering, time over reading and writing the same table unsorted",

@@ -57,6 +57,8 @@ class TrainBench:
     """Distinct ones that a rank trains on, again and again."""
     warm_up: int = WARM_UP
     """Rounds that come first and do not count."""
+    quick: bool = False
+    """Whether what takes long is left out."""
     seed: int = 0
 
     @property
@@ -99,19 +101,22 @@ class TrainBench:
 
     def memory(self, ablation: MeasuredTraining) -> list[Figure]:
         """The memory of tensors, which is exact; and what is resident, in processes of its own."""
-        plain, ours = (megabytes(self._resident(side)) for side in PAIR.values())
-        note = f"resident {plain} and {ours} MB"
+        note = ""
+        if not self.quick:
+            plain, ours = (megabytes(self._resident(side)) for side in PAIR.values())
+            note = f"resident {plain} and {ours} MB"
         return [ablation.lighter("step memory, RM1-like", "+ O7", target=15, note=note)]
 
     def sessions(self) -> list[Figure]:
         """Shorter sessions, down to none."""
-        four = self._turns(self.workload("rm1", samples_per_session=4), PAIR)
+        figures = []
+        if not self.quick:
+            four = self._turns(self.workload("rm1", samples_per_session=4), PAIR)
+            figures.append(four.faster("RM1-like step, S = 4", "RecD", target=2.2, limited=True))
         one = self._turns(self.workload("rm1", samples_per_session=1), PAIR)
         note = "the same groups as at S = 16.5"
-        return [
-            four.faster("RM1-like step, S = 4", "RecD", target=2.2, limited=True),
-            one.faster("throughput at S = 1", "RecD", target=0.95, limited=True, note=note),
-        ]
+        what = "throughput at S = 1"
+        return [*figures, one.faster(what, "RecD", target=0.95, limited=True, note=note)]
 
     def others(self) -> list[Figure]:
         return [

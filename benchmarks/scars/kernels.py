@@ -43,7 +43,7 @@ def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
         "sorted": dropped(lambda: torch.unique(ids, return_inverse=True)),
         "unsorted": dropped(lambda: torch.unique(ids, sorted=False, return_inverse=True)),
     }
-    measured = alternate(sides, rounds)
+    measured = alternate(sides, rounds, of="coalescing")
     cpu = {name: [one.cpu for one in side] for name, side in measured.items()}
     other = min(("sorted", "unsorted"), key=lambda name: statistics.median(cpu[name]))
     ratios = [theirs / ours for ours, theirs in zip(cpu["ours"], cpu[other], strict=True)]
@@ -87,7 +87,7 @@ def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
             "half hot": lambda: [half.samples(_features(batch)) for batch in batches],
             "read": lambda: sum(map(len, stack.loader(0, 1))),
         }
-        measured = alternate(sides, rounds)
+        measured = alternate(sides, rounds, of="classification of samples")
     pairs = zip(measured["half hot"], measured["read"], strict=True)
     shares = [100 * ours.cpu / reading.cpu for ours, reading in pairs]
     return Figure(
@@ -121,7 +121,7 @@ def staging(samples: int, batch_size: int, rounds: int) -> Figure:
             "read": lambda: sum(map(len, stack.loader(0, 1))),
             "a copy": copies([*ids, *rest]),
         }
-        measured = alternate(sides, rounds)
+        measured = alternate(sides, rounds, of="reading in hot batches")
     pairs = zip(measured["stage"], measured["read"], strict=True)
     shares = [ours.cpu / reading.cpu for ours, reading in pairs]
     return Figure(

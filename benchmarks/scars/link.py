@@ -21,6 +21,8 @@ __all__ = ["MBIT", "RANKS", "EmulatedLink", "over_the_link"]
 RANKS, MBIT = 4, 200
 WARM_UP = 3
 """Steps in which pipelines fill and kernels compile."""
+HOT_STEPS = 20
+"""Hot and normal ones, at least."""
 SHARE = 0.8
 """The share of what there is to learn."""
 PLAIN = ScarsSide(name="plain row-wise")
@@ -36,18 +38,22 @@ class EmulatedLink:
     rounds: int
     dim: int = 64
 
-    def coalescing(self, num_rows: int, batch_size: int) -> Iterator[Figure]:
-        """A step with and without, of sequences and of bags."""
+    def coalescing(self, num_rows: int, batch_size: int, *, bags: bool) -> Iterator[Figure]:
+        """A step with and without, of sequences, and of bags if they are asked for."""
         law = "Zipf 1.05"
         sequences = self._clicks(law, num_rows, tables=1, lookups=20, pooled=False)
-        bags = self._clicks(law, num_rows, tables=20, lookups=1, pooled=True)
         name = f"step with coalescing, {law}"
         plain, ours = self._turns(sequences, (PLAIN, COALESCED), batch_size)
         yield self._faster(f"{name}, sequences", sequences, plain, ours, batch_size, 2.5)
+        if not bags:
+            return
+        pooled = self._clicks(law, num_rows, tables=20, lookups=1, pooled=True)
         sides = (PLAIN, TABLE_WISE, COALESCED)
-        plain, whole, ours = self._turns(bags, sides, batch_size)
-        yield self._faster(f"{name}, bags", bags, plain, ours, batch_size, 2.5)
-        yield self._faster(f"{name}, bags, against table-wise", bags, whole, ours, batch_size, None)
+        plain, whole, ours = self._turns(pooled, sides, batch_size)
+        yield self._faster(f"{name}, bags", pooled, plain, ours, batch_size, 2.5)
+        yield self._faster(
+            f"{name}, bags, against table-wise", pooled, whole, ours, batch_size, None
+        )
 
     def _clicks(
         self, law: str, num_rows: int, *, tables: int, lookups: int, pooled: bool
@@ -87,7 +93,7 @@ class EmulatedLink:
     def hot_steps(self, clicks: Clicks, batch_size: int, share: float) -> Figure:
         """Hot and normal steps of one run."""
         side = ScarsSide(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
-        (found,) = self._turns(clicks, (side,), batch_size, times=4)
+        (found,) = self._turns(clicks, (side,), batch_size, max(HOT_STEPS, 4 * self.rounds))
         kinds = {
             kind: [s for s, hot in zip(found.seconds, found.hot, strict=True) if hot == kind]
             for kind in (True, False)
@@ -148,10 +154,10 @@ class EmulatedLink:
         )
 
     def _turns(
-        self, clicks: Clicks, sides: Sequence[ScarsSide], batch_size: int, times: int = 1
+        self, clicks: Clicks, sides: Sequence[ScarsSide], batch_size: int, warm: int | None = None
     ) -> list[Steps]:
-        """So many steps of each side, warm."""
-        steps = WARM_UP + times * self.rounds
+        """So many warm steps of each side."""
+        steps = WARM_UP + (warm or self.rounds)
         return [
             _warm(self.ranks.run(trained, clicks, side, batch_size, steps)[0]) for side in sides
         ]
@@ -184,15 +190,17 @@ def over_the_link(quick: bool) -> list[Figure]:
         pooled=False,
         signal=0.5,
     )
-    sizes = (64, 512, 2048) if quick else (32, 64, 256, 1024, 2048, 4096)
     with Network(RANKS, MBIT) as network, ClusterRanks(network, 1) as ranks:
-        link = EmulatedLink(ranks=ranks, rounds=5 if quick else 15)
-        return [
-            *link.coalescing(200_000, 1024),
+        link = EmulatedLink(ranks=ranks, rounds=3 if quick else 15)
+        figures = [
+            *link.coalescing(200_000, 1024, bags=not quick),
             link.hot_steps(fetched, 8192, share=0.6),
             link.no_skew(200_000, 1024),
-            link.epoch(learned, sizes, samples=163_840, share=0.9999, target=6.0),
         ]
+        if not quick:
+            sizes = (32, 64, 256, 1024, 2048, 4096)
+            figures.append(link.epoch(learned, sizes, samples=163_840, share=0.9999, target=6.0))
+        return figures
 
 
 def _of_link(seconds: float, sent: float) -> Limit:

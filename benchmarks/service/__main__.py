@@ -31,6 +31,7 @@ def measure(
     torch.set_num_threads(1)
     samples = samples or (30_000 if quick else 120_000)
     rounds, few = (3, 2) if quick else (7, 6)
+    calling, seconds = (200, 5.0) if quick else (1000, 60.0)
     sizes = {"samples": samples, "batch_size": BATCH_SIZE}
     small = {"samples": min(samples, 20_000), "batch_size": 128}
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as name:
@@ -43,7 +44,7 @@ def measure(
             if not MISSING:
                 figures.append(beside_ray_data(folder, rounds, **sizes))
             figures.append(stall(folder, few, **small))
-            figures.append(coordinator_load(10.0 if quick else 60.0))
+            figures.append(coordinator_load(calling, seconds))
         else:
             figures.append(trials(folder, count, seed=seed))
     settings = {**sizes, "disturbed": small, "rounds": rounds, "torch_threads": 1}

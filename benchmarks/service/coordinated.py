@@ -18,20 +18,21 @@ from recd_dsi.service.calls import NO_CREDENTIALS, Caller
 
 __all__ = ["coordinator_load"]
 
-WORKERS, CLIENTS, ASKED = 1000, 64, 8
+CLIENTS, ASKED = 64, 8
 CALLERS = 16
 """Connections that they share: what is measured is the coordinator, not this process."""
 DELIVERY = "0123456789abcdef"
 
 
-def coordinator_load(seconds: float) -> Figure:
-    """Processor time of a coordinator's process, once all that call it do so at their interval."""
+def coordinator_load(workers: int, seconds: float) -> Figure:
+    """Processor time of a coordinator's process, once all that call it do so at their interval: the
+    more workers there are, the longer that is."""
     command = [sys.executable, "-m", "recd_dsi.service.cli", "coordinator", "--page", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = process.stdout.readline().removeprefix("serves ").strip()
-        fleet = _Simulated(address)
+        fleet = _Simulated(address, workers)
         fleet.settle()
         calls, began, used = fleet.calls, time.monotonic(), _processor_seconds(process.pid)
         time.sleep(seconds)
@@ -42,7 +43,7 @@ def coordinator_load(seconds: float) -> Figure:
         process.kill()
         process.wait()
     return Figure(
-        name=f"coordinator of {WORKERS:,} workers and {CLIENTS} clients: share of a core",
+        name=f"coordinator of {workers:,} workers and {CLIENTS} clients: share of a core",
         value=used / took,
         unit="of 1",
         target=0.05,
@@ -56,13 +57,14 @@ def coordinator_load(seconds: float) -> Figure:
 class _Simulated:
     """Heartbeats and questions, each as often as the coordinator says."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, workers: int) -> None:
         self.calls = self.refused = 0
         self._heard: dict[int, int] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         turns: list[tuple[Callable[[Caller], float]]] = []
-        turns += [(self._worker(number),) for number in range(WORKERS)]
+        turns += [(self._worker(number),) for number in range(workers)]
         turns += [(self._client(number),) for number in range(CLIENTS)]
+        self._speaking = len(turns)
         now = time.monotonic()
         self._due = [(now + n / 200, n, turn) for n, (turn,) in enumerate(turns)]
         heapq.heapify(self._due)
@@ -72,7 +74,7 @@ class _Simulated:
 
     def settle(self) -> None:
         """Return once all have spoken twice, the second time at their interval."""
-        while min((self._heard.get(n, 0) for n in range(WORKERS + CLIENTS)), default=0) < 2:
+        while min((self._heard.get(n, 0) for n in range(self._speaking)), default=0) < 2:
             time.sleep(0.2)
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
             "a copy": copied(int(body), count),
             "decoding": decoding(table, columns),
         }
-        measured = alternate(sides, rounds)
+        measured = alternate(sides, rounds, of=f"one worker, {kind} batches")
     end_workers()
 
     def cpu(side: str) -> float:

@@ -39,9 +39,8 @@ def beside_ray_data(folder: Path, rounds: int, *, samples: int, batch_size: int)
     stack = stack_of(folder, "KJT", ONE, samples=samples, batch_size=batch_size)
     loader, table = service(stack), stack.prepare().train
     assert_it_resumes(loader, service(stack))
-    measured = alternate(
-        {"ours": lambda: rows_of(loader), "Ray Data": _epochs(table, batch_size)}, rounds
-    )
+    sides = {"ours": lambda: rows_of(loader), "Ray Data": _epochs(table, batch_size)}
+    measured = alternate(sides, rounds, of="beside Ray Data")
     end_workers()
     pairs = list(zip(measured["ours"], measured["Ray Data"], strict=True))
     if any(ours.result != theirs.result for ours, theirs in pairs):

@@ -6,7 +6,8 @@ Two nodes of two gloo ranks, 200 mbit between them; needs root. All candidates o
 turns in the same ranks, step by step, TorchRec's own plan among them, until they are seen to be far
 behind; `auto` chooses by a profile of other batches than those that are measured, and by a topology
 that is measured first. Prices were fitted on `FITTED` settings; the others judge them. A quick run
-has two of the latter; `--only` has those of the numbers that `--help` lists.
+has one of the latter and plans without replicas beside the choice; `--only` has those of the
+numbers that `--help` lists.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.flexshard.steps import QUICK_ROUNDS
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Limit, Report, main, spread
 from benchmarks.limits import link_seconds
@@ -37,6 +39,7 @@ from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.measured_topology import ROUNDS
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import Coalesce
@@ -53,6 +56,7 @@ PROFILED = 100
 BUDGET_GB = 0.25
 """Over TorchRec's own plan, a rank: so that time decides, as in benchmarks.flexshard's grid."""
 OWN, AUTO = "TorchRec's own plan", "goal: auto"
+LEVELS: tuple[Coalesce, ...] = ("rank", "node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,7 @@ JUDGED = [
     _setting(1.2, 3, mbit=1000),
     _setting(1.05, 20, ALIKE, batch_size=256),
 ]
-QUICK = [JUDGED[0], JUDGED[5]]
+QUICK = JUDGED[:1]
 SETTINGS = [*JUDGED, *FITTED]
 """By number, for a run of some of them."""
 MOST_MEMORY = 2.5
@@ -110,7 +114,7 @@ def measure(quick: bool, only: Sequence[int] = ()) -> Report:
     if missing := available():
         settings["cluster"] = f"none, so nothing is measured: it needs {missing}"
         return Report(figures=[], settings=settings)
-    rounds = 5 if quick else 15
+    rounds, timed = (5, QUICK_ROUNDS) if quick else (15, ROUNDS)
     settings["rounds"] = rounds
     judged = [SETTINGS[number] for number in only] or (QUICK if quick else JUDGED)
     figures: list[Figure] = []
@@ -124,8 +128,8 @@ def measure(quick: bool, only: Sequence[int] = ()) -> Report:
             if network.mbit != setting.mbit:
                 network.shape(setting.mbit)
             if setting.mbit not in topologies:
-                topologies[setting.mbit] = ranks.run(measured_topology, RANKS_PER_NODE)[0]
-            sides = candidates(setting, topologies[setting.mbit])
+                topologies[setting.mbit] = ranks.run(measured_topology, RANKS_PER_NODE, timed)[0]
+            sides = candidates(setting, topologies[setting.mbit], quick)
             steps = ranks.run(take_turns, setting.model, sides, rounds, (OWN, AUTO))
             found = Measured(setting, sides, steps)
             regrets.append(found.regret)
@@ -237,8 +241,9 @@ class Measured:
         )
 
 
-def candidates(setting: Setting, topology: Topology) -> list[Side]:
-    """TorchRec's own plan, those of one way for all tables, and the choice; equal plans once."""
+def candidates(setting: Setting, topology: Topology, quick: bool = False) -> list[Side]:
+    """TorchRec's own plan, those of one way for all tables, and the choice; equal plans once. In a
+    quick run nothing but the choice has replicas."""
     model = setting.model.make()
     others = _torchrec(setting)
     with tempfile.TemporaryDirectory() as folder:
@@ -256,7 +261,8 @@ def candidates(setting: Setting, topology: Topology) -> list[Side]:
     chosen = planner.report.ledger
     tables = {name: one.table for name, one in chosen.tables.items()}
     made = _Sides(setting, topology, others, tables, planner.profile, chosen.prices)
-    sides = [made.side(name, sizes) for name, sizes in made.every()]
+    ways = made.without_replicas() if quick else made.every()
+    sides = [made.side(name, sizes) for name, sizes in ways]
     extra = chosen.memory - planner.report.torchrec.memory
     return [*sides, Side(AUTO, plan, planner.tier_plan, chosen.ms, extra)]
 
@@ -279,13 +285,17 @@ class _Sides:
     profile: Profile
     prices: Prices
 
-    def every(self) -> Iterator[tuple[str, Mapping[str, TableSizes]]]:
+    def without_replicas(self) -> Iterator[tuple[str, Mapping[str, TableSizes]]]:
         """A name, and the sizes of all tables."""
         yield OWN, dict.fromkeys(self.tables, AS_TORCHREC)
         yield "row-wise sums", dict.fromkeys(self.tables, TableSizes())
-        levels: tuple[Coalesce, ...] = ("rank", "node")
-        for level in levels:
+        for level in LEVELS:
             yield f"rows by {level}", dict.fromkeys(self.tables, TableSizes(coalesce=level))
+
+    def every(self) -> Iterator[tuple[str, Mapping[str, TableSizes]]]:
+        """Those, and others with replicas."""
+        yield from self.without_replicas()
+        for level in LEVELS:
             for tiers, name in ((2, "DP"), (3, "DP, Flex")):
                 ledger = choose(
                     self.tables,

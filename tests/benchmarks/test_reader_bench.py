@@ -22,7 +22,7 @@ from benchmarks.harness import ALLOCATOR, Figure, Limit, Report, alternate, main
 def measure(quick):
     order = []
     sides = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
-    measured = alternate(sides, rounds=3)
+    measured = alternate(sides, rounds=3, of="toy figure")
     assert order == list("abbaabba"), order
     assert [one.result for one in measured["a"]] == [4, 5, 8]  # the first round warmed up
     assert all(os.environ[name] == value for name, value in ALLOCATOR.items())
