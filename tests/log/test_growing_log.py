@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -311,7 +312,7 @@ def test_a_position_at_a_periods_end_names_what_was_read():
 
 
 @pytest.mark.slow
-def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages):
+def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages, monkeypatch):
     write(tmp_path, messages, 0, lambda: None, kill=False)
     config = periods_of(opened(tmp_path), tmp_path, rows).config
     growing = {"use": "growing_log", "keep": 1, "join": dataclasses.asdict(JOIN)}
@@ -327,7 +328,20 @@ def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages
         tables.append(Path(ahead.tables(period).train.path).parent)
     behind.hold(1, behind.wait(1))
     ahead.remove_before(4)
-    assert [folder.exists() for folder in tables] == [True, True, False, True, True]
+    locks = [folder.with_name(f".{folder.name}.lock") for folder in tables]
+    for paths in (tables, locks):
+        assert [path.exists() for path in paths] == [True, True, False, True, True]
     behind.hold(3, behind.wait(3))
     behind.remove_before(3)
-    assert [folder.exists() for folder in tables] == [True, False, False, True, True]
+    for paths in (tables, locks):
+        assert [path.exists() for path in paths] == [True, False, False, True, True]
+
+    def removed_meanwhile(descriptor, kind):
+        monkeypatch.undo()
+        locks[4].unlink()
+        fcntl.flock(descriptor, kind)
+
+    period = behind.wait(4)
+    monkeypatch.setattr("recd_plugins.registry.prepare.fcntl.flock", removed_meanwhile)
+    behind.hold(4, period)
+    assert locks[4].exists()  # what is held is there, for others to find

@@ -131,8 +131,7 @@ class Periods:
             file = self._lock_of(period)
             with contextlib.suppress(OSError):  # nobody removes from where nobody may write
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self._held[number] = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-                fcntl.flock(self._held[number], fcntl.LOCK_SH)
+                self._held[number] = _locked(file, fcntl.LOCK_SH)
 
     def first(self, progress: Progress = silent) -> tuple[int, Tables]:
         """The first period with rows to train, which stands for the dataset."""
@@ -174,10 +173,15 @@ class Periods:
             if not any(folder.exists() for folder in folders):
                 return  # those before it are gone, too
             assert period is not None
-            with contextlib.suppress(OSError), self._lock_of(period).open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for folder in folders:
-                    shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                file = self._lock_of(period)
+                lock = _locked(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    for folder in folders:
+                        shutil.rmtree(folder, ignore_errors=True)
+                    file.unlink()
+                finally:
+                    os.close(lock)
 
     def _folders(self, period: Period) -> list[Path]:
         return _folders(self._registry, self._registry.one("dataset"), period)
@@ -185,6 +189,23 @@ class Periods:
     def _lock_of(self, period: Period) -> Path:
         tables = self._folders(period)[0]
         return tables.with_name(f".{tables.name}.lock")
+
+
+def _locked(file: Path, kind: int) -> int:
+    """A descriptor of the file, and its lock. Whoever alone has the lock may remove the file: then
+    others have waited for what is no longer there, and take another."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, kind)
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def _give_back(held: Mapping[int, int]) -> None:
