@@ -80,6 +80,11 @@ def test_a_registry_is_checked_without_torch() -> None:
     assert not loaded_after(code) & {"torch", "torchrec", "fbgemm_gpu"}
 
 
+def test_a_coordinator_without_workers_is_light() -> None:
+    code = "import recd_dsi.service.coordinator, recd_dsi.service.page, recd_dsi.service.cli"
+    assert not loaded_after(code) & {"torch", "torchrec", "fbgemm_gpu"}
+
+
 def test_pytest_loads_nothing_heavy_on_our_account() -> None:
     assert not loaded_after("import recd_plugins.testing.plugin") & set(HEAVY)
 

@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -29,8 +29,10 @@ from recd_dsi.service.calls import (
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
 from recd_dsi.service.scaling import Scaling
-from recd_dsi.service.worker import Worker
 from recd_plugins.api import DataError
+
+if TYPE_CHECKING:
+    from recd_dsi.service.worker import Worker
 
 __all__ = ["Coordinator", "Members", "join", "watch_members"]
 

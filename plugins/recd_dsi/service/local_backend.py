@@ -44,7 +44,7 @@ class LocalBackend:
         changed: Callable[[dict[int, str]], None],
     ) -> None:
         self._text, self._options, self._changed = delivery.text(), options, changed
-        self._context = fork_server(Worker.__module__)
+        self._context = fork_server(Worker.__module__, "recd_dsi.transforms.records")
         self._lock = threading.Lock()
         self._processes: list[_WorkerProcess | None] = [None] * workers
         self._again = [0.0] * workers
