@@ -18,26 +18,37 @@ def body(number: int, size: int) -> bytes:
     return np.random.default_rng(number).bytes(size)
 
 
+def put(ring: SharedRing, *bodies: bytes) -> bytes | None:
+    return ring.put_all([pa.py_buffer(one) for one in bodies])
+
+
+def read(reader: SharedReader, places: bytes) -> list[bytes]:
+    found = reader.bodies(places)
+    assert not any(one.data_ptr() % 64 for one in found)
+    return [one.numpy().tobytes() for one in found]
+
+
 def test_bodies_are_read_as_they_were_written_until_they_are_written_over() -> None:
-    ring, reader = SharedRing(ROOM), SharedReader()
-    sizes = np.random.default_rng(0).integers(0, ROOM // 4, 200).tolist()
-    places = []
-    for number, size in enumerate(sizes):
-        place = ring.put(pa.py_buffer(body(number, size)))
-        assert place is not None
-        places.append(place)
+    """One by one, and some in an answer."""
+    ring, reader, draw = SharedRing(ROOM), SharedReader(), np.random.default_rng(0)
+    answers, written = [], []
+    for number in range(200):
+        sizes = draw.integers(0, ROOM // 5 // (1 + number % 3), 1 + number % 3)
+        answers.append([body(number + n, size) for n, size in enumerate(sizes.tolist())])
+        places = put(ring, *answers[-1])
+        assert places is not None
+        written.append(places)
         there = []
         for earlier in range(number + 1):
             try:
-                found = reader.body(places[earlier])
+                found = read(reader, written[earlier])
             except NotShared:
                 continue
             there.append(earlier)
-            assert found.numpy().tobytes() == body(earlier, sizes[earlier])
-            assert found.data_ptr() % 8 == 0
+            assert found == answers[earlier]
         # The latest are there, as many as room holds, and no other.
         assert there == [*range(there[0], number + 1)]
-        assert sum(sizes[there[0] :][: len(there)]) <= ROOM
+        assert sum(len(one) for answer in answers[there[0] :] for one in answer) <= ROOM
         assert len(there) > 2 or number < 3
     reader.close()
     ring.close()
@@ -45,16 +56,17 @@ def test_bodies_are_read_as_they_were_written_until_they_are_written_over() -> N
 
 def test_what_has_no_room_goes_over_the_wire() -> None:
     ring = SharedRing(ROOM)
-    assert ring.put(pa.py_buffer(bytes(ROOM // 2))) is None
-    assert SharedRing(0).put(pa.py_buffer(b"a")) is None
+    assert put(ring, bytes(ROOM // 2)) is None
+    assert put(ring, *[bytes(ROOM // 8)] * 5) is None
+    assert put(SharedRing(0), b"a") is None
     ring.close()
-    assert ring.put(pa.py_buffer(b"a")) is None
+    assert put(ring, b"a") is None
 
 
 def test_memory_of_another_machine_is_not_read() -> None:
     """Process and descriptor may be there, too, but not what was drawn by lot."""
     ring, other, reader = SharedRing(ROOM), SharedRing(ROOM), SharedReader()
-    place, theirs = ring.put(pa.py_buffer(b"ours")), other.put(pa.py_buffer(b"more"))
+    place, theirs = put(ring, b"ours"), put(other, b"more")
     assert place is not None
     assert theirs is not None
     lot, pid, fd, *rest = PLACE.unpack(place)
@@ -62,12 +74,12 @@ def test_memory_of_another_machine_is_not_read() -> None:
     pipe, end = os.pipe()
     for wrong in ((b"x" * 16, pid, fd), (lot, pid, another), (lot, pid, 1 << 40), (lot, 0, fd)):
         with pytest.raises(NotShared):
-            reader.body(PLACE.pack(*wrong, *rest))
-    assert reader.body(place).numpy().tobytes() == b"ours"
+            reader.bodies(PLACE.pack(*wrong, *rest))
+    assert read(reader, place) == [b"ours"]
     reader.close()
     ring.close()
     with pytest.raises(NotShared):
-        reader.body(place)
+        reader.bodies(place)
     for one in (pipe, end):
         os.close(one)
     reader.close()
@@ -79,7 +91,12 @@ def test_memory_of_another_machine_is_not_read() -> None:
     [(0, 1 << 40, 1 << 41), (0, 8, 0), (1, ROOM, ROOM), (1 << 62, 8, ROOM), (0, 8, 1 << 63)],
 )
 def test_places_that_cannot_be_are_errors(at: int, size: int, room: int) -> None:
-    with pytest.raises(DataError, match="a worker says"):
-        SharedReader().body(PLACE.pack(b"x" * 16, os.getpid(), 1, at, size, room))
-    with pytest.raises(DataError, match="a worker says in 3 bytes"):
-        SharedReader().body(b"abc")
+    here = (b"x" * 16, os.getpid(), 1)
+    for places in (
+        PLACE.pack(*here, at, size, room),
+        PLACE.pack(*here, 0, 8, ROOM) + PLACE.pack(*here, at, size, room),
+        b"abc",
+        b"",
+    ):
+        with pytest.raises(DataError, match="a worker says"):
+            SharedReader().bodies(places)

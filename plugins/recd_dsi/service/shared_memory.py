@@ -17,8 +17,9 @@ import contextlib
 import os
 import secrets
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from threading import Lock
+from typing import NamedTuple
 
 import pyarrow as pa
 import torch
@@ -56,27 +57,30 @@ class SharedRing:
         self._at = 0
         """Bytes written in all, those left out at the end of a round included."""
 
-    def put(self, body: pa.Buffer) -> bytes | None:
-        """The place of the body, for a `SharedReader`; None where there is no room for it."""
+    def put_all(self, bodies: Sequence[pa.Buffer]) -> bytes | None:
+        """The places of all of them, which lie one behind the other, for a `SharedReader`; None
+        where there is no room."""
+        size = sum(_aligned(body.size) for body in bodies)
         with self._lock:
-            if body.size * 4 > self._room or not self._opened():
+            largest = max(body.size for body in bodies)
+            if largest * 4 > self._room or size * 2 > self._room or not self._opened():
                 return None
-            if self._at % self._room + body.size > self._room:
+            if self._at % self._room + size > self._room:
                 self._at += self._room - self._at % self._room
-            at, self._at = self._at, self._at + -(-body.size // ALIGNED) * ALIGNED
+            first, self._at = self._at, self._at + size
             assert self._fd is not None
             try:
                 # First that it is written over, then over it.
                 os.pwrite(self._fd, HEAD.pack(self._lot, self._at), 0)
-                _write(self._fd, memoryview(body), FIRST + at % self._room)
+                _write(self._fd, bodies, FIRST + first % self._room)
             except OSError:  # no memory: the wire carries what shared memory cannot
                 return None
-            return PLACE.pack(self._lot, os.getpid(), self._fd, at, body.size, self._room)
-
-    def put_all(self, bodies: Iterable[pa.Buffer]) -> bytes | None:
-        """The places of all of them, one behind the other; None where there is no room for one."""
-        places = [self.put(body) for body in bodies]
-        return None if None in places else b"".join(filter(None, places))
+            here = (self._lot, os.getpid(), self._fd)
+        places = []
+        for body in bodies:
+            places.append(PLACE.pack(*here, first, body.size, self._room))
+            first += _aligned(body.size)
+        return b"".join(places)
 
     def close(self) -> None:
         """Hand over nothing any more."""
@@ -99,26 +103,28 @@ class SharedReader:
         self._place: tuple[int, int, bytes] | None = None
         self._fd = -1
 
-    def body(self, found: bytes) -> Tensor:
-        """The body, uint8, on memory of its own; `NotShared` where it is not there."""
-        pid, fd, lot, at, size, room = _place(found)
-        if self._place != (pid, fd, lot):
+    def bodies(self, found: bytes) -> list[Tensor]:
+        """The bodies that `SharedRing.put_all` has put, uint8, in one memory of this process;
+        `NotShared` where they are not there."""
+        places = _places(found)
+        first, last = places[0], places[-1]
+        if self._place != (first.pid, first.fd, first.lot):
             self.close()
             try:
-                self._fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                path = f"/proc/{first.pid}/fd/{first.fd}"
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 raise NotShared from None
-            self._place = (pid, fd, lot)
-        self._hold(lot, at, room)
-        body = torch.empty(size, dtype=torch.uint8)
-        _read(self._fd, body.numpy().data, FIRST + at % room)
-        self._hold(lot, at, room)
-        return body
-
-    def bodies(self, places: bytes) -> list[Tensor]:
-        """The bodies of `SharedRing.put_all`."""
-        size = PLACE.size
-        return [self.body(places[at : at + size]) for at in range(0, len(places), size)]
+            self._place = (first.pid, first.fd, first.lot)
+        self._hold(first)
+        # One call for all: each gives up the lock of Python, and waits for it again.
+        whole = torch.empty(last.at + last.size - first.at, dtype=torch.uint8)
+        _read(self._fd, whole.numpy().data, FIRST + first.at % first.room)
+        self._hold(first)
+        begins = [place.at - first.at for place in places]
+        return [
+            whole[begin : begin + place.size] for begin, place in zip(begins, places, strict=True)
+        ]
 
     def close(self) -> None:
         """Read nothing any more."""
@@ -126,8 +132,8 @@ class SharedReader:
             os.close(self._fd)
         self._place = None
 
-    def _hold(self, lot: bytes, at: int, room: int) -> None:
-        """`NotShared` unless the file is the one that is meant, and the body is still there."""
+    def _hold(self, first: _Place) -> None:
+        """`NotShared` unless the file is the one that is meant, and the bodies are still there."""
         try:
             head = os.pread(self._fd, HEAD.size, 0)
         except OSError:
@@ -135,24 +141,57 @@ class SharedReader:
         if len(head) < HEAD.size:
             raise NotShared
         theirs, begun = HEAD.unpack(head)
-        if not secrets.compare_digest(theirs, lot) or begun - at > room:
+        if not secrets.compare_digest(theirs, first.lot) or begun - first.at > first.room:
             raise NotShared
 
 
-def _place(found: bytes) -> tuple[int, int, bytes, int, int, int]:
-    """The place of a body, every number within bounds; `DataError` for anything else."""
-    if len(found) != PLACE.size:
-        raise DataError(f"a worker says in {len(found)} bytes where a batch lies. Send it again.")
-    lot, pid, fd, at, size, room = PLACE.unpack(found)
-    if not 0 < room <= MOST or size > LARGEST_ANSWER or at > MOST or at % room + size > room:
-        raise DataError(f"a worker says that a batch of {size} bytes lies in {room} bytes.")
-    return pid, fd, lot, at, size, room
+class _Place(NamedTuple):
+    """A body's, as `PLACE` has it."""
+
+    lot: bytes
+    pid: int
+    fd: int
+    at: int
+    size: int
+    room: int
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, at)
-        data, at = data[written:], at + written
+def _places(found: bytes) -> list[_Place]:
+    """The places of bodies that lie one behind the other, every number within bounds; `DataError`
+    for anything else."""
+    if not found or len(found) % PLACE.size:
+        raise DataError(f"a worker says in {len(found)} bytes where batches lie. Send them again.")
+    places = [_Place(*one) for one in PLACE.iter_unpack(found)]
+    first, last = places[0], places[-1]
+    behind = first.at
+    for one in places:
+        if (one.lot, one.pid, one.fd, one.at, one.room) != (*first[:3], behind, first.room):
+            raise DataError("a worker says that the batches of an answer lie apart. Ask it again.")
+        behind += _aligned(min(one.size, MOST))
+    room, size = first.room, behind - first.at
+    if not 0 < room <= MOST or size > LARGEST_ANSWER or first.at > MOST:
+        raise DataError(f"a worker says that batches of {size} bytes lie in {room} bytes.")
+    if first.at % room + last.at + last.size - first.at > room:
+        raise DataError(f"a worker says that batches reach beyond the {room} bytes where they lie.")
+    return places
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _write(fd: int, bodies: Sequence[pa.Buffer], at: int) -> None:
+    """Each at a multiple of `ALIGNED`, all by one call, which gives up the lock of Python once."""
+    parts = []
+    for body in bodies:
+        parts += [memoryview(body), memoryview(bytes(_aligned(body.size) - body.size))]
+    while parts:
+        written = os.pwritev(fd, parts, at)
+        at += written
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][written:]
 
 
 def _read(fd: int, data: memoryview, at: int) -> None:

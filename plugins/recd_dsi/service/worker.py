@@ -135,7 +135,7 @@ class Worker(flight.FlightServerBase):
             except RecdError as error:
                 raise flight_error(error) from None
             first += len(records)
-            places = self._shared.put_all(map(body_of, records)) if request.shared else None
+            places = self._shared.put_all([*map(body_of, records)]) if request.shared else None
             if places is None:
                 yield pa.concat_batches(records)
             else:
