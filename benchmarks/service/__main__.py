@@ -19,6 +19,7 @@ from benchmarks.service.coordinated import coordinator_load
 from benchmarks.service.disturbed import stall
 from benchmarks.service.rates import one_worker, second_job, wire
 from benchmarks.service.ray_data import MISSING, beside_ray_data
+from benchmarks.service.stalls import stalls
 from benchmarks.service.trials import trials
 
 BATCH_SIZE = 512
@@ -43,6 +44,7 @@ def measure(
             figures.append(second_job(folder, rounds, **sizes))
             if not MISSING:
                 figures.append(beside_ray_data(folder, rounds, **sizes))
+            figures.append(stalls(folder, rounds, **sizes))
             figures.append(stall(folder, few, **small))
             figures.append(coordinator_load(calling, seconds))
         else:

@@ -15,6 +15,7 @@ from benchmarks.service.disturbed import stall
 from benchmarks.service.rates import one_worker, second_job, wire
 from benchmarks.service.ray_data import Hashed
 from benchmarks.service.registries import MODULO
+from benchmarks.service.stalls import stalls
 from recd_dsi.service.reader import end_workers
 from recd_dsi.transforms import SigridHash
 
@@ -45,6 +46,9 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     again = second_job(folder, 1, **SIZES)
     assert again.target == 5
     assert again.value > 0
+    waits = stalls(folder, 1, **SIZES)
+    assert (waits.target, waits.at_most) == (0.01, True)
+    assert min(waits.value, waits.baseline or 0.0) > 0
 
 
 @pytest.mark.slow
