@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
@@ -357,3 +359,20 @@ def test_a_row_that_is_named_twice_is_found(far: int) -> None:
     assert not named_twice(rows)
     assert named_twice(np.append(rows, 7))
     assert not named_twice(rows[:0])
+
+
+def test_batches_of_any_size_are_counted_but_for_the_rest_of_an_epoch() -> None:
+    """A trainer's batches need not be of one size."""
+
+    def batch(size: int) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            keys=["f"], values=torch.arange(size) % 7, lengths=torch.ones(size, dtype=torch.int32)
+        )
+
+    tally = Tally(counted={"t": Counted(num_rows=7, features=("f",))})
+    tally.add(map(batch, (64, 48, 80, 31)))
+    assert (tally.samples, tally.batches, tally.batch_size) == (192, 3, 64)
+    counter = tally.counters["t"]
+    assert isinstance(counter, RowCounter)
+    assert counter.counted[1].sum() == 192
+    assert tally.profile()["t"].lookups * 192 == pytest.approx(192)

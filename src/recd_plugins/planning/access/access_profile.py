@@ -136,8 +136,8 @@ class Tally:
     exact_rows: int = EXACT_ROWS
     """Tables beyond so many rows in all are sketched, from the largest on."""
     samples: int = 0
-    batch_size: int = 0
-    """The samples of the first batch; `samples` are those of all that are counted."""
+    batches: int = 0
+    """The batches that are counted, which have these samples."""
     epoch: float = 0
     """Batches that an epoch has of all ranks; 0 where nobody knows."""
     in_order: bool = False
@@ -160,8 +160,8 @@ class Tally:
         """Count the lookups that batches of one rank bring; `batch_lookups` finds them.
 
         Batches that come after each other are in one fold, as far as it is known how many are
-        `expected`. Batches of another size than the first are left out: they would blur
-        `presence`.
+        `expected`. Batches may differ in size; those of less than half the mean so far, as the last
+        of an epoch, are left out: they would blur `presence`.
         """
         expected = expected or (len(batches) if isinstance(batches, Sized) else 0)
         for number, batch in enumerate(batches):
@@ -172,10 +172,11 @@ class Tally:
     def count(self, batch: Any, fold: int, features: FeaturesOf | None = None) -> None:
         """Count one batch in a fold."""
         lookups = batch_lookups(batch, features)
-        size = self.batch_size = self.batch_size or lookups.samples
-        if lookups.samples != size:
+        size = lookups.samples
+        if 2 * size < self.batch_size:
             return
         self.samples += size
+        self.batches += 1
         for name, part in self.counted.items():
             ids = np.concatenate([NONE, *(lookups[feature] for feature in part.features)])
             row = (ids >= 0) & (ids < part.num_rows)
@@ -192,7 +193,7 @@ class Tally:
         """Take over what was counted of other batches of the same epoch; its counters are given
         up."""
         self.samples += other.samples
-        self.batch_size = self.batch_size or other.batch_size
+        self.batches += other.batches
         self.epoch = max(self.epoch, other.epoch)
         for name, bags in other.bags.items():
             self.bags[name].merge(*bags.state())
@@ -205,10 +206,14 @@ class Tally:
             counter.merge(*other.counters.pop(name).state())
 
     @property
+    def batch_size(self) -> int:
+        """The samples of a batch, in the mean."""
+        return round(self.samples / self.batches) if self.batches else 0
+
+    @property
     def counted_share(self) -> float:
         """The part of an epoch's batches that was counted, as far as is known."""
-        epoch = self.epoch * self.batch_size
-        return min(self.samples / epoch, 1.0) if epoch else 0.0
+        return min(self.batches / self.epoch, 1.0) if self.epoch else 0.0
 
     def explain(self) -> str:
         """The counts, in words."""

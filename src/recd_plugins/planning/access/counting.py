@@ -52,7 +52,7 @@ class RowCounter:
         return int(self._samples.sum())
 
     def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
-        """The lookups of a batch of `samples` samples, in any order; batches of one size.
+        """The lookups of a batch of `samples` samples, in any order.
 
         Batches that resemble each other, as those of one session or hour, belong in one fold.
         """
@@ -102,7 +102,7 @@ class RowCounter:
         return counted, (*self._samples.tolist(), *self._batches.tolist(), self._joined)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
-        """Take over what another one counted, of other batches of the same size."""
+        """Take over what another one counted, of other batches."""
         *of_folds, joined = numbers
         self._wait(counted)
         samples, batches = np.array(of_folds, np.int64).reshape(2, FOLDS)

@@ -88,7 +88,7 @@ def gathered(tally: Tally, group: ProcessGroup) -> Tally:
 
 
 def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
-    _send_numbers(np.array([tally.samples, tally.batch_size, round(tally.epoch)]), to, group)
+    _send_numbers(np.array([tally.samples, tally.batches, round(tally.epoch)]), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
         _send_numbers(np.array([*counts.shape, len(numbers)]), to, group)
@@ -104,10 +104,10 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
 
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
-    samples, batch_size, epoch = _receive_numbers((3,), source, group).tolist()
+    samples, batches, epoch = _receive_numbers((3,), source, group).tolist()
     tally.samples += samples
     tally.epoch += epoch
-    tally.batch_size = tally.batch_size or batch_size
+    tally.batches += batches
     for counter in tally.counters.values():
         kinds, length, count = _receive_numbers((3,), source, group).tolist()
         numbers = _receive_numbers((count,), source, group).tolist()

@@ -161,7 +161,7 @@ def _shares(tally: Tally) -> dict[str, Floats]:
 
 
 def _settled(before: Mapping[str, Floats], now: Mapping[str, Floats], tally: Tally) -> bool:
-    if tally.epoch and tally.samples >= tally.epoch * tally.batch_size:
+    if tally.epoch and tally.batches >= tally.epoch:
         return True  # there are no others
     return before.keys() == now.keys() and all(
         np.abs(now[name][0] - before[name][0]).max() < SETTLED and now[name][1].max() < SETTLED

@@ -63,7 +63,7 @@ def profile_tracker(
         else:
             numbers = (steps * ranks * batch_size, *others)
         tally.counters[part.name].merge(counts, numbers)
-    tally.samples, tally.batch_size = steps * batch_size, batch_size
+    tally.samples, tally.batches = steps * batch_size, steps
     tally = gathered(tally, over)
     return tally.profile() if over.rank() == 0 else Profile(rows={})
 
