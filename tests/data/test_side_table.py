@@ -283,3 +283,26 @@ def test_ids_with_weights_are_joined_with_them(folder: Path, own: bool) -> None:
     (batch, _), *_ = batches(tables)
     features = batch.features
     assert features["beta"].weights().tolist() == (features["beta"].values() / 4).tolist()
+
+
+def test_files_of_one_name_in_two_partitions_are_pinned_apart(folder: Path) -> None:
+    """Those of the dataset as those of its side table."""
+    rows, users = pq.read_table(folder / "sorted.parquet"), np.arange(USERS)
+    for half in (0, 1):
+        for name, part in (("rows", rows[half::2]), ("beta", side(users[half::2]))):
+            (folder / name / f"half={half}").mkdir(parents=True)
+            pq.write_table(part, folder / name / f"half={half}" / "part.parquet")
+    files = str(folder / "rows" / "*" / "part.parquet")
+    beta = {"table": str(folder / "beta")}
+
+    def tables() -> Any:
+        return opened(folder, beta=beta, train=files, test=files)
+
+    write_pins(folder, tables())
+    check_pins(folder, tables())
+    pinned = json.loads((folder / "pins.json").read_text())["train"]["files"]
+    names = [f"half={half}/part.parquet" for half in (0, 1)]
+    assert sorted(pinned) == [*names, *(f"join[0]/{name}" for name in names)]
+    pq.write_table(side(users[4::2]), folder / "beta" / names[0])
+    with pytest.raises(DataError, match=r"beta/half=0/part\.parquet: is not what it was"):
+        check_pins(folder, tables())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from recd_plugins.data.dataset import SPLITS, Tables
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location
 
 __all__ = ["PINS", "check_pins", "write_pins"]
 
@@ -48,7 +49,8 @@ def check_pins(run: Path, tables: Tables) -> None:
 
 
 def _pinned(table: Table) -> dict[str, Any]:
-    stripes = [(_name(table, one.file), one.group, one.num_rows) for one in table.stripes]
+    names = _names({*table.facts, *table.files}, table.path)
+    stripes = [(names[one.file], one.group, one.num_rows) for one in table.stripes]
     return {
         "path": str(table.path),
         **({} if table.snapshot is None else {"snapshot": table.snapshot}),
@@ -62,10 +64,12 @@ def _pinned(table: Table) -> dict[str, Any]:
 
 def _files(table: Table) -> dict[str, tuple[Location, FileFacts]]:
     """The table's files, and those of its side tables, by name."""
-    found = {_name(table, file): (file, facts) for file, facts in table.facts.items()}
+    names = _names({*table.facts, *table.files}, table.path)
+    found = {names[file]: (file, facts) for file, facts in table.facts.items()}
     for number, side in enumerate(table.joins):
+        names = _names(side.facts)
         for file, facts in side.facts.items():
-            found[f"join[{number}]/{file.name}"] = file, facts
+            found[f"join[{number}]/{names[file]}"] = file, facts
     return found
 
 
@@ -83,16 +87,16 @@ def _check(table: Table, before: Mapping[str, Mapping[str, Any]]) -> None:
             raise DataError(f"{file}: was not there when the run began. {cure}")
 
 
-def _name(table: Table, file: Location) -> str:
-    """A file's path within its table: a table may be moved."""
-    top = table.path
-    if isinstance(file, Uri) and isinstance(top, Uri) and str(file).startswith(f"{top}/"):
-        return file.below(top)
-    if (
-        isinstance(file, Path)
-        and isinstance(top, Path)
-        and file.is_relative_to(top)
-        and file != top
-    ):
-        return str(file.relative_to(top))
-    return file.name
+def _names(files: Collection[Location], top: Location | None = None) -> dict[Location, str]:
+    """Each file's path within its table, for a table may be moved: below the folder that it is, or
+    else below the folder that all files lie in. Partitions may have files of one name."""
+    if top is None or not all(_is_below(file, top) for file in files):
+        folders = zip(*(file.parent.parts for file in files), strict=False)
+        above = len([*takewhile(lambda one: len({*one}) == 1, folders)])
+    else:
+        above = len(top.parts)
+    return {file: "/".join(file.parts[above:]) for file in files}
+
+
+def _is_below(file: Location, top: Location) -> bool:
+    return type(file) is type(top) and file != top and file.parts[: len(top.parts)] == top.parts
