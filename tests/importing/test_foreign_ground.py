@@ -14,11 +14,13 @@ from strangers_files import clicks, text, write
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.conform.keys import date_digits
+from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.files import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import survey as surveys
 from recd_plugins.data.importing.formats import files_of, foreign_files
+from recd_plugins.data.importing.reading import blocks
+from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -170,7 +172,8 @@ def test_what_writers_keep_for_themselves_is_no_part_of_a_table(tmp_path: Path) 
         (tmp_path / folder).mkdir(parents=True)
         write(tmp_path / folder / "part.parquet", clicks(100))
     in_place = [one.partitions for one in found_files(tmp_path).values()]
-    for found in (in_place, list(files_of([tmp_path]).values())):
+    imported = [one.partitions for one in files_of([tmp_path]).values()]
+    for found in (in_place, imported):
         named = [{name: one.as_py() for name, one in each.items()} for each in found]
         assert named == [{"a b": None}, {"a b": "x/y"}]
     feature = ForeignFeature(name="a b", num_ids=9, ids="hash")
@@ -303,3 +306,178 @@ def test_parts_of_an_export_share_the_first_ones_header(tmp_path: Path) -> None:
     text(tmp_path / "part-1.csv", "0,7\n1,8\n" * 20)
     recd("data", "import", tmp_path, tmp_path.parent / "whole")
     assert rows_of(tmp_path.parent / "whole").num_rows == 80
+
+
+def test_keys_of_json_that_come_late_are_found_and_those_of_no_line_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveys, "FIRST_BYTES", 1_000)
+    monkeypatch.setattr(surveys, "SPOT_BYTES", 100)
+    rows: list[dict[str, Any]] = [
+        {"label": one % 2, "item": one % 9, "user": {"name": "u"}, "price": None}
+        for one in range(3_000)
+    ]
+    rows[1_234] |= {"user": {"name": "u", "age": 33}, "price": 2.5, "tags": ["a", "b"]}
+    path = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    schema: dict[str, Any] = {
+        "session_id": None,
+        "timestamp": None,
+        "dense": [{"name": name, "nulls": {"value": -1}} for name in ("user.age", "price")],
+        "sparse": [{"name": name, "num_ids": 99, "ids": "hash"} for name in ("item", "tags")],
+    }
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    assert "no problem" in recd("data", "check", path, "--schema", file)
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    made = rows_of(tmp_path / "t")
+    for name, value in (("user.age", 33), ("price", 2.5)):
+        assert made[name].to_pylist() == [value if one == 1_234 else -1 for one in range(3_000)]
+    assert [at for at, one in enumerate(made["tags"].to_pylist()) if one] == [1_234]
+    schema["sparse"] += [{"name": "itme", "num_ids": 99}, {"name": "user", "num_ids": 99}]
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    told = recd("data", "check", path, "--schema", file, fails=1)
+    assert "column 'itme' is in no line, but the schema names it. did you mean 'item'?" in told
+    assert "column 'user' is in no line" in told
+    told = recd("data", "import", path, tmp_path / "no", "--schema", file, fails=2)
+    assert "column 'itme' is in no line, but the schema names it. did you mean 'item'?" in told
+
+
+def test_files_of_json_with_other_keys_are_one_table_for_a_check(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, key in (("a", "price"), ("b", "count")):
+        rows = [{"label": one % 2, "item": one % 9, key: one / 2} for one in range(200)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        text(tmp_path / "in" / f"{name}.jsonl", lines)
+    dense = [{"name": name, "nulls": {"value": -1}} for name in ("price", "count")]
+    sparse = [{"name": "item", "num_ids": 9}]
+    schema = {"session_id": None, "timestamp": None, "dense": dense, "sparse": sparse}
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    assert "400 rows, no problem" in recd("data", "check", tmp_path / "in", "--schema", file)
+
+
+def test_dates_written_as_texts(tmp_path: Path) -> None:
+    """In text, lines of JSON and Parquet; a day above 12 tells the order, and none is a doubt."""
+    first = 1_704_067_200_000  # 2024-01-01
+    for unit, form in (
+        ("dd/mm/yyyy", "{day:02}/{month:02}/2024 {hour}:05"),
+        ("mm/dd/yyyy", "{month}/{day}/2024 {half}:05:00 {noon}M"),
+        ("yyyy-mm-dd", "2024-{month:02}-{day:02}T{hour:02}:05:00.000+00:00"),
+    ):
+        each = [
+            form.format(
+                day=1 + one % 28, month=1, hour=one % 24, half=(one + 11) % 12 + 1,
+                noon="AP"[one % 24 // 12],
+            )
+            for one in range(200)
+        ]  # fmt: skip
+        wanted = [
+            first + one % 28 * 86_400_000 + one % 24 * 3_600_000 + 300_000 for one in range(200)
+        ]
+        rows = pa.table({"at": each, "label": [one % 2 for one in range(200)]})
+        rows = rows.append_column("item", pa.array([one % 7 for one in range(200)]))
+        for end in ("csv", "jsonl", "parquet"):
+            path = write(tmp_path / f"{unit[:2]}.{end}", rows)
+            schema = schema_of(path)["schema"]
+            assert schema["timestamp"] == "at"
+            if unit != "yyyy-mm-dd" or end == "parquet":
+                assert schema["timestamp_unit"] == unit
+            file = text(tmp_path / "schema.yaml", json.dumps(schema))
+            assert "no problem" in recd("data", "check", path, "--schema", file)
+            to = tmp_path / f"{unit[:2]}-{end}"
+            recd("data", "import", path, to, "--schema", file)
+            assert rows_of(to)["at"].to_pylist() == wanted
+        table = Table.open(path, load_schema(file))
+        assert table.read(table.stripes[0], ["at"])["at"].to_pylist() == wanted
+
+
+def test_dates_that_may_be_of_either_order_or_are_none(tmp_path: Path) -> None:
+    days = [f"{1 + one % 12}.{1 + one // 12}.2024" for one in range(100)]
+    lines = [f"{day},{one % 2},{one % 7}" for one, day in enumerate(days)]
+    path = text(tmp_path / "c.csv", "day,label,item\n" + "\n".join(lines))
+    found = schema_of(path)
+    assert any("dates as dd/mm/yyyy or as mm/dd/yyyy?" in doubt for doubt in found["doubts"])
+    stated = found["schema"] | {"timestamp_unit": "mm/dd/yyyy"}
+    file = text(tmp_path / "schema.yaml", json.dumps(stated))
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    month_of = pa.compute.month(rows_of(tmp_path / "t")["day"].cast(pa.timestamp("ms")))
+    assert month_of.to_pylist() == [1 + one % 12 for one in range(100)]
+    text(path, path.read_text().replace("1.2.2024", "31.2.2024"))
+    told = recd("data", "check", path, "--schema", file, fails=1)
+    assert "holds '31.2.2024', which is no date of `timestamp_unit: mm/dd/yyyy`" in told
+    file = text(file, json.dumps(stated | {"timestamp_unit": "s"}))
+    told = recd("data", "check", path, "--schema", file, fails=1)
+    assert "is string, but `timestamp_unit: s` is of numbers" in told
+
+
+def test_a_check_of_a_registry_reads_structs_as_training_does(tmp_path: Path) -> None:
+    users = pa.array([{"city": one % 5} for one in range(100)])
+    rows = pa.table({"label": [one % 2 for one in range(100)], "user": users})
+    path = write(tmp_path / "c.parquet", rows)
+    schema = {
+        "session_id": None,
+        "timestamp": None,
+        "sparse": [{"name": "user.city", "num_ids": 9, "table": "user_city"}],
+    }
+    dataset = {"use": "parquet", "train": str(path), "test": str(path), "schema": schema}
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(json.dumps({"plugins": ["recd_dlrm"], "dataset": dataset}))
+    told = recd("data", "check", registry, fails=1)
+    assert "column 'user.city' is not there, but the schema names it. `recd data import`" in told
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    assert "no problem" in recd("data", "check", path, "--schema", file)
+
+
+def test_fields_of_objects_in_lists_are_lists(tmp_path: Path) -> None:
+    """As GA4 exports its items; a list that is null, or has an object that is, has nulls."""
+    events = [
+        None if one % 10 == 3 else [
+            {"item": f"i{(one + n) % 30}", "at": {"row": n, "price": n / 2}, "kind": "view"}
+            for n in range(one % 4)
+        ]
+        for one in range(400)
+    ]  # fmt: skip
+    rows = [{"label": n % 2, "item": f"i{n % 30}", "events": one} for n, one in enumerate(events)]
+    lines = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    parquet = write(tmp_path / "c.parquet", pa.Table.from_pylist(rows), row_group_size=90)
+    wanted = [[one["item"] for one in each or ()] for each in events]
+    prices = [each and [one["at"]["price"] for one in each] for each in events]
+    for path in (lines, parquet):
+        found = surveys.survey(foreign_files([path]))
+        names = ["events.item", "events.at.row", "events.at.price", "events.kind"]
+        assert [one.name for one in found.columns] == ["label", "item", *names]
+        parts = [one.rows(names, found.read_as) for one in blocks(found.files, names)]
+        assert pa.concat_tables(parts)["events.at.price"].to_pylist() == prices
+        schema = schema_of(path)["schema"]
+        (history,) = (one for one in schema["sparse"] if one["name"] == "events.item")
+        assert (history["table"], history["sequence"]) == ("item", True)
+        file = text(tmp_path / "schema.yaml", json.dumps(schema))
+        assert "no problem" in recd("data", "check", path, "--schema", file)
+        to = tmp_path / path.suffix[1:]
+        recd("data", "import", path, to, "--schema", file)
+        made = rows_of(to)
+        own = dict(zip((one["item"] for one in rows), made["item"].to_pylist(), strict=True))
+        assert made["events.item"].to_pylist() == [[own[one][0] for one in each] for each in wanted]
+
+
+def test_keys_of_several_types_are_left_out_or_named(tmp_path: Path) -> None:
+    rows = [
+        {
+            "label": n % 2,
+            "item": n % 9,
+            "value": n if n % 2 else "x",
+            "more": {"of": [n, {}][n % 2]},
+        }
+        for n in range(300)
+    ]
+    path = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    found = schema_of(path)
+    assert {*found["doubts"]} >= {
+        f"{name!r} has several types, so it is left out" for name in ("value", "more.of")
+    }
+    file = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    assert "no problem" in recd("data", "check", path, "--schema", file)
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    assert rows_of(tmp_path / "t")["item"].to_pylist() == [[n % 9] for n in range(300)]
+    found["schema"]["sparse"] += [{"name": "value", "num_ids": 9, "ids": "hash"}]
+    file = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    told = recd("data", "import", path, tmp_path / "no", "--schema", file, fails=2)
+    assert "column 'value' has values of several types, as numbers and texts" in told

@@ -64,6 +64,8 @@ def test_every_format_holds_the_same_rows(
         (",user\n0,5\n1,6\n", ("column_1", "user"), 2),  # an index of pandas
         ("a\r\n1\r\n2\r\n", ("a",), 2),
         ("user|item\n1|2\n", ("user", "item"), 1),
+        ("A/B id,CTR (%),#clicks,\u20ac\n1,2,3,4\n", ("A/B id", "CTR (%)", "#clicks", "\u20ac"), 1),
+        ("$5,#a\n$6,#b\n", ("column_1", "column_2"), 2),
     ],
 )
 def test_text_shows_its_delimiter_and_header(

@@ -278,6 +278,43 @@ def test_a_column_that_turns_out_to_be_text_is_read_as_text(tmp_path: Path) -> N
                 job.run()
 
 
+@pytest.mark.usefixtures("small")
+def test_an_import_that_widened_a_column_goes_on_when_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: the note of why is there once."""
+    lines = [f"{one},{one % 2}" for one in range(2_000)]
+    lines[700] = "x7,1"
+    path = text(tmp_path / "c.csv", "item_id,clicked\n" + "\n".join(lines))
+    files = foreign_files([path])
+    read_as = survey(
+        foreign_files([text(tmp_path / "d.csv", "item_id,clicked\n1,0\n2,1\n")])
+    ).read_as
+    item = {"name": "item_id", "num_ids": 5000, "ids": "vocabulary"}
+    bare = {"session_id": None, "timestamp": None, "dense": [], "sparse": [item]}
+    schema = parse(ForeignSchema, SCHEMA | bare, "schema")
+    made, calls = table_import.conform, []
+
+    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return made(*arguments, **keywords)
+
+    def job() -> Imported:
+        return TableImport(files, tmp_path / "t", schema, read_as, workers=1).run()
+
+    monkeypatch.setattr(table_import, "conform", dies)
+    with pytest.raises(KeyboardInterrupt):
+        job()
+    monkeypatch.setattr(table_import, "conform", made)
+    found = job()
+    assert found.resumed >= 1
+    assert [note.split(",")[0] for note in found.notes] == ["item_id: read as text"]
+    assert found.rows == {"train": 2_000}
+    assert len({row["item_id"][0] for row in rows_of(tmp_path / "t")}) == 2_000
+
+
 def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     path = write(tmp_path / "clicks.csv", clicks())
     (tmp_path / "s.yaml").write_text(

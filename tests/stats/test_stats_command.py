@@ -121,9 +121,46 @@ def test_figures_are_png_files_named_after_measure_and_figure(folder: Path) -> N
         assert Path(path).read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_measure_the_message_says_where_to_get_one(folder: Path) -> None:
-    assert "no enabled plugin fills the slot 'stats'" in message(stats(plugins=[]))
-    assert "recd_dedup" in message(stats(stats=[]))
+def test_without_a_measure_all_that_are_installed_are_asked_unless_none_is_meant(
+    folder: Path,
+) -> None:
+    assert "sessions" in found(stats("--json", plugins=[]))["stats"]
+    for plugins in ([], ["recd_dlrm"]):
+        told = message(stats(plugins=plugins, stats=[]))
+        assert "no enabled plugin fills the slot 'stats'" in told
+        assert "recd_dedup" in told
+
+
+def test_a_bare_table_needs_neither_registry_nor_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = {
+        "session": [f"s{one // 4}" for one in range(800)],
+        "user_id": [f"u{one // 4 % 90}" for one in range(800)],
+        "item_id": [one % 50 for one in range(800)],
+        "at": [1_700_000_000 + one for one in range(800)],
+    }
+    pq.write_table(pa.table(rows), "t.parquet")
+
+    def measured(*more: str) -> Any:
+        result = CliRunner().invoke(app, ["data", "stats", "t.parquet", "--json", *more])
+        assert ("no schema says what the columns mean" in result.stderr) == (not more)
+        return found(result)["stats"]["sessions"]
+
+    bare = measured()
+    assert bare["samples_per_session"]["table"]["mean"] == 4
+    assert {one["name"]: one["exact"] for one in bare["features"]} == {
+        "user_id": 0.75,
+        "item_id": 0,
+    }
+    labels = [{"name": "item_id", "kind": "regression"}]
+    schema = {"session_id": "session", "timestamp": None, "labels": labels}
+    schema |= {"sparse": [{"name": "user_id", "num_ids": 99, "ids": "vocabulary", "kind": "user"}]}
+    Path("schema.yaml").write_text(json.dumps(schema))
+    (user,) = measured("--schema", "schema.yaml")["features"]
+    assert user == bare["features"][0]
+    assert {one.name for one in tmp_path.iterdir()} == {"t.parquet", "schema.yaml"}
 
 
 def test_mistakes_give_one_message(folder: Path) -> None:

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.cli.main import app
 from recd_plugins.data.files import UNFINISHED
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.reading import num_bytes
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.data.table import Table, TableWriter, write_table
 from recd_plugins.errors import DataError
@@ -148,6 +150,19 @@ def test_files_of_a_store_become_a_table_of_a_store(store, tmp_path, monkeypatch
     assert "ids: vocabulary" in made["disk"]["schema"]
     assert f"train: {top}/table/train" in (tmp_path / "store.yaml").read_text()
     assert not (tmp_path / "table.part").exists()
+
+
+@pytest.mark.slow
+def test_files_of_a_store_are_looked_at_once(store):
+    """A listing says their sizes: nobody asks for each one's again."""
+    top = location_of(f"s3://tables/{uuid.uuid4().hex}")
+    for day in range(5):
+        (top / f"day={day}" / "clicks.csv").write_bytes(CLICKS.encode())
+    store.requests.clear()
+    files = foreign_files([top])
+    assert num_bytes(files) == 5 * len(CLICKS)
+    heads = [one.path for one in store.requests if one.method == "HEAD" and "clicks" in one.path]
+    assert len(heads) == len({*heads}) == 5
 
 
 @pytest.mark.slow

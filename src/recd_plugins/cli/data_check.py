@@ -109,15 +109,15 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     found: dict[str, Checked] = {}
     for split in SPLITS:
         if isinstance(config, ParquetConfig):
-            facts, _, _ = files_of_split(config, split)
-            files = {file: one.partitions for file, one in facts.items()}
+            files, _, _ = files_of_split(config, split)
             schema = given or config.schema or _of_footer(next(iter(files)))
             patterns = (config.absent,) if isinstance(config.absent, str) else config.absent
             absent = matching(patterns, () if schema is None else schema.columns)
         else:
             table = stack.prepare(show)[split]
-            files, schema, absent = {file: {} for file in table.files}, as_foreign(table.schema), []
-        found[split] = check_files(files, schema, absent=absent, progress=show)
+            files = {file: table.facts[file] for file in table.files}
+            schema, absent = as_foreign(table.schema), []
+        found[split] = check_files(files, schema, in_place=True, absent=absent, progress=show)
     for number, side in enumerate(config.join if isinstance(config, ParquetConfig) else ()):
         found[f"join[{number}]"] = _side_table(side)
     return found

@@ -22,6 +22,8 @@ from recd_plugins.cli.options import (
 from recd_plugins.cli.written import check_makable
 
 if TYPE_CHECKING:
+    from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.importing.splits import SplitBy
     from recd_plugins.data.importing.table_import import Imported
 
 __all__ = ["import_"]
@@ -137,7 +139,8 @@ def import_(
         check_makable(table, "TABLE")
         asked = None if schema is None else load_schema(schema)
         files = foreign_files(paths, delimiter=delimiter, header=header, absent=absent or ())
-        found = survey(files)
+        split = None if split_by is None else SplitBy.of(split_by, test_share)
+        found = survey(files, _wanted(asked, split, negatives))
         if asked is None:
             proposal = propose(found)
             asked = parse(ForeignSchema, proposal.schema, "schema")
@@ -151,7 +154,7 @@ def import_(
                 table,
                 asked,
                 found.read_as,
-                split=None if split_by is None else SplitBy.of(split_by, test_share),
+                split=split,
                 negatives=drawn,
                 least_count=least_count,
                 others=others,
@@ -159,6 +162,16 @@ def import_(
                 progress=show,
             ).run()
     _show(table, imported, as_json)
+
+
+def _wanted(schema: ForeignSchema | None, split: SplitBy | None, negatives: int) -> set[str]:
+    """The columns that are asked for; negatives bring a label that no file need have."""
+    wanted = set[str]() if schema is None else {*schema.columns}
+    if schema is not None and negatives:
+        wanted.discard(schema.label)
+    if split is not None and split.column is not None:
+        wanted.add(split.column)
+    return wanted
 
 
 def _show(table: Path, imported: Imported, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from recd_plugins.errors import DataError, RecdError, shortened
 from recd_plugins.storage.uri import Location, location_of
 
 if TYPE_CHECKING:
+    from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
     from recd_plugins.launch.server import RankServer
     from recd_plugins.stack import Stack
@@ -35,6 +36,7 @@ __all__ = [
     "opened_table",
     "path_argument",
     "progress",
+    "registry_schema",
     "reported",
     "server_of_ranks",
 ]
@@ -105,16 +107,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 def opened_table(path: Location, registry: Path) -> Table:
     """The table; one that does not say what its columns mean has the schema of `dataset.schema`."""
-    from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.table import Table, carries_schema
 
-    if carries_schema(path) or not registry.exists():
-        return Table.open(path)
+    return Table.open(path, None if carries_schema(path) else registry_schema(registry))
+
+
+def registry_schema(registry: Path) -> ForeignSchema | None:
+    """`dataset.schema` of the registry, if there is one that has it."""
+    if not registry.exists():
+        return None
+    from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.stack import load
 
     chosen = load(registry).registry.chosen("dataset")
     given = getattr(chosen[0].config, "schema", None) if chosen else None
-    return Table.open(path, given if isinstance(given, ForeignSchema) else None)
+    return given if isinstance(given, ForeignSchema) else None
 
 
 def loaded(registry: Path, overrides: Sequence[str]) -> Stack:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,20 +18,40 @@ from recd_plugins.cli.options import (
     Debug,
     RegistryFile,
     TableFolder,
+    location_argument,
     opened_table,
     progress,
+    registry_schema,
     reported,
 )
 from recd_plugins.cli.written import check_writable
 from recd_plugins.config.whole_file import whole_file
 
 if TYPE_CHECKING:
+    from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
+    from recd_plugins.data.table import Table
+    from recd_plugins.stack import Stack
+    from recd_plugins.storage.uri import Location
 
 __all__ = ["stats"]
 
+REGISTRY = Path("registry.yaml")
 DPI = 150
+MANY = 1 << 62
+"""Ids among which hashes hardly ever meet."""
 
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        help="What the columns mean, as `recd data schema` writes it; by default what the table "
+        "says, or the registry.",
+        metavar="FILE",
+        show_default=False,
+        parser=location_argument,
+    ),
+]
 Figures = Annotated[
     Path | None, typer.Option("--figures", help="A folder for what can be drawn, as PNG files.")
 ]
@@ -36,18 +59,21 @@ Figures = Annotated[
 
 def stats(
     table: TableFolder,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
+    schema: SchemaFile = None,
     figures: Figures = None,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a table: by the registry's `stats`, or else by all that its plugins have."""
-    with reported(debug):
-        from recd_plugins.stack import load
+    """Measure a table: by the registry's `stats`, or else by all that its plugins have.
 
+    Without a registry, or where its plugins measure nothing, by all that installed plugins have.
+    Where no schema says what the columns mean, as `recd data schema` would suggest.
+    """
+    with reported(debug):
         check_writable(figures and figures / "any.png", "--figures")
-        stack = load(registry)
-        opened = opened_table(table, registry)
+        stack = _measuring(registry)
+        opened = _opened(table, registry, schema)
         with progress() as show:
             reports = list(
                 _named((choice.record.name, report) for choice, report in stack.stats(opened, show))
@@ -67,6 +93,86 @@ def stats(
                 _print(part)
         for path in drawn:
             print(path)
+
+
+def _measuring(registry: Path) -> Stack:
+    """The registry's stack; where that has no measure and does not say so, one of all installed
+    plugins that have any."""
+    from recd_plugins.hooks.manager import Catalog, available
+    from recd_plugins.stack import load
+
+    folder = Path(tempfile.gettempdir())
+    if registry != REGISTRY or registry.exists():
+        stack = load(registry)
+        if "stats" in stack.registry.choices or stack.registry.chosen_or_all("stats"):
+            return stack
+        folder = stack.registry.folder
+    claims = Catalog([*available()], Path(), strict=False).of("stats")
+    plugins = list(dict.fromkeys(claim.provider.plugin for claim in claims))
+    return load({"plugins": plugins, "folder": str(folder)})
+
+
+def _opened(path: Location, registry: Path, given: Location | None) -> Table:
+    """The table, by the schema that is given, or its own, or the registry's, or a suggested one."""
+    from recd_plugins.data.importing.schema_file import load_schema
+    from recd_plugins.data.table import Table, carries_schema
+
+    if given is not None:
+        return Table.open(path, _comparable(load_schema(given)))
+    if carries_schema(path) or registry_schema(registry) is not None:
+        return opened_table(path, registry)
+    print(
+        "no schema says what the columns mean, so they are what `recd data schema` takes them for; "
+        "--schema FILE says otherwise",
+        file=sys.stderr,
+    )
+    return Table.open(path, _suggested(path))
+
+
+def _comparable(schema: ForeignSchema) -> ForeignSchema:
+    """The same, with rows that tell equal ids from others where there is no vocabulary yet."""
+    sparse = (
+        dataclasses.replace(one, ids="hash", num_ids=MANY)
+        if one.ids == "vocabulary" and one.vocabulary is None
+        else one
+        for one in schema.sparse
+    )
+    return dataclasses.replace(schema, sparse=tuple(sparse)).keeping_all
+
+
+def _suggested(path: Location) -> ForeignSchema:
+    """The schema that a survey suggests for files that are read where they are: its session, time
+    and ids."""
+    from recd_plugins.config import parse
+    from recd_plugins.data.files import found_files
+    from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.importing.formats import formats_of
+    from recd_plugins.data.importing.proposal import propose
+    from recd_plugins.data.importing.survey import survey
+    from recd_plugins.data.schema import Fill, Label
+    from recd_plugins.errors import DataError
+
+    files = []
+    for one in formats_of(found_files(path)):
+        if isinstance(one, DataError):
+            raise one
+        files.append(dataclasses.replace(one, names=one.roots or one.names, nested={}))
+    found = survey(files)
+    schema = parse(ForeignSchema, propose(found).schema, "schema")
+    schema = schema.having([one.name for one in schema.sparse])
+    # A table need not be for training: any number will do for its label.
+    free = {column.name for column in found.columns} - {one.name for one in schema.sparse}
+    numbers = ("integers", "numbers", "booleans")
+    each = [one for one in found.columns if one.name in free and one.seems in numbers]
+    names = [one.name for one in each if not one.is_list]
+    label = schema.label if schema.label in free else next(iter(names), schema.label)
+    stand_in = Label(name=label, kind="regression", nulls=Fill(value=0))
+    schema = dataclasses.replace(schema, label=label, labels=(stand_in,))
+    hashed = (
+        one if one.ids == "as_is" else dataclasses.replace(one, ids="hash", num_ids=MANY)
+        for one in schema.sparse
+    )
+    return dataclasses.replace(schema, sparse=tuple(hashed)).keeping_all
 
 
 def _named(

@@ -22,7 +22,7 @@ from recd_plugins.data.parquet_file import Footer, read_footer
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["footers_of"]
+__all__ = ["AT_ONCE", "footers_of"]
 
 AT_ONCE = {False: 4, True: 32}
 """Files that are opened at a time, on disk and on a store."""

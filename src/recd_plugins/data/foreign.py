@@ -27,12 +27,13 @@ from recd_plugins.data.schema import (
 from recd_plugins.errors import DataError, RegistryError, nearest
 from recd_plugins.storage.uri import Location
 
-__all__ = ["DateDigits", "DenseColumn", "ForeignFeature", "ForeignSchema", "TimeUnit"]
+__all__ = ["DateDigits", "DenseColumn", "ForeignFeature", "ForeignSchema", "TextDates", "TimeUnit"]
 
 DateDigits = Literal[
     "yymmdd", "yymmddhh", "yyyymmdd", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss"
 ]
-TimeUnit = Literal["s", "ms", "us", "ns", DateDigits]
+TextDates = Literal["yyyy-mm-dd", "dd/mm/yyyy", "mm/dd/yyyy"]
+TimeUnit = Literal["s", "ms", "us", "ns", DateDigits, TextDates]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +98,12 @@ class ForeignSchema(Config):
     none. Whole numbers stay as they are; anything else is hashed to 64 bits."""
     timestamp: str | None = "timestamp"
     """The column with the time, or nothing where data has none: of a type of Arrow for dates or
-    times (without a time zone, they are UTC), or a number of `timestamp_unit`."""
+    times (without a time zone, they are UTC), or numbers or texts of `timestamp_unit`."""
     timestamp_unit: TimeUnit = "ms"
     """The unit of a timestamp that is a mere number: of time since 1970, or the digits of a date in
-    UTC, as 14102105 of `yymmddhh`."""
+    UTC, as 14102105 of `yymmddhh`. Or how a text has its date: yyyy-mm-dd is ISO 8601, with a zone
+    or in UTC; the others may be parted by . and - too, and a time may follow, as 13:05 or 1:05 PM,
+    in UTC."""
     dense: tuple[str | DenseColumn, ...] = ()
     """The columns with one float each; of a vector, its name and width."""
     sparse: tuple[ForeignFeature, ...] = ()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugins.data.conform.dates import (
+    DATE_DIGITS,
+    DAY_MS,
+    TEXT_DATES,
+    digits_to_ms,
+    texts_to_ms,
+)
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import (
     are_texts,
@@ -21,15 +27,12 @@ from recd_plugins.data.conform.values import (
     plain,
     plain_type,
 )
-from recd_plugins.data.foreign import DateDigits, TimeUnit
+from recd_plugins.data.foreign import TimeUnit
 from recd_plugins.data.schema import Fill, Nulls
-from recd_plugins.errors import DataError
 
-__all__ = ["date_digits", "session_type_problem", "sessions_of", "time_type_problem", "times_of"]
+__all__ = ["session_type_problem", "sessions_of", "time_type_problem", "times_of"]
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-DATE_DIGITS: tuple[DateDigits, ...] = get_args(DateDigits)
-DAY_MS = 86_400_000
 MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 CURE = (
@@ -56,7 +59,7 @@ def sessions_of(
 
 
 def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Array:
-    """ms since 1970, rounded down; numbers are of `unit`, and of a float to the nearest ms."""
+    """ms since 1970, rounded down; numbers and texts are of `unit`, floats to the nearest ms."""
     array = plain(array)
     if array.type == pa.int64() and unit == "ms" and not array.null_count:
         return array
@@ -64,8 +67,10 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
+    if are_texts(kind) and unit in TEXT_DATES:
+        return texts_to_ms(array, unit, spot)
     if unit in DATE_DIGITS and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        return _of_digits(integers(array, spot), unit, spot)
+        return digits_to_ms(integers(array, spot), unit, spot)
     if pa.types.is_floating(kind):
         ms = np.rint(array.cast(pa.float64()).to_numpy() * (1_000 / PER_SECOND[unit]))
         bad = ~(np.abs(ms) < 2.0**63)
@@ -86,22 +91,6 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     return _scaled(counts.view(np.int64), unit, spot)
 
 
-def date_digits(numbers: pa.Array) -> DateDigits | None:
-    """The digits of dates that whole numbers are, if all are dates of 1990 to 2099."""
-    for unit in sorted(DATE_DIGITS, key=lambda one: (-one.count("y"), one)):
-        try:
-            times = times_of(numbers, unit, "error", Spot("", ""))
-        except DataError:
-            continue
-        years = pc.year(times.cast(pa.timestamp("ms")))
-        if (
-            len(times)
-            and pc.all(pc.and_(pc.greater_equal(years, 1990), pc.less(years, 2100))).as_py()
-        ):
-            return unit
-    return None
-
-
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
     """The fault of a column of such a type as a session; and the cure."""
     if identifies(kind):
@@ -112,23 +101,30 @@ def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
     )
 
 
-def time_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
-    """The fault of a column of such a type as a time; and the cure."""
+def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | None:
+    """The fault of a column of such a type as a time of `unit`; and the cure."""
     inner = plain_type(kind)
-    fits = (
-        pa.types.is_timestamp(inner)
-        or pa.types.is_date(inner)
-        or pa.types.is_integer(inner)
-        or pa.types.is_floating(inner)
-        or pa.types.is_decimal(inner)
-        or pa.types.is_null(inner)
+    if pa.types.is_timestamp(inner) or pa.types.is_date(inner) or pa.types.is_null(inner):
+        return None
+    numbers = (
+        pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_decimal(inner)
     )
-    if fits:
+    if numbers and unit in TEXT_DATES:
+        return (
+            f"is {kind}, but `timestamp_unit: {unit}` is of texts",
+            "Say what its numbers count: s, ms, us or ns since 1970, or the digits of a date.",
+        )
+    if are_texts(inner) and unit not in TEXT_DATES:
+        return (
+            f"is {kind}, but `timestamp_unit: {unit}` is of numbers",
+            "Say how its texts have their dates: `timestamp_unit: yyyy-mm-dd` (ISO 8601), "
+            "`dd/mm/yyyy` or `mm/dd/yyyy`; or set `timestamp` to null.",
+        )
+    if numbers or are_texts(inner):
         return None
     return (
-        f"is {kind}, but a time is a timestamp, a date or a number",
-        "Make it one where the table is made, or set `timestamp` to null. Texts are read by `recd "
-        "data import`, as 2024-05-01, 2024/05/01 13:00:00 or 2024-05-01T13:00:00.5+02:00.",
+        f"is {kind}, but a time is a timestamp, a date, a number or a text",
+        "Make it one where the table is made, or set `timestamp` to null.",
     )
 
 
@@ -158,30 +154,6 @@ def _scaled(counts: npt.NDArray[np.int64], unit: str, spot: Spot) -> pa.Array:
         return pa.array(counts * 1_000)
     # numpy rounds down, as a time before 1970 needs it; Arrow's cast rounds towards 1970.
     return pa.array(counts // (PER_SECOND[unit] // 1_000), pa.int64())
-
-
-def _of_digits(numbers: npt.NDArray[Any], unit: str, spot: Spot) -> pa.Array:
-    """ms since 1970 of dates written as digits."""
-    year_digits = unit.count("y")
-    rest, fields = numbers.astype(np.int64), list[npt.NDArray[np.int64]]()
-    for _ in range((len(unit) - year_digits) // 2):
-        rest, field = np.divmod(rest, 100)
-        fields.insert(0, field)
-    fields += [np.zeros_like(rest)] * (5 - len(fields))
-    month, day, hour, minute, second = fields
-    bad = (rest < 0) | (rest >= 10**year_digits) | (month < 1) | (month > 12)
-    years = rest + 2000 * (year_digits == 2)
-    months = np.where(bad, 0, 12 * (years - 1970) + month - 1).astype("datetime64[M]")
-    days = months.astype("datetime64[D]") + (day - 1)
-    bad |= (days.astype("datetime64[M]") != months) | (hour > 23) | (minute > 59) | (second > 59)
-    if bad.any():
-        raise spot.error_at(
-            bad,
-            f"holds {numbers[bad][0]}, which is no date of `timestamp_unit: {unit}`,",
-            "Say another unit, or mend it where the table is made.",
-        )
-    of_day = 3600 * hour + 60 * minute + second
-    return pa.array(days.astype(np.int64) * DAY_MS + 1_000 * of_day)
 
 
 def _too_far(bad: npt.NDArray[np.bool_], spot: Spot) -> Exception:

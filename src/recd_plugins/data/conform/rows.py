@@ -105,7 +105,7 @@ def column_problems(
             if count == 0:
                 root = source.split(".")[0]
                 cure = nearest(source, names)
-                if root in names and pa.types.is_struct(arrow.field(root).type):
+                if root != source and root in names and pa.types.is_nested(arrow.field(root).type):
                     cure = "`recd data import` makes columns of the fields of a struct."
                 yield source, "is not there, but the schema names it", cure
             elif count > 1:
@@ -171,7 +171,7 @@ class TimeRole(Role):
     schema: ForeignSchema
 
     def type_problem(self, kind: pa.DataType) -> Problem | None:
-        return time_type_problem(kind)
+        return time_type_problem(kind, self.schema.timestamp_unit)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
         return times_of(array, self.schema.timestamp_unit, self.nulls[0], spot)

@@ -14,14 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recd_plugins.data.conform.keys import date_digits
+from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.conform.rows import column_problems, conform, roles_of
+from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
-from recd_plugins.data.importing.formats import ForeignFile, foreign_file
+from recd_plugins.data.importing.formats import ForeignFile, formats_of, type_at
 from recd_plugins.data.importing.reading import (
     Block,
     ColumnTypes,
     Misfit,
+    key_problem,
     mapped,
     num_bytes,
     wider,
@@ -67,6 +69,11 @@ class Checked:
 
     def add(self, where: object, column: str | None, what: str, cure: str) -> None:
         self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
+
+    def add_error(self, error: DataError) -> None:
+        """What a reader would have raised."""
+        where, _, what = str(error).partition(": ")
+        self.add(where, None, what.removesuffix("."), "")
 
 
 def schema_in_footer(path: Location) -> Schema | None:
@@ -136,9 +143,10 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
 
 
 def check_files(
-    paths: Mapping[Location, Mapping[str, pa.Scalar]],
+    paths: Mapping[Location, FileFacts],
     schema: ForeignSchema | None,
     *,
+    in_place: bool = False,
     delimiter: str | None = None,
     header: bool | None = None,
     absent: Collection[str] = (),
@@ -146,24 +154,25 @@ def check_files(
 ) -> Checked:
     """Read the files once, and say all that is wrong with them under this schema.
 
-    `paths` have the columns that their folders say; columns that are `absent` from a file are nulls
-    there. Without a schema only what the files themselves show is checked: whether they can be
-    read, and are alike.
+    Files that are read `in_place`, as a registry names them, have structs where an import makes
+    columns of their fields. Columns that are `absent` from a file are nulls there. Without a schema
+    only what the files themselves show is checked: whether they can be read, and are alike.
     """
     found = Checked()
     files = []
-    for path, partitions in paths.items():
-        try:
-            files.append(foreign_file(path, delimiter, header, partitions))
-        except DataError as error:
-            where, _, what = str(error).partition(": ")
-            found.add(where, None, what.removesuffix("."), "")
+    for opened in formats_of(paths, delimiter, header):
+        if isinstance(opened, DataError):
+            found.add_error(opened)
+        elif in_place and opened.format == "parquet":
+            files.append(dataclasses.replace(opened, names=opened.roots, nested={}))
+        else:
+            files.append(opened)
     if not paths:
         found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
     if not files:
         return found
     _check_alike(files, found, schema)
-    read_as = _read_as(files, found)
+    read_as = _read_as(files, found, () if schema is None else schema.columns)
     reading = _Reading(found, schema, read_as, absent)
     for file in files:
         reading.check_types(file, files)
@@ -191,8 +200,7 @@ def check_files(
             for block, one in looks:
                 reading.add(block, one)
         except DataError as error:
-            where, _, what = str(error).partition(": ")
-            found.add(where, None, what.removesuffix("."), "")
+            found.add_error(error)
         before += num_bytes([file])
     reading.conclude(next(iter(paths)))
     return found
@@ -255,15 +263,12 @@ def _types(file: ForeignFile) -> dict[str, pa.DataType]:
         roots = dict(zip(file.roots, pq.read_schema(opened).types, strict=True))
     found = {}
     for name in file.names:
-        root, *fields = file.nested.get(name, (name,))
-        kind = roots[root]
-        for field_ in fields:
-            kind = kind.field(field_).type
-        found[name] = kind
+        where = file.nested.get(name, (name,))
+        found[name] = type_at(roots[where[0]], where)
     return {**found, **{name: one.type for name, one in file.partitions.items()}}
 
 
-def _read_as(files: Sequence[ForeignFile], found: Checked) -> ColumnTypes:
+def _read_as(files: Sequence[ForeignFile], found: Checked, wanted: Collection[str]) -> ColumnTypes:
     alike = [one for one in files if one.alike == files[0].alike]
     if files[0].format == "parquet":
         return ColumnTypes(
@@ -271,10 +276,9 @@ def _read_as(files: Sequence[ForeignFile], found: Checked) -> ColumnTypes:
                    for name, kind in _types(file).items()}
         )  # fmt: skip
     try:
-        return survey(alike).read_as
+        return survey(alike, wanted).read_as
     except DataError as error:
-        where, _, what = str(error).partition(": ")
-        found.add(where, None, what.removesuffix("."), "")
+        found.add_error(error)
         return ColumnTypes()
 
 
@@ -337,7 +341,15 @@ class _Reading:
         """The columns of the files that no row can conform in: they are missing, or of a type."""
 
     def check_types(self, file: ForeignFile, files: Sequence[ForeignFile]) -> None:
-        if self._schema is None or file.format == "jsonl":
+        if self._schema is None:
+            return
+        if file.format == "jsonl":
+            known = self._read_as
+            for name in self._schema.columns if known.types else ():
+                problem = key_problem(name, known)
+                if problem is not None and name not in self._wrong:
+                    self._found.add(file.path, name, *problem)
+                    self._wrong.add(name)
             return
         kinds = _types(file) if file.format == "parquet" else self._read_as.types
         lacked = [name for name in self._absent if name not in file.columns]
@@ -358,7 +370,8 @@ class _Reading:
     def columns(self, files: Sequence[ForeignFile]) -> list[str]:
         """The columns to read."""
         if self._schema is None:
-            return list(files[0].columns)
+            lines = files[0].format == "jsonl"
+            return list(self._read_as.types if lines else files[0].columns)
         return [name for name in self._schema.columns if name not in self._wrong]
 
     def look_at(self, block: Block) -> _Look:
@@ -442,8 +455,7 @@ class _Reading:
         for misfit in look.misfits:
             if misfit.column not in self._misfits:
                 self._misfits.add(misfit.column)
-                where, _, what = str(misfit).partition(": ")
-                self._found.add(where, None, what.removesuffix("."), "")
+                self._found.add_error(misfit)
 
     def conclude(self, where: Location) -> None:
         """The findings of all of the rows together."""

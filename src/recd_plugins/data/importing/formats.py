@@ -7,11 +7,13 @@ import io
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.config.what_is import no_file
@@ -22,17 +24,31 @@ from recd_plugins.data.files import (
     snapshot_kind,
     typed_partitions,
 )
+from recd_plugins.data.footers import AT_ONCE
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, shown
-from recd_plugins.storage.uri import Location, Uri, input_file
+from recd_plugins.storage.uri import Location, Stat, Uri, input_file
 
-__all__ = ["ForeignFile", "Format", "fields_of", "foreign_files"]
+__all__ = [
+    "ELEMENTS",
+    "ForeignFile",
+    "Format",
+    "field_at",
+    "fields_of",
+    "files_of",
+    "foreign_files",
+    "formats_of",
+    "is_pair",
+    "type_at",
+]
 
 Format = Literal["parquet", "text", "jsonl"]
 
 HEAD_BYTES = 1 << 20
 """What is read of a file to find out what it is."""
 HEAD_LINES = 200
+ELEMENTS = "[]"
+"""The step from a list to its elements, on the way to a field."""
 MOST_FIELDS = 64
 """A struct of more fields is no group of columns, but a mapping with any keys."""
 
@@ -59,6 +75,8 @@ TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
 """RecBole's headers say what a column holds: user_id:token."""
 WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
 """What the name of a column looks like."""
+ODD_WORD = re.compile(r"[^\d\s.,;+\-'\"][^\t\n]{0,79}")
+"""What it looks like, too, where numbers below it say that it is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +85,9 @@ class ForeignFile:
 
     path: Location
     format: Format
+    size: int = 0
+    """Its bytes, as it lies there."""
+    mtime_ns: int = 0
     compression: str | None = None
     names: tuple[str, ...] = ()
     """Its columns, in order, each under a name of its own."""
@@ -106,7 +127,8 @@ class ForeignFile:
     @property
     def alike(self) -> tuple[object, ...]:
         """The format that files of one table have in common."""
-        return (self.format, self.names, self.delimiter, self.header)
+        names = self.names if self.format == "text" else ()
+        return (self.format, names, self.delimiter, self.header)
 
     def open(self) -> pa.NativeFile:
         """The bytes, unpacked."""
@@ -127,10 +149,11 @@ def foreign_files(
     names a file that is not there, empty, or nothing that can be read, and files of text that
     differ in other columns than those that may be `absent`.
     """
-    files = [
-        foreign_file(path, delimiter, header, partitions)
-        for path, partitions in files_of(paths).items()
-    ]
+    files: list[ForeignFile] = []
+    for one in formats_of(files_of(paths), delimiter, header):
+        if isinstance(one, DataError):
+            raise one
+        files.append(one)
     first = files[0]
     for number, file in enumerate(files[1:], 1):
         if first.format == "text" and file.format == "text" and file.names != first.names:
@@ -153,8 +176,9 @@ def foreign_files(
     return tuple(files)
 
 
-def files_of(paths: Sequence[Location]) -> dict[Location, Mapping[str, pa.Scalar]]:
-    """The files of one table in order, each with the columns that its folders say.
+def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
+    """The files of one table in order, each with what is known of it: the columns that its folders
+    say, and of a store its size.
 
     Of a folder all files count, those of its folders too; of one that Delta Lake or Iceberg keeps,
     those of its latest snapshot.
@@ -168,27 +192,45 @@ def files_of(paths: Sequence[Location]) -> dict[Location, Mapping[str, pa.Scalar
             found |= snapshot_files(path, kind, None)[0]
         else:
             found |= _inside(path)
-    return {file: facts.partitions for file, facts in typed_partitions(found).items()}
+    return typed_partitions(found)
+
+
+def formats_of(
+    files: Mapping[Location, FileFacts], delimiter: str | None = None, header: bool | None = None
+) -> list[ForeignFile | DataError]:
+    """What each file is, or why nobody knows: several are opened at a time."""
+
+    def look(path: Location) -> ForeignFile | DataError:
+        try:
+            return _foreign_file(path, files[path], delimiter, header)
+        except DataError as error:
+            return error
+
+    stores = any(isinstance(path, Uri) for path in files)
+    with ThreadPoolExecutor(min(AT_ONCE[stores], len(files) or 1)) as pool:
+        return list(pool.map(look, files))
 
 
 def _inside(folder: Location) -> dict[Location, FileFacts]:
     """All files of a folder and its folders, in order, but for hidden ones."""
     below: dict[Location, str] = {}
+    stats: Mapping[Any, Stat] = {}
     if isinstance(folder, Uri):
-        below.update({file: file.below(folder) for file in folder.listed(deep=True)})
+        stats = folder.listed(deep=True)
+        below.update({file: file.below(folder) for file in stats})
     else:
         files = sorted(file for file in folder.rglob("*") if not file.is_dir())
         below.update({file: file.relative_to(folder).as_posix() for file in files})
     shown_ = {file: name for file, name in below.items() if not is_hidden(name.split("/"))}
     if not shown_:
         raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
-    for file in shown_:
+    found: dict[Location, FileFacts] = {}
+    for file, name in shown_.items():
         if isinstance(file, Path):  # a store lists what is there
             _check_is_file(file)
-    return {
-        file: FileFacts(folders=in_partitions(name.split("/")[:-1]))
-        for file, name in shown_.items()
-    }
+        size, mtime = stats.get(file, (None, None))
+        found[file] = FileFacts(size, mtime, folders=in_partitions(name.split("/")[:-1]))
+    return found
 
 
 def _check_is_file(path: Location) -> None:
@@ -198,16 +240,17 @@ def _check_is_file(path: Location) -> None:
         raise DataError(f"{path}: there is no such file. Check the path.")
 
 
-def foreign_file(
-    path: Location,
-    delimiter: str | None = None,
-    header: bool | None = None,
-    partitions: Mapping[str, pa.Scalar] | None = None,
+def _foreign_file(
+    path: Location, facts: FileFacts, delimiter: str | None, header: bool | None
 ) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
     file = _of_content(path, delimiter, header)
-    own = {name: one for name, one in (partitions or {}).items() if name not in file.names}
-    return replace(file, partitions=own) if own else file
+    size, mtime_ns = facts.size, facts.mtime_ns or 0
+    if size is None:
+        stat = path.stat()
+        size, mtime_ns = stat.st_size, stat.st_mtime_ns
+    own = {name: one for name, one in facts.partitions.items() if name not in file.names}
+    return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
 
 
 def _of_content(path: Location, delimiter: str | None, header: bool | None) -> ForeignFile:
@@ -294,20 +337,63 @@ def _parquet(path: Location) -> ForeignFile:
 
 
 def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
-    """The columns and, of structs, their fields, as `user.city`: where each lies, root first."""
+    """The columns and, of structs, their fields, as `user.city`: where each lies, root first. The
+    field of a struct in a list lies behind `ELEMENTS`, and is a list."""
     found: dict[str, tuple[str, ...]] = {}
     waiting: list[tuple[tuple[str, ...], pa.DataType]]
     waiting = [((name,), kind) for name, kind in reversed([*columns.items()])]
     while waiting:
         where, kind = waiting.pop()
-        if pa.types.is_struct(kind) and 0 < kind.num_fields <= MOST_FIELDS:
-            waiting += [((*where, one.name), one.type) for one in reversed(list(kind))]
+        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if lists and not is_pair(kind.value_type):
+            inner, within = kind.value_type, (*where, ELEMENTS)
+        else:
+            inner, within = kind, where
+        if pa.types.is_struct(inner) and 0 < inner.num_fields <= MOST_FIELDS:
+            waiting += [((*within, one.name), one.type) for one in reversed(list(inner))]
             continue
-        own, number = ".".join(where), 2
+        name = own = ".".join(part for part in where if part != ELEMENTS)
+        number = 2
         while own in found or (len(where) > 1 and own in columns):
-            own, number = f"{'.'.join(where)}_{number}", number + 1
+            own, number = f"{name}_{number}", number + 1
         found[own] = where
     return found
+
+
+def is_pair(kind: pa.DataType) -> bool:
+    """Whether a struct may be an id with its weight."""
+    if not pa.types.is_struct(kind) or kind.num_fields != 2:
+        return False
+    weight = kind.field(1).type
+    return bool(
+        pa.types.is_integer(weight) or pa.types.is_floating(weight) or pa.types.is_decimal(weight)
+    )
+
+
+def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
+    """The field of a column of structs; null where one that it lies in is."""
+    if isinstance(root, pa.ChunkedArray) and ELEMENTS in where:
+        chunks = root.chunks or [pa.array([], root.type)]
+        return pa.chunked_array([field_at(chunk, where) for chunk in chunks])
+    for number, part in enumerate(where[1:], 1):
+        if part == ELEMENTS:
+            lengths = pc.fill_null(pc.list_value_length(root), 0).cast(pa.int32())
+            offsets = pa.array([0], pa.int32())
+            if len(root):
+                offsets = pa.concat_arrays([offsets, pc.cumulative_sum(lengths)])
+            inner = field_at(root.flatten(), where[number:])
+            return pa.ListArray.from_arrays(offsets, inner, mask=root.is_null())
+        root = pc.struct_field(root, part)
+    return root
+
+
+def type_at(root: pa.DataType, where: Sequence[str]) -> pa.DataType:
+    """The type of `field_at`."""
+    for number, part in enumerate(where[1:], 1):
+        if part == ELEMENTS:
+            return pa.list_(type_at(root.value_type, where[number:]))
+        root = root.field(part).type
+    return root
 
 
 def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
@@ -437,13 +523,23 @@ def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
     named = [field.strip() for field in first]
     words = [bool(WORD.fullmatch(field)) for field in named]
     if not all(words[1:]) or (named[0] and not words[0]):  # an index of pandas has no name
-        return False
+        return _names_numbers(named, rest)
     if len(set(named)) < len(named) and not _any_number(rest):
         return False
     if not rest or _any_number(rest):
         return True
     columns = list(zip(*(row for row in rest if len(row) == len(first)), strict=False))
     return not any(name in column for name, column in zip(named, columns, strict=False))
+
+
+def _names_numbers(named: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether odd words, as "CTR (%)" and "#clicks", name columns: each is there once, and below
+    one are numbers alone."""
+    odd = all(ODD_WORD.fullmatch(field) for field in named[bool(named and not named[0]) :])
+    if not odd or len(set(named)) < len(named):
+        return False
+    columns = zip(*(row for row in rest if len(row) == len(named)), strict=False)
+    return any(all(map(_is_number, column)) for column in columns)
 
 
 def _any_number(rows: Iterable[Sequence[str]]) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from recd_plugins.data.conform.keys import date_digits
+from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
 
 __all__ = ["Proposal", "propose"]
@@ -150,7 +150,8 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
     """Each column's part."""
     columns = list(survey.columns)
     time = _time(columns)
-    session = next((one for one in columns if _is(one, SESSION_WORDS) and _names(one)), None)
+    sessions = (one for one in columns if _is(one, SESSION_WORDS) and _names(one) and not one.dates)
+    session = next((one for one in sessions if one is not time), None)
     weight = next((one for one in columns if _is(one, WEIGHT_WORDS) and _number(one)), None)
     taken = [one for one in (time, session, weight) if one is not None]
     labels = _labels([one for one in columns if one not in taken])
@@ -164,6 +165,7 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
                 entries[-1].doubts.append("another value in almost each row: no session repeats")
         elif column is weight:
             entries.append(ColumnEntry(column=column, part="weight"))
+            entries[-1].doubts.append("taken by its name for what a sample counts in the loss")
         elif labels and column is labels[0]:
             entries.append(_label_entry(column))
         elif column in labels:
@@ -235,9 +237,11 @@ def _number(column: ColumnSurvey) -> bool:
 
 
 def _unit(column: ColumnSurvey) -> str | None:
-    """The unit that a number counts, if it is a time."""
+    """The unit that a number counts, or that a text has, if it is a time."""
     if column.seems == "times":
         return "ms"
+    if column.dates:
+        return column.dates[0]
     if not _number(column) or column.low is None or column.two_valued:
         return None
     return next((unit for low, high, unit in UNITS if low <= column.high < high), None)
@@ -245,7 +249,7 @@ def _unit(column: ColumnSurvey) -> str | None:
 
 def _time(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     """The column of the time: by type, by name and range, or by name alone."""
-    typed = [one for one in columns if one.seems == "times" and not one.is_list]
+    typed = [one for one in columns if (one.seems == "times" and not one.is_list) or one.dates]
     named = [one for one in columns if _is(one, TIME_WORDS) and _number(one) and one.distinct > 2]
     ranged = [one for one in named if _unit(one)]
     since = [one for one in columns if _is_since(one)]
@@ -274,6 +278,11 @@ def _time_entry(column: ColumnSurvey) -> ColumnEntry:
             entry.value = digits
             entry.doubts.append("dates written as digits, in UTC?")
             return entry
+    if len(column.dates) > 1:
+        entry.doubts.append(
+            f"dates as {column.dates[0]} or as {column.dates[1]}? No day is above 12: the first is "
+            "taken"
+        )
     if entry.value is None:
         entry.value = "s"
         entry.doubts.append(
@@ -336,7 +345,7 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return _out(column, "no value in the sample")
     if column.seems == "unknown":
         return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
-    if column.seems == "times" or _is_since(column):
+    if column.seems == "times" or column.dates or _is_since(column):
         return _out(column, "is a time beside the one above; make hours or days of it to use it")
     if column.distinct == 1 and not column.is_list:
         return _out(column, f"the same value in every row of the sample ({column.examples[0]})")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,17 +19,19 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.formats import ForeignFile
-from recd_plugins.errors import DataError
+from recd_plugins.data.importing.formats import ELEMENTS, ForeignFile, field_at
+from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
 __all__ = [
+    "TIME_FORMS",
     "Block",
     "ColumnTypes",
     "Misfit",
     "Position",
     "blocks",
-    "field_at",
+    "is_within",
+    "key_problem",
     "mapped",
     "num_bytes",
     "split_texts",
@@ -51,6 +53,9 @@ NULLS = ("", "NULL", "null", "\\N")
 
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
 """An id with a weight in text."""
+
+TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
+"""The forms that times of text may have, beside those of ISO 8601."""
 
 MEND = "Mend this value, or take the line out."
 
@@ -83,6 +88,8 @@ class ColumnTypes:
     """The columns that are lists, with what parts their elements."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of lines of JSON that are fields of objects: where each lies, the root first."""
+    mixed: frozenset[str] = frozenset()
+    """The keys of lines of JSON that have values of several types: they are not read."""
 
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
         """The same, but for a column that is of another type after all."""
@@ -95,6 +102,23 @@ class Misfit(DataError):
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
         self.column = column
+
+
+def is_within(name: str, keys: Collection[str]) -> bool:
+    """Whether a column is one of these keys, or a field of one."""
+    return any(f"{name}.".startswith(f"{one}.") for one in keys)
+
+
+def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
+    """The fault of a column that no line of JSON has, though any may lack it; and the cure."""
+    if name in read_as.types:
+        return None
+    if is_within(name, read_as.mixed):
+        what = "has values of several types, as numbers and texts"
+        return what, "Write it in one, or take it out of the schema."
+    known = nearest(name, read_as.types)
+    what = "is in no line, but the schema names it"
+    return what, f"{known} Mend its name in the schema, or take it out."
 
 
 def wider(
@@ -162,7 +186,7 @@ def own_columns(file: ForeignFile, columns: Sequence[str]) -> list[str]:
 
 def num_bytes(files: Sequence[ForeignFile]) -> int:
     """The size of the files as they lie there."""
-    return sum(file.path.stat().st_size for file in files)
+    return sum(file.size for file in files)
 
 
 def blocks(
@@ -181,7 +205,7 @@ def blocks(
         _check_there(file, columns, absent)
         read = _parquet_blocks if file.format == "parquet" else _line_blocks
         yield from read(file, position, before, columns)
-        before += file.path.stat().st_size
+        before += file.size
 
 
 def mapped(
@@ -215,8 +239,6 @@ def mapped(
 
 
 def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[str]) -> None:
-    from recd_plugins.errors import nearest
-
     for name in columns:
         # A key of JSON may come later.
         if name not in (*file.columns, *absent) and file.format != "jsonl":
@@ -230,7 +252,6 @@ def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[s
 def _parquet_blocks(
     file: ForeignFile, start: Position, before: int, columns: Sequence[str]
 ) -> Iterator[Block]:
-    size = file.path.stat().st_size
     columns = own_columns(file, columns)
     wheres = [file.nested.get(name, (name,)) for name in columns]
     indices = [file.roots.index(where[0]) for where in wheres]
@@ -261,7 +282,7 @@ def _parquet_blocks(
                         after=None
                         if left
                         else Position(file=start.file, at=group + 1, row=row + batch.num_rows),
-                        done=before + size * (group + (not left)) // groups,
+                        done=before + file.size * (group + (not left)) // groups,
                     )
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
@@ -269,13 +290,6 @@ def _parquet_blocks(
                     f"{file.path}, row group {group}: cannot be read ({error}). It was cut short "
                     "or damaged: write it again, or take it out."
                 ) from error
-
-
-def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
-    """The field of a column of structs; null where one that it lies in is."""
-    for part in where[1:]:
-        root = pc.struct_field(root, part)
-    return root
 
 
 def _all_named(names: Sequence[str], name: str) -> list[int]:
@@ -385,7 +399,7 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
                 include_columns=list(columns),
                 null_values=[*NULLS, *more],
                 strings_can_be_null=not more,
-                timestamp_parsers=[pa.csv.ISO8601, "%Y/%m/%d %H:%M:%S", "%Y/%m/%d"],
+                timestamp_parsers=[pa.csv.ISO8601, *TIME_FORMS],
             ),
         )
     except pa.ArrowInvalid as error:
@@ -469,7 +483,9 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     # Arrow reads as times what has neither fractions of seconds nor a zone.
     times = {name: kind for name, kind in types.items() if pa.types.is_timestamp(kind)}
     kinds = {
-        where: pa.string() if name in read_as.parted or name in times else types[name]
+        where: pa.string()
+        if name in read_as.parted or name in times
+        else _element(types[name], where.count(ELEMENTS))
         for name, where in wheres.items()
     }
     try:
@@ -489,7 +505,10 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         if path is None:
             raise DataError(reason) from None
         parts = tuple(part for part in path[1].split("/") if part != "[]")
-        named = next((name for name, one in wheres.items() if one == parts), parts[0])
+        bare = {
+            name: tuple(part for part in one if part != ELEMENTS) for name, one in wheres.items()
+        }
+        named = next((name for name, one in bare.items() if one == parts), parts[0])
         raise Misfit(reason, named) from None
     made = {name: field_at(found[where[0]], where) for name, where in wheres.items()}
     for name, kind in times.items():
@@ -500,10 +519,24 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     return _with_lists(pa.table(made), block, columns, read_as)
 
 
+def _element(kind: pa.DataType, depth: int) -> pa.DataType:
+    """The type of the elements of lists within lists, so many deep."""
+    return _element(kind.value_type, depth - 1) if depth and pa.types.is_list(kind) else kind
+
+
 def _fields(kinds: Mapping[tuple[str, ...], pa.DataType]) -> list[pa.Field]:
     """The fields of objects, by where they lie."""
     made: dict[str, pa.DataType] = {}
     for root in dict.fromkeys(where[0] for where in kinds):
         below = {where[1:]: kind for where, kind in kinds.items() if where[0] == root}
-        made[root] = below[()] if () in below else pa.struct(_fields(below))
+        made[root] = _whole(below)
     return [pa.field(name, kind) for name, kind in made.items()]
+
+
+def _whole(below: Mapping[tuple[str, ...], pa.DataType]) -> pa.DataType:
+    """The type of what has these fields below it."""
+    if () in below:
+        return below[()]
+    if all(where[0] == ELEMENTS for where in below):
+        return pa.list_(_whole({where[1:]: kind for where, kind in below.items()}))
+    return pa.struct(_fields(below))

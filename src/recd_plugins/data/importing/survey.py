@@ -4,8 +4,11 @@ them."""
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +17,25 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import are_texts
-from recd_plugins.data.importing.formats import ForeignFile, fields_of
-from recd_plugins.data.importing.reading import Block, ColumnTypes, field_at, split_texts
+from recd_plugins.data.foreign import TextDates
+from recd_plugins.data.importing.formats import (
+    ELEMENTS,
+    ForeignFile,
+    field_at,
+    fields_of,
+    is_pair,
+)
+from recd_plugins.data.importing.reading import (
+    TIME_FORMS,
+    Block,
+    ColumnTypes,
+    blocks,
+    is_within,
+    num_bytes,
+    split_texts,
+)
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
@@ -30,6 +49,8 @@ SPOTS = 16
 SPOT_BYTES = 256 << 10
 PACKED_BYTES = 4 << 20
 """Unpacked bytes that are sampled of a compressed file, at its beginning: others are dear."""
+LATE_LINES = 64
+"""Lines that are sampled for a key which the sample lacks."""
 GROUP_ROWS = 8_192
 """Rows that are sampled of a row group."""
 
@@ -40,6 +61,8 @@ SEPARATORS = ("|", ";", ",", " ")
 SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
 """An id with a weight in text, as 3:0.5."""
 EXAMPLES = 3
+CHANGED = re.compile(r"Column\(([^)]*)\) changed from")
+"""What Arrow says of a key of JSON with values of several types."""
 
 Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
 
@@ -81,11 +104,23 @@ class ColumnSurvey:
     """The different values of the sample."""
     ascending: bool = False
     """Whether its values never fall, in the order of the rows."""
+    dates: tuple[TextDates, ...] = ()
+    """The forms of a date that all of its texts have."""
 
     @property
     def unique(self) -> bool:
         """Whether next to every value is another one."""
         return self.values >= 100 and self.distinct >= 0.98 * self.values
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What lines of JSON say of their keys."""
+
+    nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The fields of objects, and where they lie."""
+    mixed: set[str] = field(default_factory=set)
+    """The keys that have values of several types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +139,19 @@ class Survey:
     """The questions that the sample does not settle."""
 
 
-def survey(files: Sequence[ForeignFile]) -> Survey:
-    """Look at a bounded sample of the files: first rows, and rows from places all over them."""
+def survey(files: Sequence[ForeignFile], wanted: Collection[str] = ()) -> Survey:
+    """Look at a bounded sample of the files: first rows, and rows from places all over them.
+
+    Where that shows no value of a `wanted` key of lines of JSON, all lines are searched for some.
+    """
     chosen = [files[i] for i in _spread(len(files), FILES)]
     parts: list[pa.Table] = []
     rows = sampled = 0.0
     exact = True
     doubts = []
-    nested: dict[str, tuple[str, ...]] = {}
+    keys = _Keys()
     for file in chosen:
-        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file, nested)
+        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file, keys)
         for name, value in file.partitions.items():
             if name in found.column_names:  # a key of JSON that comes late
                 found = found.drop_columns([name])
@@ -128,11 +166,16 @@ def survey(files: Sequence[ForeignFile]) -> Survey:
                 "looked at."
             )
     if len(chosen) < len(files):
-        sizes = [file.path.stat().st_size for file in files]
-        rows *= sum(sizes) / sum(file.path.stat().st_size for file in chosen)
+        rows *= num_bytes(files) / num_bytes(chosen)
         exact = False
-    types = _common_types(chosen, parts, nested, doubts)
-    inferred = _typed(types, files[0], nested)
+    if files[0].format == "jsonl":
+        lacked = {one for one in wanted if not is_within(one, keys.mixed)} - _with_values(parts)
+        for file, found in _late(files, lacked, keys):
+            chosen.append(file)
+            parts.append(found)
+    doubts += [f"{name!r} has several types, so it is left out" for name in sorted(keys.mixed)]
+    types = _common_types(chosen, parts, keys, doubts, wanted)
+    inferred = _typed(types, files[0], keys)
     total_rows = max(round(rows), int(sampled))
     columns = tuple(_column(name, column, total_rows) for name, column in inferred.columns.items())
     for name in inferred.columns:
@@ -165,9 +208,64 @@ def _spread(count: int, most: int) -> list[int]:
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
-def _parquet_sample(
-    file: ForeignFile, nested: dict[str, tuple[str, ...]]
-) -> tuple[pa.Table, float]:
+def _with_values(parts: Sequence[pa.Table]) -> set[str]:
+    """The columns of which some part has a value."""
+    return {one.name for part in parts for one in part.schema if _is_known(one.type)}
+
+
+def _is_known(kind: pa.DataType) -> bool:
+    """Whether some value shows the type."""
+    return not pa.types.is_null(kind.value_type if _is_list(kind) else kind)
+
+
+def _late(
+    files: Sequence[ForeignFile], names: Collection[str], keys: _Keys
+) -> Iterator[tuple[ForeignFile, pa.Table]]:
+    """Lines of JSON that have values of these columns, from wherever the first lie."""
+    waiting = {name: _key(name) for name in names}
+    met: set[str] = set()
+    for block in blocks(files, ()) if names else ():
+        content = block.content.to_pybytes()
+        lines = dict[bytes, None]()
+        for name, key in waiting.items():
+            for one in islice(key.finditer(content), LATE_LINES):
+                lines[_line(content, one)] = None
+                met.add(name)
+        if not lines:
+            continue
+        rows = _json_sample(replace(block, content=pa.py_buffer(b"\n".join(lines))), keys)
+        found = _with_values([rows]) & {*waiting}
+        if found:
+            yield block.file, rows.select([one for one in rows.column_names if one in found])
+        for name in found:
+            del waiting[name]
+        if not waiting:
+            return
+    whole = {where[0] for where in keys.nested.values()}  # an object, not a field of it
+    unclear = [name for name in waiting if name in met - whole]
+    if unclear:
+        yield files[0], pa.table({name: pa.nulls(1) for name in unclear})
+
+
+def _key(name: str) -> re.Pattern[bytes]:
+    """A key with a value: the name; or, of `user.city`, one on a line with the object's before."""
+
+    def spelled(key: str) -> bytes:
+        each = {json.dumps(key, ensure_ascii=ascii_).encode() for ascii_ in (True, False)}
+        return b"(?:" + b"|".join(map(re.escape, sorted(each))) + b")"
+
+    keys = spelled(name)
+    if "." in name:
+        keys = b"(?:" + keys + b"|" + rb"[^\n]*?".join(map(spelled, name.split("."))) + b")"
+    return re.compile(keys + rb"\s*:(?!\s*(?:null|\[\s*\]))")
+
+
+def _line(content: bytes, found: re.Match[bytes]) -> bytes:
+    end = content.find(b"\n", found.end())
+    return content[content.rfind(b"\n", 0, found.start()) + 1 : end if end >= 0 else None]
+
+
+def _parquet_sample(file: ForeignFile, keys: _Keys) -> tuple[pa.Table, float]:
     with input_file(file.path) as source, pq.ParquetFile(source) as opened:
         parts = []
         for group in _spread(opened.num_row_groups, SPOTS):
@@ -198,8 +296,8 @@ def _undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _line_sample(file: ForeignFile, nested: dict[str, tuple[str, ...]]) -> tuple[pa.Table, float]:
-    size = file.path.stat().st_size
+def _line_sample(file: ForeignFile, keys: _Keys) -> tuple[pa.Table, float]:
+    size = file.size
     parts: list[pa.Table] = []
     seen = 0
     packed_share = 1.0
@@ -219,21 +317,18 @@ def _line_sample(file: ForeignFile, nested: dict[str, tuple[str, ...]]) -> tuple
             file=file, content=pa.py_buffer(spot), first=1 + file.header, after=None, done=0
         )
         try:
-            rows = _sampled_rows(block)
+            rows = (
+                _json_sample(block, keys)
+                if file.format == "jsonl"
+                else block.rows(file.names, ColumnTypes())
+            )
         except DataError:
             if not number:
                 raise
             continue  # a spot that begins within quotes
-        if file.format == "jsonl":
-            fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
-            nested.update({name: where for name, where in fields.items() if len(where) > 1})
-            rows = _of_fields(rows, fields)
-            for at, field_ in enumerate(rows.schema):
-                if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
-                    rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
         parts.append(rows)
         seen += len(spot)
-    found = pa.concat_tables(parts, promote_options="permissive")
+    found = _stacked(parts, keys)
     whole = (size - file.start) if not file.compression else seen / packed_share
     total = found.num_rows * whole / max(seen, 1)
     return found, float(found.num_rows) if seen >= whole else total
@@ -257,31 +352,91 @@ def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
             yield data[line:end]
 
 
-def _sampled_rows(block: Block) -> pa.Table:
-    if block.file.format == "text":
-        return block.rows(block.file.names, ColumnTypes())
+def _stacked(parts: Sequence[pa.Table], keys: _Keys) -> pa.Table:
+    """The parts as one table; a column whose types have nothing in common is left out."""
+
+    def as_one(names: Collection[str]) -> pa.Table:
+        each = [part.select([one for one in part.column_names if one in names]) for part in parts]
+        return pa.concat_tables(each, promote_options="permissive")
+
+    names = dict.fromkeys(name for part in parts for name in part.column_names)
     try:
-        return pa.json.read_json(
-            pa.BufferReader(block.content),
-            pa.json.ReadOptions(block_size=block.content.size + 1, use_threads=False),
-        )
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{block.where}: cannot be read as lines of JSON: {error}. One key has one type in all "
-            "rows."
-        ) from None
+        return as_one(names)
+    except pa.ArrowException:
+        for name in names:
+            try:
+                as_one([name])
+            except pa.ArrowException:
+                keys.mixed.add(name)
+        return as_one([name for name in names if name not in keys.mixed])
+
+
+def _json_sample(block: Block, keys: _Keys) -> pa.Table:
+    """Lines of JSON, the fields of their objects as columns; a key of several types is left out."""
+    content, before = block.content, list[str]()
+    while True:
+        try:
+            rows = pa.json.read_json(
+                pa.BufferReader(content),
+                pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
+            )
+            break
+        except pa.ArrowInvalid as error:
+            changed = CHANGED.search(str(error))
+            if changed is None or changed[1] in before:
+                raise DataError(
+                    f"{block.where}: cannot be read as lines of JSON: {error}. Mend the line, or "
+                    "take it out."
+                ) from None
+            before.append(changed[1])
+            path = [part for part in changed[1].split("/") if part and part != ELEMENTS]
+            keys.mixed.add(".".join(path))
+            content = _without_key(block, content, path)
+    fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
+    keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
+    rows = _of_fields(rows, fields)
+    for at, field_ in enumerate(rows.schema):
+        if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
+            rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
+    return rows
+
+
+def _without_key(block: Block, content: pa.Buffer, path: Sequence[str]) -> pa.Buffer:
+    """Lines of JSON without the key that lies there, in lists too."""
+
+    def taken_out(value: Any, path: Sequence[str]) -> None:
+        if isinstance(value, list):
+            for one in value:
+                taken_out(one, path)
+        elif isinstance(value, dict) and len(path) == 1:
+            value.pop(path[0], None)
+        elif isinstance(value, dict):
+            taken_out(value.get(path[0]), path[1:])
+
+    try:
+        lines = content.to_pybytes().split(b"\n")
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{block.where}: a line is no JSON ({error}). Mend it.") from None
+    for row in rows:
+        taken_out(row, path)
+    return pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
 
 
 def _common_types(
     files: Sequence[ForeignFile],
     parts: Sequence[pa.Table],
-    nested: Mapping[str, tuple[str, ...]],
+    keys: _Keys,
     doubts: list[str],
+    wanted: Collection[str],
 ) -> pa.Table:
     """The samples of all files as one table: nulls where one lacks a column."""
+    nested = keys.nested
     inner = {where[:count] for where in nested.values() for count in range(1, len(where))}
     columns: dict[str, pa.ChunkedArray] = {}
     for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        if is_within(name, keys.mixed):
+            continue
         each = [
             pa.table({name: part[name] if name in part.column_names else pa.nulls(part.num_rows)})
             for part in parts
@@ -289,13 +444,15 @@ def _common_types(
         try:
             column = pa.concat_tables(each, promote_options="permissive")[name]
         except pa.ArrowException:
+            if wanted and name not in wanted:
+                continue  # files may differ in what the schema does not name
             column = _as_texts(name, files, each)
             doubts.append(
                 f"{name!r} has several types: an id that is hashed or of a vocabulary may, all "
                 "else may not"
             )
-        if not (pa.types.is_null(column.type) and nested.get(name, (name,)) in inner):
-            columns[name] = column  # not an object that is null somewhere
+        if _is_known(column.type) or nested.get(name, (name,)) not in inner:
+            columns[name] = column  # not an object, or a list of them, that is nothing somewhere
     return pa.table(columns)
 
 
@@ -311,8 +468,8 @@ def _as_texts(name: str, files: Sequence[ForeignFile], each: Sequence[pa.Table])
         pass
     differ = " and ".join(f"{kind} in {file.path}" for kind, file in kinds.items())
     raise DataError(
-        f"files disagree on the type of column {name!r}: {differ}. Write them alike, or import "
-        "them apart."
+        f"files disagree on the type of column {name!r}: {differ}. Write them alike, import them "
+        "apart, or give a schema that does not name it."
     )
 
 
@@ -322,7 +479,7 @@ class _Typed:
     read_as: ColumnTypes
 
 
-def _typed(sample: pa.Table, file: ForeignFile, nested: Mapping[str, tuple[str, ...]]) -> _Typed:
+def _typed(sample: pa.Table, file: ForeignFile, keys: _Keys) -> _Typed:
     """The sample's columns in the types that they are read as."""
     columns: dict[str, pa.ChunkedArray] = {}
     types: dict[str, pa.DataType] = {}
@@ -348,7 +505,13 @@ def _typed(sample: pa.Table, file: ForeignFile, nested: Mapping[str, tuple[str, 
                 column = _times(column) or column
         columns[name] = column
         types[name] = column.type
-    read_as = ColumnTypes(types=types, nulls=nulls, parted=parted, nested=nested)
+    read_as = ColumnTypes(
+        types=types,
+        nulls=nulls,
+        parted=parted,
+        nested=keys.nested,
+        mixed=frozenset(keys.mixed),
+    )
     return _Typed(columns, read_as)
 
 
@@ -387,11 +550,12 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     found = _times(texts)
     if found is not None:
         return found
-    for form in ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d"):
-        try:
-            return pc.strptime(texts, form, "us")
-        except pa.ArrowInvalid:
-            continue
+    if pc.all(pc.match_substring_regex(trimmed, r"^\d{4}/")).as_py():
+        for form in TIME_FORMS:
+            try:
+                return pc.strptime(texts, form, "us")
+            except pa.ArrowInvalid:
+                continue
     return None
 
 
@@ -549,6 +713,7 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
         mean=mean,
         seen=different,
         ascending=ascending,
+        dates=text_dates(different) if seems == "texts" and not is_list else (),
     )
 
 
@@ -570,7 +735,7 @@ def _seems(kind: pa.DataType) -> Seems:
         return "booleans"
     if types.is_timestamp(kind) or types.is_date(kind):
         return "times"
-    if types.is_struct(kind) and kind.num_fields == 2 and _is_number(kind[1].type):
+    if is_pair(kind):
         return "scored ids"
     return "unknown"
 

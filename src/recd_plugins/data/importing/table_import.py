@@ -44,6 +44,7 @@ from recd_plugins.data.importing.reading import (
     ColumnTypes,
     Misfit,
     Position,
+    key_problem,
     mapped,
     wider,
 )
@@ -61,6 +62,7 @@ R = TypeVar("R")
 SEGMENT_ROWS = 1 << 21
 """Rows after which what is done is kept for good."""
 JOURNAL = "done.json"
+JOB = "import.json"
 VOCABULARIES = "vocabularies"
 COPIED = 16 << 20
 """Bytes that are copied to a store at a time."""
@@ -123,20 +125,33 @@ class TableImport:
         self._catalogue: Catalogue | None = None
 
     def run(self) -> Imported:
-        """Make the table; a value that its column's type does not hold has it read as text."""
+        """Make the table; a column that holds other values than it was taken for is read as a wider
+        type, from the first row on."""
         self._check()
+        key = self._fingerprint()
+        widened = self._begin(key)
+        for column in widened:
+            self._widen(column)
         while True:
             try:
-                return self._run()
+                imported = self._run()
+                break
             except Misfit as error:
-                kind = wider(self._read_as, error.column, self._schema, self._files[0])
-                if kind is None:
+                what = self._widen(error.column)
+                if what is None:
                     raise
-                self._read_as = self._read_as.having(error.column, kind)
-                what = "numbers with fractions" if pa.types.is_floating(kind) else "text"
-                self._notes.append(
-                    f"{error.column}: read as {what}, for {error}".removesuffix(f". {MEND}")
-                )
+                note = f"{error.column}: read as {what}, for {error}".removesuffix(f". {MEND}")
+                widened[error.column] = note
+                self._begin_anew(key, widened)
+        return dataclasses.replace(imported, notes=(*widened.values(), *imported.notes))
+
+    def _widen(self, column: str) -> str | None:
+        """Read a column as a wider type from now on, and say as what; none where there is none."""
+        kind = wider(self._read_as, column, self._schema, self._files[0])
+        if kind is None:
+            return None
+        self._read_as = self._read_as.having(column, kind)
+        return "numbers with fractions" if pa.types.is_floating(kind) else "text"
 
     def _check(self) -> None:
         if isinstance(self._to, Uri):
@@ -152,8 +167,12 @@ class TableImport:
             )
         if self._negatives is not None:
             item_columns(self._made, self._negatives)
+        for name in self._columns if self._files[0].format == "jsonl" else ():
+            if problem := key_problem(name, self._read_as):
+                raise Spot(_together(self._files), name).error(*problem)
         for name in self._absent:
-            if any(name in file.columns for file in self._files):
+            known = name in self._read_as.types
+            if known or any(name in file.columns for file in self._files):
                 continue  # files of text may differ in one that the schema does not name
             if name not in self._schema.columns:
                 raise DataError(
@@ -190,8 +209,7 @@ class TableImport:
         return ("train",) if self._split is None else SPLITS
 
     def _run(self) -> Imported:
-        self._schema = self._asked
-        self._begin(self._fingerprint())
+        self._schema, self._notes = self._asked, []
         if self._split is not None and self._split.column is None:
             self._cut = self._time_cut()
         self._schema = self._with_vocabularies()
@@ -250,10 +268,7 @@ class TableImport:
     # What is there of an import that was killed
 
     def _fingerprint(self) -> str:
-        files = [
-            (str(_named(file.path)), file.path.stat().st_size, file.path.stat().st_mtime_ns)
-            for file in self._files
-        ]
+        files = [(str(_named(file.path)), file.size, file.mtime_ns) for file in self._files]
         options = [
             dataclasses.asdict(one) if one else None for one in (self._split, self._negatives)
         ]
@@ -264,13 +279,21 @@ class TableImport:
         made += [self._absent] if self._absent else []
         return sha256(json.dumps(made).encode()).hexdigest()
 
-    def _begin(self, key: str) -> None:
-        """The working folder of this very import: what another one left is removed."""
-        file = self._part / "import.json"
-        if not (file.exists() and json.loads(file.read_text())["key"] == key):
-            shutil.rmtree(self._part, ignore_errors=True)
-            self._part.mkdir(parents=True)
-            _write_json(file, {"key": key})
+    def _begin(self, key: str) -> dict[str, str]:
+        """The working folder of this very import, and the columns that it had to widen, each with
+        the note of it; what another import left is removed."""
+        file = self._part / JOB
+        if file.exists():
+            job = json.loads(file.read_text())
+            if job["key"] == key:
+                return dict(job.get("widened", {}))
+        self._begin_anew(key, {})
+        return {}
+
+    def _begin_anew(self, key: str, widened: Mapping[str, str]) -> None:
+        shutil.rmtree(self._part, ignore_errors=True)
+        self._part.mkdir(parents=True)
+        _write_json(self._part / JOB, {"key": key, "widened": widened})
 
     def _done_segments(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -342,7 +365,7 @@ class TableImport:
             for table, one in counts.items():
                 most = max(each.num_ids for each in bare if each.table_name == table)
                 sizes[table] = one.save(
-                    folder / f"{table}.parquet",
+                    folder / _file_of(table),
                     most=most,
                     least_count=self._least_count,
                     others=self._others,
@@ -361,7 +384,7 @@ class TableImport:
             sparse=tuple(
                 dataclasses.replace(
                     one,
-                    vocabulary=folder / f"{one.table_name}.parquet",
+                    vocabulary=folder / _file_of(one.table_name),
                     num_ids=saved["sizes"][one.table_name],
                 )
                 if one in bare
@@ -615,6 +638,16 @@ class _Segment:
     def abort(self) -> None:
         for writer in self._writers.values():
             writer.abort()
+
+
+def _file_of(table: str) -> str:
+    """The file of a table's vocabulary: a name may have a slash."""
+    return f"{table.replace('%', '%25').replace('/', '%2F')}.parquet"
+
+
+def _together(files: Sequence[ForeignFile]) -> str:
+    more = len(files) - 1
+    return f"{files[0].path}" + (f" and {more} more" if more else "")
 
 
 def _named(location: Location) -> Location:

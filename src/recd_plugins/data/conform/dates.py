@@ -1,0 +1,175 @@
+"""Dates in digits and in texts to ms since 1970."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.spot import Spot, shown
+from recd_plugins.data.conform.values import integers, plain
+from recd_plugins.data.foreign import DateDigits, TextDates
+from recd_plugins.errors import DataError
+
+__all__ = [
+    "DATE_DIGITS",
+    "DAY_MS",
+    "TEXT_DATES",
+    "date_digits",
+    "digits_to_ms",
+    "text_dates",
+    "texts_to_ms",
+]
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+DATE_DIGITS: tuple[DateDigits, ...] = get_args(DateDigits)
+TEXT_DATES: tuple[TextDates, ...] = get_args(TextDates)
+DAY_MS = 86_400_000
+CURE = "Say another unit, or mend it where the table is made."
+
+ZONED = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+"""A time of ISO 8601 that has a zone."""
+DATED = (
+    r"^(?P<first>\d{1,2})[./-](?P<second>\d{1,2})[./-](?P<year>\d{4})"
+    r"(?:[\sT,]+(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<seconds>\d\d)(?:\.(?P<fraction>\d+))?)?"
+    r"(?:\s*(?P<half>[AaPp])\.?[Mm]\.?)?)?$"
+)
+"""A date with the year behind, and perhaps a time of day."""
+
+
+def digits_to_ms(numbers: npt.NDArray[Any], unit: str, spot: Spot) -> pa.Array:
+    """ms since 1970 of dates written as digits."""
+    year_digits = unit.count("y")
+    rest, fields = numbers.astype(np.int64), list[I64]()
+    for _ in range((len(unit) - year_digits) // 2):
+        rest, field = np.divmod(rest, 100)
+        fields.insert(0, field)
+    fields += [np.zeros_like(rest)] * (5 - len(fields))
+    bad = (rest < 0) | (rest >= 10**year_digits)
+    ms, bad = _since_1970(rest + 2000 * (year_digits == 2), *fields, bad=bad)
+    if bad.any():
+        raise spot.error_at(bad, _no_date(numbers[bad][0], unit), CURE)
+    return pa.array(ms)
+
+
+def texts_to_ms(texts: pa.Array, unit: str, spot: Spot) -> pa.Array:
+    """ms since 1970, rounded down, of dates written as texts, with a time or without."""
+    try:
+        texts = pc.utf8_trim_whitespace(texts.cast(pa.large_string()))
+    except pa.ArrowInvalid as error:  # bytes
+        raise spot.error(f"holds bytes that are no UTF-8 ({error})", CURE) from error
+    ms, bad = _of_iso(texts) if unit == "yyyy-mm-dd" else _of_parts(texts, unit)
+    if bad.any():
+        raise spot.error_at(bad, _no_date(shown(texts[int(bad.argmax())].as_py()), unit), CURE)
+    return pa.array(ms)
+
+
+def date_digits(numbers: pa.Array) -> DateDigits | None:
+    """The digits of dates that whole numbers are, if all are dates of 1990 to 2099."""
+    for unit in sorted(DATE_DIGITS, key=lambda one: (-one.count("y"), one)):
+        try:
+            times = digits_to_ms(integers(plain(numbers), NOWHERE), unit, NOWHERE)
+        except DataError:
+            continue
+        if _of_our_time(times):
+            return unit
+    return None
+
+
+def text_dates(texts: pa.Array) -> tuple[TextDates, ...]:
+    """The forms of a date that all texts have, if all are dates of 1990 to 2099."""
+    return tuple(
+        one for one in TEXT_DATES if _all_are(texts.slice(0, 100), one) and _all_are(texts, one)
+    )
+
+
+def _all_are(texts: pa.Array, unit: str) -> bool:
+    try:
+        return _of_our_time(texts_to_ms(texts, unit, NOWHERE))
+    except DataError:
+        return False
+
+
+NOWHERE = Spot("", "")
+
+
+def _of_our_time(times: pa.Array) -> bool:
+    years = pc.year(times.cast(pa.timestamp("ms")))
+    ours = pc.all(pc.and_(pc.greater_equal(years, 1990), pc.less(years, 2100)))
+    return len(times) > 0 and bool(ours.as_py())
+
+
+def _no_date(value: object, unit: str) -> str:
+    return f"holds {value}, which is no date of `timestamp_unit: {unit}`,"
+
+
+def _of_iso(texts: pa.Array) -> tuple[I64, Mask]:
+    """Of ISO 8601, some with a zone and some without; and which are none."""
+    ms, bad = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
+    zoned = pc.match_substring_regex(texts, ZONED).to_numpy(zero_copy_only=False)
+    for at, zone in ((np.flatnonzero(zoned), "UTC"), (np.flatnonzero(~zoned), None)):
+        part = texts.take(pa.array(at))
+        for unit, of_ms in (("us", 1_000), ("ns", 1_000_000)):
+            try:
+                times = part.cast(pa.timestamp(unit, zone))
+            except pa.ArrowInvalid:
+                continue
+            # numpy rounds down, as a time before 1970 needs it.
+            ms[at] = times.cast(pa.int64()).to_numpy() // of_ms
+            break
+        else:
+            bad[at] = [not _is_iso(one, zone) for one in part]
+    return ms, bad
+
+
+def _is_iso(text: pa.Scalar, zone: str | None) -> bool:
+    try:
+        text.cast(pa.timestamp("us", zone))
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
+    """Of two numbers and a year, in the unit's order; and which are none."""
+    found = pc.extract_regex(texts, DATED)
+    bad: Mask = found.is_null().to_numpy(zero_copy_only=False)
+    zero = pa.scalar("0", pa.large_string())
+
+    def part(name: str) -> pa.Array:
+        """What was found; 0 where nothing was."""
+        text = pc.fill_null(pc.struct_field(found, name), zero)
+        return pc.if_else(pc.equal(text, ""), zero, text)
+
+    def number(name: str) -> I64:
+        numbers: I64 = part(name).cast(pa.int64()).to_numpy()
+        return numbers
+
+    order = ("first", "second") if unit == "mm/dd/yyyy" else ("second", "first")
+    month, day = map(number, order)
+    half, hour = pc.utf8_lower(part("half")), number("hour")
+    halved = ~pc.equal(half, "0").to_numpy(zero_copy_only=False)
+    bad |= halved & ((hour < 1) | (hour > 12))
+    after_noon = pc.equal(half, "p").to_numpy(zero_copy_only=False)
+    hour = np.where(halved, hour % 12 + 12 * after_noon, hour)
+    ms, bad = _since_1970(
+        number("year"), month, day, hour, number("minute"), number("seconds"), bad=bad
+    )
+    fraction = pc.utf8_slice_codeunits(pc.utf8_rpad(part("fraction"), 3, "0"), 0, 3)
+    return ms + fraction.cast(pa.int64()).to_numpy(), bad
+
+
+def _since_1970(
+    year: I64, month: I64, day: I64, hour: I64, minute: I64, second: I64, *, bad: Mask
+) -> tuple[I64, Mask]:
+    """[N] ms since 1970; and which are `bad`, or no date, or no time of a day."""
+    bad = bad | (month < 1) | (month > 12)
+    months = np.where(bad, 0, 12 * (year - 1970) + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    bad |= (days.astype("datetime64[M]") != months) | (hour > 23) | (minute > 59) | (second > 59)
+    return days.astype(np.int64) * DAY_MS + 1_000 * (3600 * hour + 60 * minute + second), bad
