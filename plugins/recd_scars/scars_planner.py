@@ -11,6 +11,7 @@ import numpy as np
 from recd_plugins.api import (
     CapabilityError,
     Context,
+    Missed,
     Notice,
     RegistryError,
     Topology,
@@ -87,6 +88,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._config = config
         self._every: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
+        self._apart: frozenset[str] = frozenset()
+        """The tables of these that a rank looks up by itself beside the tiers, in hot steps too."""
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
@@ -101,11 +104,13 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         check_home(self._config.home, self.context.device)
         self._every = model_tables(model)
-        return super().plan(model, topology, group)
+        plan = super().plan(model, topology, group)
+        self._apart = self._looked_up_apart(plan)
+        return plan
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         check_home(self._config.home, topology.device or self.context.device)
-        self.served = None
+        self.served, self._every = None, model_tables(model)
         return super().propose(model, topology, world_size)
 
     def kernels(self) -> Mapping[str, TableConstraint]:
@@ -160,6 +165,19 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                     + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
                 )
             )
+        named = self.tier_plan.tables if self.tier_plan else {}
+        left = sorted(self.features_of.keys() - named.keys())
+        if self._config.hot_batches and left and any(len(one.replicated) for one in planned):
+            found.append(
+                Missed(
+                    what="cache: hot_batches",
+                    why=f"the plan leaves {', '.join(left)} to others, so that a sample which "
+                    "looks up any row there is in no hot batch",
+                    cure="stack.explain() says why it is left. Have it planned, which constraints "
+                    "allow by `sharding_types: [row_wise, table_wise]`; or set "
+                    "`cache.hot_batches: false`.",
+                )
+            )
         return found
 
     def unordered(self) -> Iterable[Notice]:
@@ -176,7 +194,28 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """The features of each table in collections that have tiers, tables left out among them."""
         planned = self.tier_plan.tables if self.tier_plan else {}
         modules = {self._every[name].module for name in planned}
-        return {t.name: t.features for t in self._every.values() if t.module in modules}
+        return {
+            name: table.features
+            for name, table in self._every.items()
+            if table.module in modules and name not in self._apart
+        }
+
+    def _looked_up_apart(self, plan: ShardingPlan) -> frozenset[str]:
+        """The data-parallel tables of a collection whose planned ones are all pooled and coalesced:
+        then they are in a module apart, which sends nothing, and no hot step skips it."""
+        planned = self.tier_plan.tables if self.tier_plan else {}
+        in_one = {
+            self._every[name].module
+            for name, one in planned.items()
+            if one.coalesce == "none" or not self._every[name].pooled
+        }
+        found = set()
+        for path in plan.plan.keys() - in_one:
+            tables: Any = plan.plan[path]
+            for name in tables.keys() & self._every.keys() - planned.keys():
+                if tables[name].sharding_type == "data_parallel":
+                    found.add(name)
+        return frozenset(found)
 
     def home(self, topology: Topology) -> Topology:
         return seen_from(self._config.home, topology)
@@ -201,7 +240,6 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
-        self._every = model_tables(model)
         self._on = Cluster.of(topology, world_size)
         self._memory = DeviceMemory.of(
             model,

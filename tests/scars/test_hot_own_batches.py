@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,9 +18,14 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
@@ -209,6 +215,28 @@ def uneven_ranks() -> str:
     return str(raised.value)
 
 
+def failing_rank() -> tuple[str, str]:
+    """On a rank: what is raised where rank 1 cannot read its second window."""
+    rank = dist.get_rank()
+
+    def read(rows: list[int]) -> KeyedJaggedTensor:
+        if rank == 1 and rows[0] >= 24:
+            raise KeyError("a row of its own")
+        return kjt_of(rows)
+
+    KINDS["failing"] = read
+    with pytest.raises((DataError, KeyError)) as raised:
+        list(stage_of("failing", rank=rank, world_size=2))
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_a_rank_that_cannot_read_ends_all(gloo_pool: GlooPool) -> None:
+    (kind, message), own = gloo_pool.run(failing_rank)
+    assert kind == "DataError"
+    assert "rank 1 could not read its batches, and says why" in message
+    assert own == ("KeyError", "'a row of its own'")
+
+
 def test_ranks_of_unequal_steps_are_refused_on_all(gloo_pool: GlooPool) -> None:
     for message in gloo_pool.run(uneven_ranks):
         assert "ranks have windows of 0 to 4 batches" in message
@@ -273,3 +301,47 @@ def test_a_pipeline_of_hot_batches_makes_no_all_to_all(gloo_pool: GlooPool) -> N
         assert "all_to_all" in some[1]
         assert every[0]
         assert "all_to_all" not in every[1]
+
+
+def marks_beside(constraints: dict[str, Any]) -> tuple[list[str | None], str | None, list[str]]:
+    """On a rank: what batches of hot rows are marked by beside a table of few rows, the plan's
+    version, and the notices of hot batches."""
+    registry = {
+        "plugins": ["recd_scars"],
+        "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 1.0, "window": 2},
+        "sharding": {"search": "greedy", "constraints": constraints},
+        "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+    }
+    tables = [
+        EmbeddingBagConfig(
+            name=name, embedding_dim=16, num_embeddings=rows, feature_names=["pages"]
+        )
+        for name, rows in {"pages": 500, "few": 4}.items()
+    ]
+    model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+    loader = [from_lists({"pages": [[row % 4] * 20 for row in range(64)]})] * 4
+    stack = rp.load(registry)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        stack.plan(model, batches=loader)
+    said = [str(one.message) for one in found if one.category is NoticeWarning]
+    planner = stack.planner()
+    assert isinstance(planner, Tiered)
+    marks = [mark_in(batch) for batch in stack.order(loader)]
+    version = planner.tier_plan.version if planner.tier_plan else None
+    return marks, version, [one for one in said if "hot_batches" in one]
+
+
+def test_a_data_parallel_table_beside_coalesced_bags_keeps_no_batch_from_being_hot(
+    gloo_pool: GlooPool,
+) -> None:
+    """TorchRec has it on every rank, in a module apart; a table that it shards is another matter,
+    of which rank 0 warns."""
+    for marks, version, said in gloo_pool.run(marks_beside, {}):
+        assert version is not None
+        assert marks == [version] * 4
+        assert not said
+    first, second = gloo_pool.run(marks_beside, {"few": {"sharding_types": ["table_wise"]}})
+    assert first[0] == second[0] == [None] * 4
+    assert [len(first[2]), len(second[2])] == [1, 0]
+    assert "the plan leaves few to others, so that a sample which looks up any" in first[2][0]

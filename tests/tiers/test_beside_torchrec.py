@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pytest
-from tiered import Bags, ByTiers, batch_of, tier_plan
+from tiered import ROWS, Bags, ByTiers, batch_of, confined, tier_plan
 from torch import nn
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -18,6 +19,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, BySharding, tables_of
 from recd_plugins.testing.gloo import GlooPool
@@ -25,6 +27,11 @@ from recd_plugins.testing.parity import check_parity
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 Kind = Literal["row_wise", "table_row_wise", "column_wise", "data_parallel"]
+
+
+def of_songs(drawn: ByTiers) -> TierPlan:
+    plan = tier_plan(drawn, n_nodes=2)
+    return dataclasses.replace(plan, tables={"songs": plan.tables["songs"]})
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,7 @@ class Beside:
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         sharders = BySharding("row_wise")(model, optimizer).sharders
         if self.drawn is not None:
-            plan = tier_plan(self.drawn, n_nodes=2)
-            plan = dataclasses.replace(plan, tables={"songs": plan.tables["songs"]})
-            sharders = tier_sharders(TierCluster(plan), sharders)
+            sharders = tier_sharders(TierCluster(of_songs(self.drawn)), sharders)
         return Arranged(model, self._plan(model, sharders), sharders)
 
     def _plan(self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
@@ -73,5 +78,26 @@ def test_a_table_of_torchrec_beside_a_tiered_one(gloo_pool: GlooPool, artists: K
         batches,
         arrange=Beside(artists, drawn=ByTiers(2, seed=3)),
         reference=Beside(artists),
+        tables=["sgd"],
+    )
+
+
+def test_hot_steps_leave_a_data_parallel_table_to_torchrec(gloo_pool: GlooPool) -> None:
+    """Where rows of the tiered one travel, the other is in a module apart: a batch is hot whatever
+    it looks up there."""
+    drawn = ByTiers(2, seed=3, tiers="replicated", coalesce="rank")
+    plan = of_songs(drawn)
+    rows = {"songs": plan.tables["songs"].replicated, "artists": np.arange(ROWS["artists"])}
+    batches = [
+        [confined(batch_of(4 * step + rank, 6), rows) for rank in range(4)] for step in (0, 1)
+    ]
+    hot = [[dataclasses.replace(one, hot_under=plan.version) for one in step] for step in batches]
+    check_parity(
+        gloo_pool,
+        Bags,
+        [*hot, *batches],
+        arrange=Beside("data_parallel", drawn=drawn),
+        reference=Beside("data_parallel"),
+        reference_batches=[*batches, *batches],
         tables=["sgd"],
     )

@@ -8,7 +8,9 @@ window at most, and each sample comes once an epoch.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
 from itertools import islice
 from typing import Any, Protocol
 
@@ -22,6 +24,9 @@ from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
 
 __all__ = ["HotBatches", "PlansHotRows"]
+
+TO_TELL = timedelta(seconds=60)
+"""The time that a rank which fails waits for the others, to tell them."""
 
 
 class PlansHotRows(Protocol):
@@ -92,7 +97,7 @@ class HotBatches:
         pool = self._pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
         try:
             ahead = pool.submit(self._read, batches, self._hot_rows(), self._formed)
-            while self._agree(window := ahead.result()) and window is not None:
+            while self._agree(window := self._result(ahead)) and window is not None:
                 ahead = pool.submit(self._read, batches, self._hot_rows(), None)
                 yield from self._batches(window)
         finally:
@@ -169,6 +174,19 @@ class HotBatches:
         state: dict[str, Any] = self._loader.state_dict()
         return state
 
+    def _result(self, ahead: Future[BatchWindow | None]) -> BatchWindow | None:
+        """What was read; if that failed, the other ranks hear so where they agree, and fail too."""
+        try:
+            return ahead.result()
+        except Exception:
+            rows = self._hot_rows()
+            if self._formed is None and rows is not None and dist.is_initialized():
+                with suppress(
+                    RuntimeError
+                ):  # they do not come: what failed here is told all the same
+                    self._least(None, rows.version, failed=True)
+            raise
+
     def _agree(self, window: BatchWindow | None) -> bool:
         """Settle how many of its batches are hot: on all ranks as many as any can form.
 
@@ -183,7 +201,7 @@ class HotBatches:
                 window.form(least)
         return window is not None
 
-    def _least(self, window: BatchWindow | None, version: str) -> int:
+    def _least(self, window: BatchWindow | None, version: str, failed: bool = False) -> int:
         hot, length = (0, 0) if window is None else (window.most_hot, len(window))
         if self._world_size == 1:
             return hot
@@ -197,10 +215,17 @@ class HotBatches:
             # Its own, for the trainer's may be busy; of gloo, for what is counted is on the CPU.
             self._group = dist.new_group(backend="gloo")
         number = int(version[:15], 16)
-        counts = torch.tensor([hot, length, -length, number, -number])
-        dist.all_reduce(counts, dist.ReduceOp.MIN, self._group)
-        least, fewest, most, lowest, highest = counts.tolist()
-        if (fewest, lowest) != (-most, -highest):
+        failing = -(self._rank + 1) if failed else 0
+        counts = torch.tensor([hot, length, -length, number, -number, failing])
+        agreeing = dist.all_reduce(counts, dist.ReduceOp.MIN, self._group, async_op=True)
+        agreeing.wait(*([TO_TELL] if failed else []))
+        least, fewest, most, lowest, highest, failing = counts.tolist()
+        if failing and not failed:
+            raise DataError(
+                f"cache.hot_batches: rank {-failing - 1} could not read its batches, and says why; "
+                "no rank goes on without them."
+            )
+        if not failed and (fewest, lowest) != (-most, -highest):
             raise DataError(
                 f"cache.hot_batches: ranks have windows of {fewest} to {-most} batches, rank "
                 f"{self._rank} of {length}, or tier plans that differ: all must yield as many "
