@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -22,7 +21,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.notices import Missed, Notice, Unneeded, Unwatched
+from recd_plugins.notices import Missed, Notice, Unneeded, Unused, Unwatched
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -31,6 +30,7 @@ from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed
 from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
@@ -499,17 +499,21 @@ class Stack:
         self.check_topology(topology)
         planning = self._planning
         planning.plan_for(model, sharders)
-        with ExitStack() as looking:
-            if batches is None and profile is None and self.registry.has_dataset:
+        on = topology or self.registry.topology
+        with trainer_batches(group, batches, features, profile) as brought:
+            given = brought.batches is not None or brought.profile is not None
+            if self.registry.has_dataset and not given:
                 self._check_read(model)
                 planning.read_by_registry(group.rank(), group.size())
             else:
-                brought = trainer_batches(group, batches, features, profile)
-                planning.read_by_trainer(looking.enter_context(brought))
+                planning.read_by_trainer(brought)
             planning.know(constraints=constraints or {})
             planner = planning.planner_by_now()
-            plan = planner.plan(model, topology or self.registry.topology, group)
+            plan = planner.plan(model, on, group)
+        if (on.device or self.device) == "cuda":
+            on_machines(plan, group.size())
         planning.planned = True
+        self._usage.found(_not_kept(planning.choice, plan, constraints or {}))
         self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
@@ -656,6 +660,28 @@ def _planned_a_copy() -> Notice:
         "alone",
         cure="Hand stack.plan the model that is trained, not a copy: it stays as it is.",
     )
+
+
+def _not_kept(
+    planning: Choice, plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]
+) -> Iterator[Notice]:
+    """A notice of tables that a plan has otherwise than the trainer's constraints of them allow."""
+    found = []
+    for path in plan.plan:
+        tables: Any = plan.plan[path]
+        for name in tables.keys() & constraints.keys():
+            how, wanted = tables[name], constraints[name]
+            kinds, kernels = wanted.sharding_types, wanted.compute_kernels
+            kept = how.sharding_type in (kinds or [how.sharding_type])
+            if not kept or how.compute_kernel not in (kernels or [how.compute_kernel]):
+                found.append(f"{name} ({how.sharding_type}, {how.compute_kernel})")
+    if found:
+        yield Unused(
+            what="stack.plan(constraints=...)",
+            why=f"it does not allow {', '.join(sorted(found))}, as `{planning.where}: "
+            f"{planning.record.name}` plans",
+            cure="Have that planner heed `context.constraints`, or take these tables out of them.",
+        )
 
 
 def _unneeded(features: Sequence[str]) -> Iterator[Notice]:

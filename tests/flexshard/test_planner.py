@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -138,7 +139,8 @@ def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
 
 
 def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
-    """Its dense optimizer steps them, where it names no other one, and no row of them travels."""
+    """Its dense optimizer steps them, where it names no other one, and no row of them travels.
+    Where it names one they are sharded, and a notice says so, unless constraints did."""
     names = {"history": ROWS, "few": 4}
     bags = EmbeddingBagCollection(
         [
@@ -153,16 +155,25 @@ def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
     for one in batches:
         one.features.values().clamp_(max=3)  # ids that both tables have
     config = parse(FlexShardConfig, {}, "sharding")
-    for own, kind in ((True, "data_parallel"), (False, "table_wise")):
+    model = nn.ModuleDict({"bags": bags})
+    sharded = {"few": ParameterConstraints(sharding_types=["table_wise"])}
+    for own, kind, constraints in (
+        (True, "data_parallel", {}),
+        (False, "table_wise", {}),
+        (False, "table_wise", sharded),
+    ):
         given = dataclasses.replace(
             context(lambda: batches),
             data_parallel=True,
+            constraints=constraints,
             own_sharders=default_sharders if own else None,
         )
         made = FlexShardPlanner(config, in_front(given, {"search": "greedy"}))
-        plan = made.propose(nn.ModuleDict({"bags": bags}), Topology(), 2)
+        plan = made.propose(model, Topology(), 2)
         assert plan.plan["bags"]["few"].sharding_type == kind
         assert ("table few is left to TorchRec, for TorchRec's own plan" in made.explain()) == own
+        said = [str(one) for one in made.notices() if "names an optimizer of few," in str(one)]
+        assert len(said) == (not own and not constraints)
 
 
 def test_tables_of_two_collections_that_have_one_name_are_left_alone() -> None:

@@ -146,13 +146,17 @@ def refusals() -> list[str]:
     """What each mistake is answered with, on this rank."""
     rank = dist.get_rank()
     sized = {**REGISTRY, "train": {"batch_size": 99}}
+    read = {**REGISTRY, "plugins": ["recd_dlrm", "recd_flexshard"], "dataset": {"use": "sessions"}}
+    alone = [(REGISTRY, None if rank else [next(visits(0))]), (REGISTRY, None if rank else [])]
+    alone.append((read, None if rank else [next(visits(0))]))
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (sized, {"batches": [next(visits(0))]}),
         (REGISTRY, {"batches": visits(0)}),
-        (REGISTRY, {"batches": [next(visits(0))] if rank == 0 else None}),
         (REGISTRY, {"features": pages}),
         (REGISTRY, {"batches": []}),
         ({**REGISTRY, "strict": True}, {}),
+        *((registry, {"batches": mine}) for registry, mine in alone),
+        (REGISTRY, {"profile": "x"} if rank else {}),
     ]
     messages = []
     for registry, given in asked:
@@ -168,16 +172,43 @@ def test_mistakes_are_answered_on_every_rank(gloo_pool: GlooPool) -> None:
     says = [
         "train.batch_size is 99, but the batches that stack.plan was given have 32 samples",
         "batches: is an iterator",
-        "this rank was given no `batches`",
         "there are no `batches`. Pass both",
         "there are no batches to count",
         "sharding: flexshard is not used: there are no batches to profile. Pass the trainer's own",
+        *["`batches` were given on rank 0 of 2 alone. Pass each rank its own"] * 3,
+        "a `profile` was given on rank 1 of 2 alone, but rank 0 plans",
     ]
     for messages in (first, second):
         assert len(messages) == len(says)
     for one, other, said in zip(first, second, says, strict=True):
         assert said in other
         assert said in one or "rank 1 could not count" in one
+
+
+def planned_by_rank_0(path: Path) -> list[set[int]]:
+    """By its batches, where rank 1 has none to count; and by a profile that it alone names."""
+    rank = dist.get_rank()
+    some = [next(visits(0)) for _ in range(3)]
+    if rank == 0:
+        counted = {"pages": Counted(num_rows=ROWS, features=("pages",))}
+        profile_batches(some, counted).save(path)
+    found = []
+    for given in (
+        {"batches": [] if rank else some},
+        {"batches": [next(visits(1))], "profile": None if rank else path},
+    ):
+        stack = rp.load(REGISTRY)
+        stack.plan(Pages(), **given)
+        found.append(replicas(stack))
+    return found
+
+
+def test_a_rank_may_have_nothing_to_count(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    first, second = gloo_pool.run(planned_by_rank_0, tmp_path / "profile.arrow")
+    assert first == second
+    for rows in first:
+        assert {0, 1, 2, 3} <= rows
+        assert not {200, 201} & rows
 
 
 def warned(do: Callable[[], object]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -28,6 +29,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.constraints import (
     ComputeKernel,
     ShardingKind,
@@ -45,6 +47,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import Probe
 
+BY_SIZE = str(Path(__file__).parents[2] / "examples" / "by_size.py")
 TABLES = {"bags": {"item", "shop"}, "sequences": {"history"}}
 """Of the kit's probe, by module: `item` serves two features, `history` is a sequence."""
 
@@ -170,8 +173,53 @@ def test_nodes_that_nobody_names_are_the_launchers(monkeypatch: pytest.MonkeyPat
     assert row_wise_devices(3) == [0, 1, 2]  # they fill no nodes of two
 
 
-def test_ranks_have_their_machines_devices_whatever_nodes_are_named(gloo_pool: GlooPool) -> None:
-    assert gloo_pool.run(row_wise_devices, 2, ranks_per_node=1) == [[0, 1], [0, 1]]
+def devices_on_a_rank(sharding: Any) -> list[tuple[int, int]]:
+    """Ranks, and the devices of their shards, by a plan for nodes of one rank."""
+    registry = {"plugins": [BY_SIZE], "sharding": sharding, "topology": {"ranks_per_node": 1}}
+    stack = rp.load(registry)
+    stack.device = "cuda"  # no device is asked for a plan
+    plan: Mapping[str, Any] = stack.plan(Probe()).plan
+    every = [
+        shard
+        for tables in plan.values()
+        for how in tables.values()
+        for shard in how.sharding_spec.shards
+    ]
+    return sorted({(one.placement.rank(), one.placement.device().index) for one in every})
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    ["by_size", {"search": "greedy", "constraints": {"*": {"sharding_types": ["row_wise"]}}}],
+)
+def test_ranks_have_their_machines_devices_whatever_nodes_are_named(
+    gloo_pool: GlooPool, sharding: Any
+) -> None:
+    assert gloo_pool.run(devices_on_a_rank, sharding) == [[(0, 0), (1, 1)]] * 2
+
+
+def planned_past_constraints() -> list[str]:
+    """On a rank: the notices of a planner that was built before, and heeds no constraints."""
+    stack = rp.load({"plugins": [BY_SIZE], "sharding": "by_size"})
+    stack.planner()
+    given = {
+        "item": ParameterConstraints(sharding_types=["column_wise"]),
+        "shop": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"]),
+    }
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        stack.plan(Probe(), constraints=given)
+    planner: Any = stack.planner()
+    assert planner.context.constraints == given
+    return [str(one.message) for one in found if one.category is NoticeWarning]
+
+
+def test_constraints_that_a_plan_does_not_keep_are_named(gloo_pool: GlooPool) -> None:
+    (notice,), none = gloo_pool.run(planned_past_constraints)
+    assert not none
+    assert (
+        "is not used: it does not allow item (table_wise, fused), as `sharding: by_size`" in notice
+    )
 
 
 def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from weakref import ref
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.naming.patterns import fitting
+from recd_plugins.notices import GivesNotices, Missed, Notice
 from recd_plugins.planning.constraints import (
     TableConstraint,
     carry_given,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Proposer
-    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
     from recd_plugins.planning.torchrec_search import BestOptions
     from recd_plugins.slots import Context
@@ -37,6 +39,7 @@ __all__ = [
     "TorchRecPlannerConfig",
     "build_torchrec_planner",
     "finds_these_nodes",
+    "on_machines",
 ]
 
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
@@ -56,7 +59,7 @@ class TorchRecPlannerConfig(Config):
     host's."""
 
 
-class TorchRecPlanner(HoldsRowWise, TakesContext):
+class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
     """Plans with `EmbeddingShardingPlanner`, asked with the sharders that the trainer has."""
 
     def __init__(
@@ -83,6 +86,9 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
         self._given = given or {}
         self._data_parallel = data_parallel
         self._explanation = "No plan has been made yet."
+        self._kept: Callable[[], list[str]] = list
+        """Finds the tables that the last plan shards only because the trainer names their
+        optimizer: by a search of its own, for whoever asks for notices."""
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
@@ -133,7 +139,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             BestOptions,
             make_row_wise,
             offers_row_wise,
-            on_devices,
             torchrec_topology,
         )
 
@@ -150,23 +155,30 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
             **{name: one for name, one in self._config.constraints.items() if name not in held},
             **held,
         }
-        constraints = parameter_constraints(
-            model,
-            wanted,
-            sharders,
-            device,
-            self._batch_size,
-            f"{self._where}.constraints",
-            within_nodes=finds_these_nodes(topology, world_size),
-            data_parallel=self._may_be_data_parallel(model, sharders),
-        )
-        self._check_not_twice(constraints)
-        constraints |= with_given(constraints, self._given, held)
         others = self._row_wise.keys() - offered
-        for name in others & constraints.keys():
-            # These leave their place, so that they must not count where others are balanced.
-            inputs = constraints[name].pooling_factors
-            constraints[name].batch_sizes = [1] * len(inputs)
+
+        def constrained(data_parallel: Collection[str]) -> dict[str, ParameterConstraints]:
+            found = parameter_constraints(
+                model,
+                wanted,
+                sharders,
+                device,
+                self._batch_size,
+                f"{self._where}.constraints",
+                within_nodes=finds_these_nodes(topology, world_size),
+                data_parallel=data_parallel,
+            )
+            self._check_not_twice(found)
+            found |= with_given(found, self._given, held)
+            for name in others & found.keys():
+                # These leave their place, so that they must not count where others are balanced.
+                inputs = found[name].pooling_factors
+                found[name].batch_sizes = [1] * len(inputs)
+            return found
+
+        fused = fused_by_table(model, sharders) if self._data_parallel else {}
+        # The dense optimizer may step the tables that nobody names another one for.
+        constraints = constrained([name for name, own in fused.items() if not own])
         chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others))
         where = (on, topology, device, world_size, self._batch_size)
         seen = (sorted(constraints.items()), *_asked_of(model, sharders))
@@ -189,10 +201,27 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
 
         # A search takes seconds for a hundred tables.
         plan, self._explanation = remembered(repr((*chosen, *where, *seen)), planned)
-        found = copy.deepcopy(plan)
-        if device == "cuda" and (here := ranks_of_machine(world_size)):
-            on_devices(found, here)
-        return found
+        named = {name for name, own in fused.items() if own} - self._row_wise.keys()
+        free, planned_for = constrained(fused) if named else {}, ref(model)
+
+        def kept() -> list[str]:
+            if (here := planned_for()) is None:
+                return []
+            every = Proposals(world_size, self._config.search)
+            searched = on, free, sharders, BestOptions(every), every.proposers()
+            try:
+                plain = self._searched(here, *searched)
+            except CapabilityError:  # copies on all ranks may take more memory than there is
+                return []
+            return sorted(
+                name
+                for tables in plain.plan.values()
+                for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
+                if name in named and how.sharding_type == "data_parallel"
+            )
+
+        self._kept = kept if named else list
+        return copy.deepcopy(plan)
 
     def _searched(
         self,
@@ -238,14 +267,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
                 raise self._refused(error, on, model) from error
         return plan
 
-    def _may_be_data_parallel(
-        self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
-    ) -> set[str]:
-        """The tables that the dense optimizer may step, since nobody names another one for them."""
-        if not self._data_parallel:
-            return set()
-        return {name for name, fused in fused_by_table(model, sharders).items() if not fused}
-
     def _check_not_twice(self, tables: Iterable[str]) -> None:
         """`RegistryError` where registry.yaml and the trainer both constrain a table."""
         both = [name for name in tables if name in self._given]
@@ -258,6 +279,25 @@ class TorchRecPlanner(HoldsRowWise, TakesContext):
 
     def explain(self) -> str:
         return self._explanation
+
+    def notices(self) -> Sequence[Notice]:
+        """A notice of tables that plain TorchRec would have on every rank, where the trainer's
+        dense optimizer would step them, and not the one that is named for them."""
+        kept, where = self._kept(), self._where
+        if not kept:
+            return ()
+        constraint = f"{{{kept[0]}: {{sharding_types: [data_parallel]}}}}"
+        return [
+            Missed(
+                what=f"{where}: torchrec",
+                why=f"the trainer names an optimizer of {', '.join(kept)}, which steps sharded "
+                "tables alone; TorchRec itself would have each on every rank, step it by the dense "
+                "optimizer, and send neither its ids nor its sums",
+                cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
+                f"{constraint}`, or name that type in those that stack.plan is given. With other "
+                "types there it is sharded as now, and no more is said of it.",
+            )
+        ]
 
     def _refused(self, error: PlannerError, on: Any, model: nn.Module) -> RecdError:
         """Why there is no plan, in the registry's words."""
@@ -300,6 +340,15 @@ def ranks_of_machine(world_size: int) -> int | None:
 
     here = dist.is_initialized() and dist.get_world_size() == world_size
     return get_local_size(world_size) if here else None
+
+
+def on_machines(plan: ShardingPlan, world_size: int) -> None:
+    """Have each shard of a plan on the device that its rank has on its machine, where these ranks
+    are here: planners count ranks by the nodes of a topology, which may be others."""
+    from recd_plugins.planning.torchrec_search import on_devices
+
+    if (here := ranks_of_machine(world_size)) is not None:
+        on_devices(plan, here)
 
 
 def finds_these_nodes(topology: Topology, world_size: int) -> bool:

@@ -70,9 +70,14 @@ class RegistryPlanner:
         planner: object = self._planner
         if isinstance(planner, TakesContext):
             planner.take(self._contexts().planning(self.choice))
-        elif "batch_size" in self._known and not isinstance(planner, OrdersBatches):
-            self._planner = None  # it was built before the trainer's batches were known
+        elif self._of_trainer and not isinstance(planner, OrdersBatches):
+            self._planner = None  # it was built before this was known
         return self.planner()
+
+    @property
+    def _of_trainer(self) -> bool:
+        """Whether it knows what no registry says: a trainer's batches or its constraints."""
+        return "batch_size" in self._known or bool(self._known.get("constraints"))
 
     def know(self, **facts: Any) -> None:
         """Facts beside those that are known."""

@@ -119,6 +119,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._counted_words = ""
         """The words on what was counted for the last plan."""
         self._notices: list[Notice] = []
+        self._behind = self.others
+        """The planner of the others as it made the last plan: `others`, or a copy of it."""
 
     def take(self, context: Context) -> None:
         mine = self.context
@@ -134,7 +136,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def notices(self) -> Sequence[Notice]:
         """Notices of what registry.yaml switches on and the last plan does not use."""
-        others = self.others.notices() if isinstance(self.others, GivesNotices) else ()
+        behind = self._behind
+        others = behind.notices() if isinstance(behind, GivesNotices) else ()
         return [*self._notices, *self._of_one_name(), *others]
 
     def _of_one_name(self) -> Iterator[Notice]:
@@ -189,7 +192,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The plan for a number of ranks, which need not be there."""
         self.found, self.every = self._found(model), frozenset(model_tables(model))
         self.report = self._cluster = None
-        self._notices = []
+        self._notices, self._behind = [], self.others
         self._leave_all()
         own: ShardingPlan | None = None
         if self.plan_path is not None:
@@ -224,6 +227,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self._notices.append(Unused(what=what, why=slower, cure=cure))
             self.explanation = f"{reason}\n{slower}\n{self.others.explain()}"
             return own
+        self._behind = others
         self.explanation = f"{reason}\n{others.explain()}"
         return plan
 

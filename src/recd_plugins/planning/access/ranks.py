@@ -14,7 +14,7 @@ from recd_plugins.planning.access.distribution import Integers
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["BatchesOfRanks", "gathered", "together"]
+__all__ = ["BatchesOfRanks", "gathered", "ranks_where", "together"]
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
@@ -69,6 +69,17 @@ def together(group: ProcessGroup, do: Callable[[], int]) -> int:
             "without them."
         )
     return int(greatest)
+
+
+def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
+    """The ranks on which something is so; every rank of the group calls it."""
+    import torch
+    import torch.distributed as dist
+
+    marks = torch.zeros(group.size(), device=_device(group), dtype=torch.int64)
+    marks[group.rank()] = int(here)
+    dist.all_reduce(marks, group=group)
+    return [rank for rank, so in enumerate(marks.tolist()) if so]
 
 
 def gathered(tally: Tally, group: ProcessGroup) -> Tally:

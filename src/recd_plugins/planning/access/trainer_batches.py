@@ -12,7 +12,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.ranks import together
+from recd_plugins.planning.access.ranks import ranks_where, together
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -27,10 +27,10 @@ class TrainerBatches:
     """A trainer's batches while they are looked at, or its profile."""
 
     batches: Callable[[], Iterable[Any]] | None
-    """This rank's."""
+    """This rank's, which may be none in number; all ranks have some, or no rank does."""
     features: FeaturesOf | None
     profile: Profile | None
-    """Rank 0's; on the others an empty one where it is read from a file."""
+    """Rank 0's; on the others an empty one where it is read from a file, or rank 0's alone."""
     batch_size: int
     """The batch size of the largest rank; 0 where neither batches nor profile say."""
 
@@ -44,22 +44,34 @@ def trainer_batches(
 ) -> Iterator[TrainerBatches]:
     """Look at the batches of every rank, for as long as the context is open; every rank enters.
 
-    What one rank cannot read ends all of them.
+    What one rank cannot read ends all of them, and so do batches of some ranks alone.
     """
-    if features is not None and batches is None:
+    counting = ranks_where(group, batches is not None)
+    if counting and len(counting) < group.size():
         raise DataError(
-            "stack.plan: `features` says where a batch has its sparse features, but there are no "
-            "`batches`. Pass both."
+            f"stack.plan: `batches` were given on {_listed(counting)} of {group.size()} alone. "
+            "Pass each rank its own; `[]`, where a rank has none to count."
+        )
+    profiled = ranks_where(group, profile is not None)
+    if profiled and 0 not in profiled:
+        raise DataError(
+            f"stack.plan: a `profile` was given on {_listed(profiled)} of {group.size()} alone, "
+            "but rank 0 plans. Pass it there, or on all."
         )
     looks: list[Look] = []
     found = profile if isinstance(profile, Profile) else None
-    if profile is not None and found is None and group.rank():
+    if profiled and found is None and group.rank():
         found = Profile(rows={})  # the file need not be where this rank is
 
     with ExitStack() as looking:
 
         def first() -> int:
             nonlocal found
+            if features is not None and batches is None:
+                raise DataError(
+                    "stack.plan: `features` says where a batch has its sparse features, but there "
+                    "are no `batches`. Pass both."
+                )
             if profile is not None and found is None:
                 found = Profile.load(Path(str(profile)))
             if batches is None:
@@ -68,19 +80,17 @@ def trainer_batches(
             one = looks[0].first
             return 0 if one is None else batch_lookups(one, features).samples
 
-        def check() -> int:
-            if size and batches is None:
-                raise DataError(
-                    "stack.plan: this rank was given no `batches`, but others were. Pass each "
-                    "rank its own."
-                )
-            return 0 if found is None else found.batch_size
-
         size = together(group, first)
-        profiled = together(group, check)
+        in_profile = together(group, lambda: 0 if found is None else found.batch_size)
         yield TrainerBatches(
             batches=None if batches is None else lambda: looks[0],
             features=features,
             profile=found,
-            batch_size=size or profiled,
+            batch_size=size or in_profile,
         )
+
+
+def _listed(ranks: list[int], most: int = 4) -> str:
+    """The first few of them."""
+    kind = "ranks" if len(ranks) > 1 else "rank"
+    return f"{kind} {', '.join(map(str, ranks[:most]))}{' ...' if len(ranks) > most else ''}"
