@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.advise.computed import line, measured_compute, on_held_embeddings
 from recd_plugins.advise.torchrec_step import seconds_of_torchrec
 from recd_plugins.embedding.adapt import adapt
+from recd_plugins.embedding.timing import seconds_of
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
@@ -229,6 +230,17 @@ def test_torchrecs_own_part_of_a_step_is_timed_on_tables_of_one_row() -> None:
     assert not dist.is_initialized()
     assert model.sequences.embeddings["h"].weight.is_meta
     assert seconds_of_torchrec(nn.Linear(1, 1), default_sharders(), cpu) == 0
+
+
+def test_a_call_is_timed_with_one_thread_for_others_would_count_as_they_wait() -> None:
+    threads, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        seconds_of(lambda: seen.append(torch.get_num_threads()), torch.device("cpu"))
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_does_not_grow_with_a_batch_is_fixed_and_nothing_is_less_than_none() -> None:

@@ -49,15 +49,21 @@ class OfPooling(NamedTuple):
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call that has been made once before; on the CPU, of the thread that makes it."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    _synchronized(call, device)
-    taken: list[float] = []
-    while len(taken) < FEWEST or (len(taken) < MOST and sum(taken) < LONG_ENOUGH):
-        begun = clock()
+    """Seconds of a call that has been made once before; on the CPU, of one thread."""
+    clock, threads = time.perf_counter, torch.get_num_threads()
+    if device.type == "cpu":
+        clock = time.process_time
+        torch.set_num_threads(1)
+    try:
         _synchronized(call, device)
-        taken.append(clock() - begun)
-    return min(taken)
+        taken: list[float] = []
+        while len(taken) < FEWEST or (len(taken) < MOST and sum(taken) < LONG_ENOUGH):
+            begun = clock()
+            _synchronized(call, device)
+            taken.append(clock() - begun)
+        return min(taken)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def seconds_of_call(device: torch.device) -> float:
@@ -74,14 +80,8 @@ def seconds_of_call(device: torch.device) -> float:
 
 def seconds_of_kernels(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of a call of torch's kernels, of which each thread of the CPU has its part."""
-    threads = torch.get_num_threads()
-    if device.type != "cpu":
-        return seconds_of(call, device)
-    torch.set_num_threads(1)
-    try:
-        return seconds_of(call, device) / threads
-    finally:
-        torch.set_num_threads(threads)
+    seconds = seconds_of(call, device)
+    return seconds / torch.get_num_threads() if device.type == "cpu" else seconds
 
 
 def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
