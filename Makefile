@@ -1,9 +1,11 @@
 # Two commands: `make demo` sets up and runs the main job, `make test` sets up and tests.
 # On a CUDA machine: make demo TARGET=cuda, and make gpu.
 PYTHON ?= $(shell requirements/python.sh)
-TARGET ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
+# cpu or cuda: by default what .venv was made for.
+MADE_FOR := $(or $(shell cat $(VENV)/target 2>/dev/null),cpu)
+TARGET ?= $(MADE_FOR)
 
 # The system's pip installs into the venv, which needs none of its own (Debian's bare
 # python3.11 cannot make one with it).
@@ -29,7 +31,7 @@ PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" test
 # Hundreds of processes of the tests import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly package tried lint test-cuda-lock clean
+.PHONY: another-target demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly package tried lint test-cuda-lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
@@ -71,7 +73,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
-$(VENV)/ready: $(LOCK) pyproject.toml
+$(VENV)/ready: $(LOCK) pyproject.toml $(if $(filter $(TARGET),$(MADE_FOR)),,another-target)
 	@test -n "$(PYTHON)" || { echo "There is no python3.13, python3.12 or python3.11 with venv and \
 	pip here. Debian has them as python3.11, python3-venv and python3-pip; make PYTHON=PATH \
 	names another Python." >&2; exit 1; }
@@ -80,6 +82,7 @@ $(VENV)/ready: $(LOCK) pyproject.toml
 	$(INSTALL) --require-hashes -r $(LOCK)
 	$(INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
+	echo $(TARGET) >$(VENV)/target
 	touch $@
 
 # The tests under the CUDA lock, on a machine without a GPU: 8 GB of downloads.

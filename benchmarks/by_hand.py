@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import sys
 import time
@@ -70,10 +71,20 @@ def to_batch(rows: pa.RecordBatch, schema: Any) -> Batch:
     )
 
 
+def joined(kind: str) -> torch.device:
+    """This rank's device, once its group is there."""
+    if kind == "cpu":
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    return device
+
+
 def main(registry: str, result: str, *overrides: str) -> None:
     stack = rp.load(registry, overrides)
-    settings, tables, device = stack.registry.train, stack.prepare(), torch.device("cpu")
-    dist.init_process_group("gloo")
+    settings, tables, device = stack.registry.train, stack.prepare(), joined(stack.device)
     torch.manual_seed(settings.seed)
     model = stack.model()
     plan = stack.plan(model, sharders=stack.default_sharders())
@@ -83,7 +94,12 @@ def main(registry: str, result: str, *overrides: str) -> None:
     adam = KeyedOptimizerWrapper(dense, lambda params: torch.optim.Adam(params, lr=lr))
     optimizer = CombinedOptimizer([model.fused_optimizer, adam])
     pipeline = TrainPipelineSparseDist(model, optimizer, device)
-    source = islice(batches(tables.train, settings.batch_size, train=True), settings.steps)
+    source: Iterator[Batch] = islice(
+        batches(tables.train, settings.batch_size, train=True), settings.steps
+    )
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        source = map(Batch.pin_memory, source)
     counter = TrafficCounter()
     window, rates, began = MetricsWindow(device), [], time.perf_counter()
     for step in range(1, settings.steps + 1):
@@ -100,15 +116,16 @@ def main(registry: str, result: str, *overrides: str) -> None:
     window = MetricsWindow(device, auc_samples=None)
     with torch.no_grad():
         for batch in batches(tables.test, settings.batch_size, train=False):
-            window.add(*model(batch)[1])
+            window.add(*model(batch.to(device))[1])
     test = window.metrics()
+    peak = torch.cuda.max_memory_allocated(device) if on_cuda else peak_memory()
     if dist.get_rank() == 0:
         summary = {
             "train": dataclasses.asdict(metrics),
             "test": dataclasses.asdict(test),
             "samples_per_second": statistics.median(rates),
             "cost": {"traffic": counter.traffic},
-            "peak_memory_mib": peak_memory() / 2**20,
+            "peak_memory_mib": peak / 2**20,
         }
         Path(result).write_text(json.dumps(summary))
     dist.destroy_process_group()

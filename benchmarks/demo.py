@@ -2,10 +2,10 @@
 
     python -m benchmarks.demo [--quick] [--json]
 
-Two ranks and generated sessions throughout. registry.yaml's small model is trained by hand, by
-`recd train`, and with each plugin; the paper's RM1 at a sixth of its sizes, where embeddings and
-poolings are most of a step, without RecD and with it. A quick run takes fewer steps, and leaves the
-plugins on the small model out.
+Two ranks (on CUDA one for each device, if there are fewer) and generated sessions throughout.
+registry.yaml's small model is trained by hand, by `recd train`, and with each plugin; the paper's
+RM1 at a sixth of its sizes, where embeddings and poolings are most of a step, without RecD and with
+it. A quick run takes fewer steps, and leaves the plugins on the small model out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -101,8 +102,15 @@ def rm1(folder: Path, quick: bool) -> list[DemoSide]:
     return [DemoSide(name=name, overrides=overrides, registry=path) for name, overrides in sides]
 
 
+def num_ranks() -> int:
+    """registry.yaml's; on CUDA as many as have a device, if these are fewer."""
+    stack = load(REGISTRY)
+    asked = stack.registry.train.ranks
+    return min(asked, torch.cuda.device_count()) if stack.device == "cuda" else asked
+
+
 def by_hand(folder: Path, overrides: Sequence[str], quiet: bool) -> dict[str, Any]:
-    ranks = load(REGISTRY).registry.train.ranks
+    ranks = num_ranks()
     result = folder / "result.json"
     failure = launch(
         ["benchmarks.by_hand", str(REGISTRY), str(result), *overrides],
@@ -118,6 +126,7 @@ def by_hand(folder: Path, overrides: Sequence[str], quiet: bool) -> dict[str, An
 
 def by_registry(side: DemoSide, quiet: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "recd_plugins", "train", "--registry", str(side.registry)]
+    command += ["--ranks", str(num_ranks())]
     subprocess.run(
         [*command, *side.overrides, *(["--json"] if quiet else [])],
         check=True,
@@ -213,7 +222,7 @@ def shown(rows: Mapping[str, Mapping[str, Any]], quick: bool) -> Table:
     train = load(REGISTRY, QUICK if quick else ()).registry.train
     *_, last = (name for name in rows if not name.startswith("RM1"))
     table = Table(
-        title=f"{train.steps} steps of {train.batch_size} samples on each of {train.ranks} ranks; "
+        title=f"{train.steps} steps of {train.batch_size} samples on each of {num_ranks()} ranks; "
         f"RM1 at 1/{1 / RM1_SCALE:.0f} of its sizes: {rm1_steps(quick)} steps",
         caption="sent: MB through all-to-alls, a rank and step; MiB: peak memory of a rank",
         title_justify="left",

@@ -6,12 +6,20 @@
 Its tensors have their numbers in CPU memory, where operators of torch and fbgemm find them. But
 they refuse what a GPU's refuse: `.numpy()`, their address, and an operator on them and on a tensor
 of the CPU. What a GPU would have the processor wait for is counted, by the line of ours that asks.
+
+Its streams launch in the order of the program. It notes what would be wrong if each went at its own
+pace: a tensor that a stream reads without having waited for the one that made it, and memory that
+goes back to the stream it was made on while another may still read it (`record_stream`).
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from recd_plugins.compat.pytorch import TorchDispatchMode, pytree
 
-__all__ = ["EmulatedCuda", "held", "on_device"]
+__all__ = ["CUDA", "EmulatedCuda", "held", "on_device"]
 
 CUDA = torch.device("cuda", 0)
 OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("src", "plugins", "tests"))
@@ -39,9 +47,61 @@ WAITS = {
     "fbgemm::jagged_index_select_2d_forward_v2": "size of the result",
 }
 """Operators whose result has a size, or is a number, that the device alone knows."""
+SIZES = {
+    "fbgemm::jagged_index_select": 3,
+    "fbgemm::jagged_index_select_2d_forward_v2": 4,
+}
+"""The argument by which those are told the size."""
 TABLES = "fbgemm::split_embedding"
 """Operators of fbgemm's tables, which a test leaves on the CPU."""
 COPIES = ("aten::_to_copy", "aten::copy_")
+
+
+class Stream:
+    """A stream: how far it has come, and how far it knows that others have."""
+
+    def __init__(self, device: EmulatedCuda) -> None:
+        self._emulated = device
+        self.device = CUDA
+        self.seen: Counter[Stream] = Counter()
+
+    def now(self) -> int:
+        """Launch something: the time on this stream."""
+        self.seen |= self._emulated.known
+        self.seen[self] += 1
+        return self.seen[self]
+
+    def wait_stream(self, other: Stream) -> None:
+        self.seen |= other.seen
+
+    def synchronize(self) -> None:
+        """Have the processor wait: whatever is launched from now on comes after."""
+        self._emulated.waits[f"{_asker()}: stream"] += 1
+        self._emulated.known |= self.seen
+
+
+@dataclass(eq=False)
+class Memory:
+    """The memory of some tensors of the device, views of each other."""
+
+    made_on: Stream
+    made_by: str
+    tensors: int = 0
+    written: tuple[Stream, int] | None = None
+    """The stream that wrote it last, and when."""
+    used: Counter[Stream] = field(default_factory=Counter)
+    """When each stream used it last."""
+    recorded: set[Stream] = field(default_factory=set)
+
+    def read_too_early(self, stream: Stream) -> bool:
+        return self.written is not None and stream.seen[self.written[0]] < self.written[1]
+
+    def freed_too_early(self) -> bool:
+        """The allocator hands it on once those streams are past it that it knows to use it."""
+        return any(
+            all(one.seen[stream] < time for one in {self.made_on} | self.recorded)
+            for stream, time in self.used.items()
+        )
 
 
 class OnDevice(Tensor):
@@ -56,6 +116,8 @@ class OnDevice(Tensor):
         )
         made: OnDevice = Tensor._make_subclass(cls, outline)
         made.held = held
+        if EmulatedCuda.entered is not None:
+            EmulatedCuda.entered.hold(made)
         return made
 
     @property
@@ -81,6 +143,10 @@ class OnDevice(Tensor):
 
     def storage_offset(self) -> Any:
         return self.held.storage_offset()
+
+    def record_stream(self, stream: Any) -> None:
+        if EmulatedCuda.entered is not None:
+            EmulatedCuda.entered.memory[_place(self)].recorded.add(stream)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -141,17 +207,31 @@ def _numbered(value: Any) -> Any:
 class EmulatedCuda(TorchDispatchMode):
     """While entered, `cuda` is that device; what waits for it is counted."""
 
+    entered: EmulatedCuda | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
         """What was waited for, by file, function and kind."""
+        self.races: Counter[str] = Counter()
+        """What is read, or handed on, too early: by the lines that made it and that read it, or the
+        one that made it."""
+        self.known: Counter[Stream] = Counter()
+        """How far each stream was when the processor waited for it last."""
+        self.stream = Stream(self)
+        """The current one."""
+        self.memory: dict[int, Memory] = {}
         self._patches = pytest.MonkeyPatch()
         self._named = _Named()
 
     def __enter__(self) -> EmulatedCuda:
         # torch would first look for a driver.
         self._patches.setattr(torch.cuda, "_lazy_init", lambda: None)
-        self._patches.setattr(torch.cuda, "current_stream", lambda *_: self)
+        self._patches.setattr(torch.cuda, "current_stream", lambda *_: self.stream)
+        self._patches.setattr(torch.cuda, "Stream", lambda *_, **__: Stream(self))
+        self._patches.setattr(torch.cuda, "stream", self._on)
+        self._patches.setattr(Tensor, "record_stream", lambda *_: None)  # of the CPU's
+        EmulatedCuda.entered = self
         super().__enter__()
         self._named.__enter__()
         return self
@@ -159,11 +239,55 @@ class EmulatedCuda(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         self._named.__exit__(*error)
         super().__exit__(*error)
+        EmulatedCuda.entered = None
         self._patches.undo()
 
-    def synchronize(self) -> None:
-        """What has the processor wait for the device's one stream."""
-        self.waits[f"{_asker()}: stream"] += 1
+    @contextmanager
+    def _on(self, stream: Stream | None) -> Iterator[None]:
+        before = self.stream
+        self.stream = stream or before
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def hold(self, tensor: OnDevice) -> None:
+        """Note who has memory, until the last tensor of it goes."""
+        place = _place(tensor)
+        memory = self.memory.setdefault(place, Memory(self.stream, _asker()))
+        memory.tensors += 1
+        weakref.finalize(tensor, self._let_go, place).atexit = False
+
+    def _let_go(self, place: int) -> None:
+        memory = self.memory[place]
+        memory.tensors -= 1
+        if not memory.tensors:
+            del self.memory[place]
+            if EmulatedCuda.entered is self and memory.freed_too_early():
+                self.races[f"{memory.made_by}: handed on while it is read"] += 1
+
+    def _use(self, func: Any, read: list[OnDevice], made: list[OnDevice]) -> None:
+        """Note what an operator reads and makes, on the current stream; a view does neither."""
+        if any(
+            one.alias_info is not None and not one.alias_info.is_write for one in _returns(func)
+        ):
+            return
+        stream, time = self.stream, self.stream.now()
+        for tensor in read:
+            memory = self._memory_of(tensor)
+            if memory.read_too_early(stream):
+                self.races[f"{memory.made_by}: read by {_asker()} before it is there"] += 1
+            memory.used[stream] = time
+        # What is written comes first, in operators of torch as in collectives.
+        in_place = func._schema.name.endswith("_") or func._schema.is_mutable
+        held_before = {_place(one) for one in read}
+        written = [one for one in made if _place(one) not in held_before]
+        for tensor in [*written, *(read[:1] if in_place else ())]:
+            memory = self._memory_of(tensor)
+            memory.used[stream], memory.written = time, (stream, time)
+
+    def _memory_of(self, tensor: OnDevice) -> Memory:
+        return self.memory.setdefault(_place(tensor), Memory(self.stream, "before"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -182,15 +306,22 @@ class EmulatedCuda(TorchDispatchMode):
         self._count(name, args, kwargs, tensors, there)
         own_args, own_kwargs = pytree.tree_map(_numbers, (args, kwargs))
         found = func(*own_args, **own_kwargs)
+        made: list[OnDevice] = []
 
         def back(one: Any) -> Any:
             if not isinstance(one, Tensor):
                 return one
             if id(one) in mine:
                 return mine[id(one)]
-            return OnDevice(one) if there else one
+            if not there:
+                return one
+            made.append(OnDevice(one))
+            return made[-1]
 
-        return pytree.tree_map(back, found)
+        handed = pytree.tree_map(back, found)
+        if mine or made:
+            self._use(func, [*mine.values()], made)
+        return handed
 
     def _check(self, name: str, func: Any, tensors: list[Tensor]) -> None:
         if name in COPIES or name.startswith("c10d::") or len(tensors) < 2:
@@ -205,6 +336,9 @@ class EmulatedCuda(TorchDispatchMode):
     def _count(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor], there: bool) -> None:
         here = any(isinstance(one, OnDevice) for one in tensors)
         kind = WAITS.get(name) if here else None
+        told = SIZES.get(name)
+        if told is not None and args[told:] not in ((), (None,)):
+            kind = None
         if name in ("aten::index", "aten::index_put_", "aten::index_put") and here:
             masks = [one for one in args[1] if one is not None and one.dtype == torch.bool]
             kind = "mask" if masks else None
@@ -218,6 +352,16 @@ class EmulatedCuda(TorchDispatchMode):
                 kind = "to the device" if target else "to the host"
         if kind is not None:
             self.waits[f"{_asker()}: {kind}"] += 1
+            self.known |= self.stream.seen
+
+
+def _place(tensor: OnDevice) -> int:
+    """What tells memory apart."""
+    return int(tensor.held.untyped_storage()._cdata)
+
+
+def _returns(func: Any) -> Any:
+    return func._schema.returns
 
 
 def _asker() -> str:

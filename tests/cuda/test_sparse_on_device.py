@@ -7,7 +7,9 @@ from emulated import EmulatedCuda, held
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.expand import expand_columns, expand_rows, expand_values
+from recd_plugins.embedding.lookup import BatchSamples, rows_of
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.coalesce import coalesce
@@ -65,6 +67,37 @@ def test_a_copy_waits_for_nothing_but_itself() -> None:
     with EmulatedCuda() as device:
         here.to(torch.device("cuda"), non_blocking=True)
         assert not device.waits
+
+
+def test_a_batch_of_unique_samples_is_waited_for_once() -> None:
+    """To count what its sequences are expanded to."""
+    kjt = features()
+    dedup = InverseKeyedJaggedTensor.from_kjt(kjt, GROUPS)
+    with EmulatedCuda() as device:
+        there = Batch(
+            dense=torch.zeros(24, 1),
+            features=KeyedJaggedTensor(
+                keys=["d"], values=kjt["a"].values(), lengths=kjt["a"].lengths()
+            ).sync(),
+            labels=torch.zeros(24),
+            weights=torch.ones(24),
+            dedup=dedup,
+        ).to(torch.device("cuda"), non_blocking=True)
+        rows = rows_of(there.sparse, ["c", "d", "a"])
+        assert not device.waits
+        samples = BatchSamples(there.sparse, sequences=True)
+        assert sum(device.waits.values()) == 1
+        ids, lengths = there.sparse.rows["c"].values, there.sparse.rows["c"].lengths
+        _, lookup = samples.of("c")
+        assert lookup is not None
+        embedded = ids.float().unsqueeze(1).requires_grad_()
+        sizes = lengths, lookup, samples.num_values["c"]
+        expanded = [expand_values(one, *sizes) for one in (ids, embedded)]
+        expanded[1].sum().backward()
+        assert sum(device.waits.values()) == 1, device.waits
+    assert rows.keys() == ["c", "d", "a"]
+    for one in expanded:
+        assert torch.equal(held(one).flatten().long(), kjt["c"].values())
 
 
 def test_unique_samples_are_expanded_with_their_gradients() -> None:

@@ -1,22 +1,27 @@
 """Rung 3 (one and two gloo ranks): a step through the tiers on CUDA's way is the CPU's step.
 
 TorchRec's own side, which sends ids home and looks them up there, stays on the CPU; its tables are
-the same memory on both sides. All else of a batch's way (docs/architecture.md) is on the device.
+the same memory on both sides. All else of a batch's way (docs/architecture.md) is on the device, on
+the streams of TorchRec's pipeline and the replicas' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from emulated import EmulatedCuda, held, on_device
+from emulated import CUDA, EmulatedCuda, held, on_device
 from torch import Tensor
 from torch.autograd import Function
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
@@ -26,13 +31,15 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers import update
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.tiers.tier_collections import TierEmbeddingCollection
+from recd_plugins.tiers.tier_collections import TieredModule
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 ROWS, DIM = 40, 8
-STEPS = 3
+STEPS, MOVES_AT = 3, 1
 OF_A_STEP = {
+    "bags.py of: to the host",
+    "bags.py of: nonzero",
     "router.py route_by_ops: to the host",
     "exchange.py coalesce_by_table: unique",
     "exchange.py coalesce_by_table: to the host",
@@ -48,8 +55,11 @@ OF_A_STEP = {
     "update.py _in_node: nonzero",
 }
 """What docs/cuda.md says that a step waits for, and why."""
-BEFORE_AND_AFTER = ("test_tiers_on_device.py", "hot.py", "replicas.py", "home_tables.py")
-"""Batches that come, replicas that are filled, and rows that go home."""
+BEFORE_AND_AFTER = (
+    *("test_tiers_on_device.py", "hot.py", "replicas.py", "home_tables.py"),
+    *("tiers.py _by_table_feature", "input_check.py"),
+)
+"""Batches that come, replicas that are filled, rows that go home, and what is done once."""
 
 
 class _FromHome(Function):
@@ -65,30 +75,82 @@ class _FromHome(Function):
 
 
 def _home_on_cpu(patches: pytest.MonkeyPatch) -> None:
-    """TorchRec takes ids of the device, and yields rows of it."""
-    take, wait = ShardedEmbeddingCollection.input_dist, Tiers.wait
+    """TorchRec takes ids of the device, and yields rows and sums of it."""
+    wait = Tiers.wait
 
-    def input_dist(self: Any, ctx: Any, features: KeyedJaggedTensor) -> Any:
-        here = KeyedJaggedTensor(
-            keys=features.keys(),
-            values=held(features.values()),
-            lengths=held(features.lengths()),
-            stride=features.stride(),
-            length_per_key=features.length_per_key(),
-        )
-        return take(self, ctx, here)
+    def take_there(kind: Any) -> None:
+        take = kind.input_dist
 
-    def from_home(self: Any, home: Any, update: Any) -> Mapping[str, JaggedTensor]:
+        def input_dist(self: Any, ctx: Any, features: KeyedJaggedTensor) -> Any:
+            here = KeyedJaggedTensor(
+                keys=features.keys(),
+                values=held(features.values()),
+                lengths=held(features.lengths()),
+                stride=features.stride(),
+                length_per_key=features.length_per_key_or_none(),
+            )
+            return take(self, ctx, here)
+
+        patches.setattr(kind, "input_dist", input_dist)
+
+    def from_home(self: Any, home: Any, update: Any) -> Any:
         found = wait(self, home, update)
+        if isinstance(found, KeyedTensor):
+            values = _FromHome.apply(found.values())
+            return KeyedTensor(found.keys(), found.length_per_key(), values)
         return {
             name: JaggedTensor(_FromHome.apply(one.values()), lengths=on_device(one.lengths()))
             for name, one in found.items()
         }
 
-    patches.setattr(ShardedEmbeddingCollection, "input_dist", input_dist)
+    for kind in (ShardedEmbeddingCollection, ShardedEmbeddingBagCollection):
+        take_there(kind)
     patches.setattr(Tiers, "wait", from_home)
-    # One stream has the work of both in order.
-    patches.setattr(update, "side_stream", lambda _: update.SideStream(torch.device("cpu")))
+    own = update.SideStream(CUDA)
+    patches.setattr(update, "side_stream", lambda _: own)
+
+
+class _Pipeline:
+    """The order of TorchRec's TrainPipelineSparseDist: a batch's ids are exchanged, on a stream of
+    their own, while the batch before it is computed."""
+
+    def __init__(self, collection: Any, device: torch.device) -> None:
+        self._collection, self._device = collection, device
+        self._stream = torch.cuda.Stream(device)
+        self._context: Any = None
+        self._splits: Any = None
+        self._ids: Any = None
+
+    def begin(self, batch: KeyedJaggedTensor) -> None:
+        with torch.cuda.stream(self._stream):
+            self._context = self._collection.create_context()
+            self._splits = self._collection.input_dist(self._context, batch.to(self._device))
+
+    def exchange(self) -> None:
+        with torch.cuda.stream(self._stream):
+            self._ids = self._splits.wait()
+
+    def steps(self, batches: Iterator[KeyedJaggedTensor]) -> Iterator[Any]:
+        """The output of each batch; the next one's ids are exchanged until it is asked for."""
+        self.begin(next(batches))
+        self.exchange()
+        more = True
+        while more:
+            context, ids = self._context, self._ids
+            if more := (following := next(batches, None)) is not None:
+                self.begin(following)
+            with torch.cuda.stream(self._stream):
+                received = ids.wait()
+            main = torch.cuda.current_stream()
+            main.wait_stream(self._stream)
+            received.record_stream(main)
+            context.record_stream(main)
+            output = self._collection.compute_and_output_dist(context, received).wait()
+            del context, ids, received
+            if more:
+                self.exchange()
+            yield output
+            del output
 
 
 def _put_on_device(tiers: Tiers) -> None:
@@ -110,12 +172,13 @@ def plan_of(world_size: int, coalesce: Coalesce, shift: int = 0) -> TierPlan:
     return TierPlan(tables={"songs": table}, n_nodes=1, ranks_per_node=world_size)
 
 
-def batch_of(step: int, rank: int, hot: bool) -> KeyedJaggedTensor:
+def batch_of(step: int, rank: int, hot: bool, keys: list[str]) -> KeyedJaggedTensor:
     """A hot one has ids of rows that all ranks have, and of no others."""
     draw = torch.Generator().manual_seed(10 * step + rank)
-    lengths = torch.randint(0, 5, (6 + rank,), generator=draw, dtype=torch.int32)
+    size = len(keys) * (6 + rank)
+    lengths = torch.randint(0, 5, (size,), generator=draw, dtype=torch.int32)
     return KeyedJaggedTensor.from_lengths_sync(  # counted before it is copied, as a reader does
-        keys=["item"],
+        keys=keys,
         values=torch.randint(0, 9 if hot else ROWS, (int(lengths.sum()),), generator=draw)
         * (7 if hot else 1)
         % ROWS,
@@ -123,18 +186,35 @@ def batch_of(step: int, rank: int, hot: bool) -> KeyedJaggedTensor:
     )
 
 
+def _model(keys: list[str], pooled: bool) -> torch.nn.Module:
+    meta = torch.device("meta")
+    table = {
+        "name": "songs",
+        "embedding_dim": DIM,
+        "num_embeddings": ROWS,
+        "feature_names": sorted(keys),
+    }
+    if pooled:
+        bags = EmbeddingBagCollection(tables=[EmbeddingBagConfig(**table)], device=meta)
+        return torch.nn.Sequential(bags)
+    sequences = EmbeddingCollection(tables=[EmbeddingConfig(**table)], device=meta)
+    return torch.nn.Sequential(sequences)
+
+
+def _values(output: Any) -> Tensor:
+    """The rows of the ids, or the sums of the bags."""
+    values: Tensor = output.values() if isinstance(output, KeyedTensor) else output["item"].values()
+    return values
+
+
 def trained(
-    kind: str, coalesce: Coalesce, hot: bool, emulated: bool
+    kind: str, coalesce: Coalesce, hot: bool, pooled: bool, emulated: bool
 ) -> tuple[list[Tensor], dict[str, int]]:
     """On a rank: each step's rows, and at last the table's; how often a step waited for what."""
-    from torchrec.modules.embedding_configs import EmbeddingConfig
-    from torchrec.modules.embedding_modules import EmbeddingCollection
-
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    config = EmbeddingConfig(
-        name="songs", embedding_dim=DIM, num_embeddings=ROWS, feature_names=["item"]
-    )
-    model = torch.nn.Sequential(EmbeddingCollection(tables=[config], device=torch.device("meta")))
+    # In another order than the tables', so that they are put in it.
+    keys = ["other", "item"] if pooled else ["item"]
+    model = _model(keys, pooled)
     optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)
     initialisers = table_initialisers(model)
     arranged = BySharding("row_wise")(model, optimizer)
@@ -146,29 +226,33 @@ def trained(
         sharders=tier_sharders(cluster, arranged.sharders),
     )
     initialise_tables(sharded, initialisers, 0)
-    (collection,) = (m for m in sharded.modules() if isinstance(m, TierEmbeddingCollection))
+    (collection,) = (m for m in sharded.modules() if isinstance(m, TieredModule))
     found: list[Tensor] = []
     plans = [plan_of(world_size, coalesce), plan_of(world_size, coalesce, shift=3)]
+    version = plans[False].version if hot else None
+    batches = [marked(batch_of(step, rank, hot, keys), version) for step in range(STEPS)]
 
-    def steps(device: torch.device) -> None:
+    def train(outputs: Iterator[Any]) -> None:
         for step in range(STEPS):
-            if step == STEPS - 1:
+            if step == MOVES_AT:
                 collection.tiers.retier(plans[True])
-            batch = marked(batch_of(step, rank, hot), plans[False].version if hot else None)
-            rows = collection(batch.to(device))["item"].values()
+            rows = _values(next(outputs))
             found.append(held(rows).clone())
             (rows.square().sum() / 10).backward()
+            del rows
         collection.tiers.flush()
 
     if not emulated:
-        steps(torch.device("cpu"))
+        train(collection(batch).wait() for batch in batches)
         return [*found, _table(sharded)], {}
     with pytest.MonkeyPatch.context() as own, EmulatedCuda() as device:
         _home_on_cpu(own)
         _put_on_device(collection.tiers)
         collection.tiers.retier(plan_of(world_size, coalesce))
         device.waits.clear()
-        steps(torch.device("cuda"))
+        train(_Pipeline(collection, CUDA).steps(iter(batches)))
+        gc.collect()
+        assert not device.races, device.races
         waits = {
             where: -(-count // STEPS) for where, count in device.waits.items() if where in OF_A_STEP
         }
@@ -183,9 +267,9 @@ def _table(sharded: DistributedModelParallel) -> Tensor:
     return rows
 
 
-def both_ways(kind: str, coalesce: Coalesce, hot: bool) -> dict[str, int]:
-    here, _ = trained(kind, coalesce, hot, emulated=False)
-    there, waits = trained(kind, coalesce, hot, emulated=True)
+def both_ways(kind: str, coalesce: Coalesce, hot: bool, pooled: bool) -> dict[str, int]:
+    here, _ = trained(kind, coalesce, hot, pooled, emulated=False)
+    there, waits = trained(kind, coalesce, hot, pooled, emulated=True)
     for one, other in zip(there, here, strict=True):
         # float32's rounding: the two ways may sum a row's gradients in other orders.
         torch.testing.assert_close(one, other)
@@ -193,16 +277,24 @@ def both_ways(kind: str, coalesce: Coalesce, hot: bool) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "coalesce", "world_size", "hot", "most"),
+    ("kind", "coalesce", "world_size", "hot", "pooled", "most"),
     [
-        ("sgd", "none", 1, False, 8),
-        ("rowwise_adagrad", "rank", 2, False, 10),
-        ("sgd", "node", 2, False, 16),
-        ("sgd", "rank", 2, True, 11),
+        ("sgd", "none", 1, False, False, 8),
+        ("rowwise_adagrad", "rank", 2, False, False, 10),
+        ("sgd", "node", 2, False, False, 16),
+        ("sgd", "rank", 2, True, False, 11),
+        ("rowwise_adagrad", "none", 2, False, True, 10),
     ],
 )
 def test_a_step_is_the_cpus(
-    gloo_pool: GlooPool, kind: str, coalesce: Coalesce, world_size: int, hot: bool, most: int
+    gloo_pool: GlooPool,
+    kind: str,
+    coalesce: Coalesce,
+    world_size: int,
+    hot: bool,
+    pooled: bool,
+    most: int,
 ) -> None:
-    for waits in gloo_pool.run(both_ways, kind, coalesce, hot, world_size=world_size):
+    """And nothing is read before it is there, or handed on before it is read."""
+    for waits in gloo_pool.run(both_ways, kind, coalesce, hot, pooled, world_size=world_size):
         assert sum(waits.values()) <= most, waits

@@ -188,6 +188,13 @@ def devices_on_a_rank(sharding: Any) -> list[tuple[int, int]]:
     return sorted({(one.placement.rank(), one.placement.device().index) for one in every})
 
 
+def on_machine(devices: int, sharding: Any) -> list[tuple[int, int]]:
+    """`devices_on_a_rank`, of a machine with so many."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(torch.cuda, "device_count", lambda: devices)
+        return devices_on_a_rank(sharding)
+
+
 @pytest.mark.parametrize(
     "sharding",
     ["by_size", {"search": "greedy", "constraints": {"*": {"sharding_types": ["row_wise"]}}}],
@@ -195,7 +202,11 @@ def devices_on_a_rank(sharding: Any) -> list[tuple[int, int]]:
 def test_ranks_have_their_machines_devices_whatever_nodes_are_named(
     gloo_pool: GlooPool, sharding: Any
 ) -> None:
-    assert gloo_pool.run(devices_on_a_rank, sharding) == [[(0, 0), (1, 1)]] * 2
+    assert gloo_pool.run(on_machine, 2, sharding) == [[(0, 0), (1, 1)]] * 2
+
+
+def test_ranks_share_the_device_of_a_machine_that_has_one(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(on_machine, 1, "by_size") == [[(0, 0), (1, 0)]] * 2
 
 
 def planned_past_constraints() -> list[str]:

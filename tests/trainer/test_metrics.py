@@ -196,7 +196,7 @@ def test_one_batch_larger_than_the_limit_is_kept_whole(gloo_pool: GlooPool) -> N
 
 def culprits(batches: list[tuple[int, str]]) -> str:
     """On a rank: what is said of three steps' batches, some of which are spoilt on a rank."""
-    check = FiniteInputs()
+    check = FiniteInputs(torch.device("cpu"))
     for number in (1, 2, 3):
         batch = random_batch(SCHEMA, 8, seed=number)
         for spoilt, part in batches:

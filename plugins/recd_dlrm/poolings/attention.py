@@ -87,11 +87,10 @@ class Attention(nn.Module):
         """
         samples, unique = inverse_lookup.numel(), lengths.numel()
         lengths_of_all = lengths.index_select(0, inverse_lookup)
-        pairs = int(lengths_of_all.sum())
-        if not self._spares(values, pairs, unique, samples):
+        if not (values.is_cpu and self._spares(values, lengths_of_all, unique)):
             cells = cells_of(lengths, inverse_lookup)
             keys = expand_rows(values, cells)
-            if pairs < LEAST_PAIRS or samples < LEAST_FACTOR * unique:
+            if len(cells) < LEAST_PAIRS or samples < LEAST_FACTOR * unique:
                 return self.forward(keys, lengths_of_all, query)
             parts = self._parts()
             of_key = expand_rows(values @ parts.key.T, cells)
@@ -109,10 +108,9 @@ class Attention(nn.Module):
         pooled = weighted_sums(values, weights.unsqueeze(1), histories).squeeze(1)
         return expand_rows(pooled, by_history.argsort())
 
-    def _spares(self, values: Tensor, pairs: int, histories: int, samples: int) -> bool:
+    def _spares(self, values: Tensor, lengths_of_all: Tensor, histories: int) -> bool:
         """Whether matrices of samples and matmuls of histories cost less than copies of keys."""
-        if values.device.type != "cpu":
-            return False
+        pairs, samples = int(lengths_of_all.sum()), lengths_of_all.numel()
         dim, hidden = values.shape[1], self.first.out_features
         return pairs > OF_HISTORY / dim * histories + OF_SAMPLE * hidden * samples
 

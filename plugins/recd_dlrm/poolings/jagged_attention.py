@@ -113,14 +113,15 @@ class Buckets:
             stop = start + sum(shape.rows for shape in shapes)
             ours = falling[start:stop]
             source, *laid = _lay(ours, starts[start:stop], np.array(shapes))
-            of_rows, ages, cells, where, mask = (torch.from_numpy(a).to(device) for a in laid)
-            lengths_here = torch.from_numpy(ours).to(device)
+            lengths_here, of_rows, ages, cells, where, mask = (
+                _on(device, one) for one in (ours, *laid)
+            )
             chunks.append(Chunk(lengths_here, of_rows, ages, shapes, cells, where, mask))
             sources.append(source)
             start = stop
         places = np.empty_like(order)
         places[order] = np.minimum(np.arange(len(order)), start)
-        values, rows = (torch.from_numpy(a).to(device) for a in (np.concatenate(sources), places))
+        values, rows = (_on(device, one) for one in (np.concatenate(sources), places))
         return cls(tuple(chunks), values, rows)
 
     def values(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -133,6 +134,12 @@ class Buckets:
         """[B, D] from one [b, D] a chunk, there is at least one; zeros for length 0."""
         pooled = F.pad(torch.cat(list(outputs)), (0, 0, 0, 1))
         return pooled.index_select(0, self.places)
+
+
+def _on(device: torch.device, numbers: npt.NDArray[Any]) -> Tensor:
+    """Numbers of the processor on a device: from pinned memory, for which nobody waits."""
+    made = torch.from_numpy(numbers)
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
 class _Permute(torch.autograd.Function):

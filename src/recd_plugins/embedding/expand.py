@@ -30,19 +30,23 @@ def expand_rows(unique: Tensor, inverse_lookup: Tensor) -> Tensor:
     return expanded
 
 
-def expand_values(values: Tensor, lengths: Tensor, inverse_lookup: Tensor) -> Tensor:
+def expand_values(
+    values: Tensor, lengths: Tensor, inverse_lookup: Tensor, num_values: int | None = None
+) -> Tensor:
     """[N, ...]: the B samples' values end to end, of U unique samples' [N_u, ...].
 
-    Unique sample u has `lengths[u]` of the values, sample i those of `inverse_lookup[i]`.
+    Unique sample u has `lengths[u]` of the values, sample i those of `inverse_lookup[i]`. Who knows
+    N, `num_values`, hands it over; else CUDA is waited for.
     """
     if values.dim() == 1 and not values.requires_grad:
-        return WeightedJagged(values, lengths).select(inverse_lookup).values
+        return WeightedJagged(values, lengths).select(inverse_lookup, num_values).values
     if values.is_cuda and values.dim() == 2:
         # Its kernel finds each value's cell itself, and keeps none for the gradient.
-        lengths = lengths.long()
-        expanded: Tensor = torch.ops.fbgemm.jagged_index_select(values, lengths, inverse_lookup)[0]
+        expanded: Tensor = torch.ops.fbgemm.jagged_index_select(
+            values, lengths.long(), inverse_lookup, num_values
+        )[0]
         return expanded
-    return expand_rows(values, cells_of(lengths, inverse_lookup))
+    return expand_rows(values, cells_of(lengths, inverse_lookup, num_values))
 
 
 def expand_columns(uniques: Sequence[Tensor], lookups: Sequence[Tensor | None]) -> Tensor:
@@ -68,14 +72,17 @@ def sum_cells(values: Tensor, cells: Tensor, num_cells: int) -> Tensor:
     return summed
 
 
-def cells_of(lengths: Tensor, inverse_lookup: Tensor) -> Tensor:
-    """[N]: which of the unique samples' values each of the B samples' values is."""
+def cells_of(lengths: Tensor, inverse_lookup: Tensor, num_values: int | None = None) -> Tensor:
+    """[N]: which of the unique samples' values each of the B samples' values is. Where N is not
+    given as `num_values`, CUDA is waited for."""
     if lengths.device.type == "cpu":
         return torch.from_numpy(_cells(lengths.numpy(), inverse_lookup.numpy()))
     expanded = lengths.long()[inverse_lookup]
     starts = (lengths.cumsum(0) - lengths)[inverse_lookup]
     # Value n lies as far behind its unique sample's start as n behind its own sample's.
-    where = torch.repeat_interleave(starts - (expanded.cumsum(0) - expanded), expanded)
+    where = torch.repeat_interleave(
+        starts - (expanded.cumsum(0) - expanded), expanded, output_size=num_values
+    )
     return where + torch.arange(where.numel(), device=where.device)
 
 

@@ -19,6 +19,7 @@ from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import mark_of, marked
+from recd_plugins.sparse.rows.memory import numbers_on
 
 __all__ = ["BatchSamples", "pooled", "rows_of", "sequences", "vbe_rows_of"]
 
@@ -103,7 +104,7 @@ def _lengths(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) 
         _cut(kjt.lengths().view(len(kjt.keys()), kjt.stride()), stride) for kjt in of if kjt.keys()
     ]
     place = {key: index for index, key in enumerate(known)}
-    order = torch.tensor([place[key] for key in keys], device=blocks[0].device)
+    order = numbers_on(blocks[0].device, [place[key] for key in keys])
     return torch.cat(blocks).index_select(0, order).view(-1)
 
 

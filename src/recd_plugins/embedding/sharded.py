@@ -36,6 +36,7 @@ from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.rows.memory import numbers_on
 
 __all__ = [
     "DedupContext",
@@ -271,7 +272,7 @@ def _with_as_many_rows(
     source = np.full((len(strides), longest), given)
     for rank, (end, stride) in enumerate(zip(np.cumsum(strides), strides, strict=True)):
         source[rank, :stride] = np.arange(end - stride, end)
-    index = torch.from_numpy(source.ravel()).to(kjt.device())
+    index = numbers_on(kjt.device(), source.ravel())
     lengths = F.pad(kjt.lengths().view(len(keys), given), (0, 1)).index_select(1, index)
     return KeyedJaggedTensor(
         keys=keys,

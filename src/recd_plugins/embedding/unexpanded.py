@@ -97,7 +97,7 @@ class Unexpanded(Tensor):
     def _expand(self, unique: Tensor) -> Tensor:
         if self.lengths is None:
             return expand_rows(unique, self.inverse_lookup)
-        return expand_values(unique, self.lengths, self.inverse_lookup)
+        return expand_values(unique, self.lengths, self.inverse_lookup, self.shape[0])
 
     def _like(self, unique: Tensor) -> Unexpanded:
         """The same samples of other values, or on another device."""
@@ -172,7 +172,7 @@ class _Stand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         lookup, lengths = ctx.saved_tensors
-        cells = lookup if lengths is None else cells_of(lengths, lookup)
+        cells = lookup if lengths is None else cells_of(lengths, lookup, len(gradient))
         return sum_cells(gradient, cells, ctx.num_unique), None, None, None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -12,11 +14,12 @@ __all__ = ["probe"]
 
 
 def probe() -> None:
-    """All-to-all and all-reduce over the launcher's group; an error if a number is wrong."""
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    """All-to-all and all-reduce over the launcher's group, by NCCL where each rank has a device; an
+    error if a number is wrong."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = "nccl" if torch.cuda.device_count() >= world_size else "gloo"
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    dist.init_process_group(backend)
     sent = torch.arange(world_size, device=device, dtype=torch.float32) + rank * world_size
     got = torch.empty_like(sent)
     dist.all_to_all_single(got, sent)

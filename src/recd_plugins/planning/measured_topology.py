@@ -169,8 +169,8 @@ def _scattered(timer: Timer, link: Link, largest: int) -> float:
     part = torch.zeros(len(buffer) // world.size(), device=timer.device)
 
     def halves() -> None:
-        dist.reduce_scatter_tensor(part, buffer, group=world)
-        dist.all_gather_into_tensor(buffer, part, group=world)
+        dist.reduce_scatter_single(part, buffer, group=world)
+        dist.all_gather_single(buffer, part, group=world)
 
     whole, both = map(middle, timer.in_turns([partial(_all_reduce, buffer, part, world), halves]))
     return min(max(both / whole, 1.0), 1.5)

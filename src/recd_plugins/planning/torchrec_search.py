@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import (
@@ -155,16 +156,18 @@ def make_row_wise(
 
 def on_devices(plan: ShardingPlan, ranks_of_machine: int) -> None:
     """Have each shard of the plan on the device that its rank has: machines are not always the
-    nodes of the topology that it was planned for."""
+    nodes of the topology that it was planned for, and ranks in want of devices share them by
+    turns."""
     from torchrec.distributed.planner.utils import placement
 
+    devices = min(ranks_of_machine, torch.cuda.device_count() or ranks_of_machine)
     for tables in plan.plan.values():
         every: Any = tables
         for sharding in every.values():
             shards = [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
             for index, shard in enumerate(shards):
                 rank, kind = shard.placement.rank(), shard.placement.device().type
-                there = placement(kind, rank, ranks_of_machine)
+                there = placement(kind, rank, devices)
                 shards[index] = dataclasses.replace(shard, placement=there)
 
 

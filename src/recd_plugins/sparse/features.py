@@ -20,6 +20,7 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import marked
+from recd_plugins.sparse.rows.memory import numbers_on
 
 __all__ = ["FeatureLookup", "KeyRows", "SparseFeatures"]
 
@@ -115,7 +116,9 @@ class SparseFeatures(Bundle):
             return {}
         kjt, group_of = self.dedup.kjt, self.dedup.group_of
         lengths = kjt.lengths().view(len(kjt.keys()), kjt.stride())
-        lookups = self.dedup.inverse_lookup[[group_of[key] for key in kjt.keys()]]  # noqa: SIM118
+        groups = [group_of[key] for key in kjt.keys()]  # noqa: SIM118  # a KJT is no mapping
+        lookups = self.dedup.inverse_lookup
+        lookups = lookups.index_select(0, numbers_on(lookups.device, groups))
         numels = lengths.gather(1, lookups).sum(1).tolist()
         return dict(zip(kjt.keys(), numels, strict=True))
 

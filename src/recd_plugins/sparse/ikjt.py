@@ -19,6 +19,7 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups, real_rows
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_of_group
+from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.sparse.rows.unique import unique_numbers
 
 __all__ = ["InverseKeyedJaggedTensor", "check_ikjt", "check_lookup"]
@@ -213,9 +214,12 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         for key in keys:
             if key not in position:
                 raise DataError(f"to_kjt: there is no key {key!r}; {nearest(key, position)}")
-        firsts = torch.tensor([position[key] * self.kjt.stride() for key in keys])
-        lookups = self.inverse_lookup[[group_of[key] for key in keys]]
-        rows = WeightedJagged.of(self.kjt).select((lookups + firsts[:, None].to(lookups)).view(-1))
+        stride, device = self.kjt.stride(), self.inverse_lookup.device
+        groups, firsts = numbers_on(
+            device, [[group_of[key] for key in keys], [position[key] * stride for key in keys]]
+        )
+        lookups = self.inverse_lookup.index_select(0, groups) + firsts[:, None]
+        rows = WeightedJagged.of(self.kjt).select(lookups.view(-1))
         return KeyedJaggedTensor(
             keys=list(keys),
             values=rows.values,

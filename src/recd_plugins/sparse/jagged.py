@@ -151,13 +151,14 @@ class WeightedJagged:
         weights = None if self.weights is None else self.weights[:numel]
         return WeightedJagged(self.values[:numel], self.lengths[:count], weights)
 
-    def select(self, rows: Tensor) -> WeightedJagged:
-        """Rows `rows` [N], in this order, repeats included."""
+    def select(self, rows: Tensor, num_values: int | None = None) -> WeightedJagged:
+        """Rows `rows` [N], in this order, repeats included. Where nobody says how many ids these
+        have, CUDA is waited for."""
         lengths = self.lengths
         if self.values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
             lengths = lengths.long()
         lengths, values, weights = torch.ops.fbgemm.permute_1D_sparse_data(
-            rows.to(torch.int32), lengths, self.values, self.weights, None
+            rows.to(torch.int32), lengths, self.values, self.weights, num_values
         )
         return WeightedJagged(values, lengths, weights)
 

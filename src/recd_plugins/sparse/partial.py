@@ -20,6 +20,7 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.deduplicate import unique_each
+from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.sparse.rows.shared import SharedRows
 from recd_plugins.sparse.rows.unique import group_codes
 
@@ -93,14 +94,15 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         """Make one of each key's unique rows, in the groups' order; `lengths` is the KJTs' type."""
         rows = list(shared.values())
         weights = [one.weights for one in rows if one.weights is not None]
-        sizes = torch.tensor([one.values.numel() for one in rows], dtype=lengths)
+        sizes = [one.values.numel() for one in rows]
         return cls(
             kjt=KeyedJaggedTensor(
                 keys=list(shared),
                 values=torch.cat([one.values for one in rows]),
-                lengths=sizes.to(inverse_lookup.device),
+                lengths=numbers_on(inverse_lookup.device, sizes).to(lengths),
                 weights=torch.cat(weights) if weights else None,
                 stride=1,
+                length_per_key=sizes,
             ),
             spans=torch.cat([one.spans for one in rows]),
             inverse_lookup=inverse_lookup,

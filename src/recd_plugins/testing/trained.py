@@ -18,7 +18,7 @@ __all__ = ["Trained", "dense_optimizer", "gather_table"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Losses and weights after a training."""
+    """Losses and weights after a training, on the CPU: they travel between processes."""
 
     losses: Tensor
     """[steps, world_size]: the loss of each step on each rank's batch."""
@@ -46,7 +46,7 @@ class Trained:
             if table_name(name) in tables:
                 full[table_name(name)] = gather_table(value)
             else:
-                dense[name] = value.detach().clone()
+                dense[name] = value.detach().to("cpu", copy=True)
         return cls(losses=torch.tensor(losses), tables=full, dense=dense, start=start or {})
 
     def tensors(self) -> dict[str, Tensor]:
@@ -59,9 +59,10 @@ class Trained:
 
 
 def gather_table(value: Tensor | ShardedTensor) -> Tensor:
-    """A table, or a state of its optimizer, in full on every rank, from the shards of all ranks."""
+    """A table, or a state of its optimizer, in full on every rank, from the shards of all ranks;
+    on the CPU, whatever device it was on."""
     if not isinstance(value, ShardedTensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     mine = [
         (shard.metadata.shard_offsets, shard.tensor.detach().cpu())
         for shard in value.local_shards()

@@ -23,7 +23,7 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.tiers.collectives import Peers
-from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
+from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, begins
 from recd_plugins.tiers.rows import rows_from_home, tied
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
@@ -55,11 +55,10 @@ class Lookups:
             rows = rows.index_select(0, which).float()
             which = torch.arange(len(which), device=which.device)
         # A row for each id, and `index_add_` of these, would take 2 to 9 times as long on the CPU.
-        ends = torch.bincount(self.bags, minlength=num_bags).cumsum(0)
         sums: Tensor = torch.embedding_bag(
             rows,
             which,
-            torch.cat([ends.new_zeros(1), ends]),
+            begins(self.bags, num_bags),
             mode=0,  # the sum
             per_sample_weights=self.weights,
             include_last_offset=True,
@@ -305,13 +304,15 @@ class PackedBags(Multistreamable):
         All ranks send equally many, for gloo sums no others: the most that any rank has, even
         where their batches differ in size.
         """
-        samples = tuple(feature.nonzero().squeeze(1) for feature in lengths)
-        most = max((len(own) for own in samples), default=0)
-        stride = max(1, world.most(most, lengths.device))
-        packed = lengths.new_zeros(len(lengths), stride)
-        for row, feature, which in zip(packed, lengths, samples, strict=True):
-            row[: len(which)] = feature[which]
-        return cls(packed, samples)
+        counts = lengths.count_nonzero(1)
+        # All numbers at once: on CUDA the processor waits for them.
+        *each, most = torch.cat([counts, world.most(counts.max()).view(1)]).tolist()
+        features, samples = lengths.nonzero().unbind(1)
+        places = torch.arange(len(samples), device=samples.device)
+        places -= (counts.cumsum(0) - counts)[features]
+        packed = lengths.new_zeros(len(lengths), max(1, most))
+        packed[features, places] = lengths[features, samples]
+        return cls(packed, samples.split(each))
 
     @classmethod
     def none(cls, lengths: Tensor) -> PackedBags:

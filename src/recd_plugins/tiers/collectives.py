@@ -43,12 +43,23 @@ class Pending:
 
     tensor: Tensor
     work: dist.Work | Sequence[dist.Work] | None
+    sent: Tensor | None = None
+    """What the collective reads, if not `tensor` itself."""
 
     def wait(self) -> Tensor:
+        """The tensor, filled.
+
+        On CUDA another stream may wait than the one that began. The allocator must know, or the
+        first one's next tensors may come to lie where this one still reads.
+        """
         if self.work is not None:
             for work in self.work if isinstance(self.work, Sequence) else [self.work]:
                 work.wait()
             self.work = None
+        for used in (self.tensor, self.sent):
+            if used is not None and used.is_cuda:
+                used.record_stream(torch.cuda.current_stream(used.device))
+        self.sent = None
         return self.tensor
 
 
@@ -66,32 +77,30 @@ class Peers:
 
     def all_reduce(self, mine: Tensor) -> Pending:
         """The sum over peers, in place."""
-        if self._group is None:
+        if self._group is None or not mine.numel():
             return Pending(mine, None)
         return Pending(mine, dist.all_reduce(mine, group=self._group, async_op=True))
 
-    def most(self, mine: int, device: torch.device) -> int:
-        """The largest of the peers' numbers."""
-        if self._group is None:
-            return mine
-        most = torch.tensor(mine, device=device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, self._group)
-        return int(most)
+    def most(self, mine: Tensor) -> Tensor:
+        """The largest of the peers' numbers, in place."""
+        if self._group is not None:
+            dist.all_reduce(mine, dist.ReduceOp.MAX, self._group)
+        return mine
 
     def all_gather(self, mine: Tensor) -> Pending:
         """[size, *mine.shape], by peer."""
         if self._group is None:
             return Pending(mine.unsqueeze(0), None)
         every, mine = mine.new_empty((self.size, *mine.shape)), mine.contiguous()
+        if not mine.numel():
+            return Pending(every, None)
         if mine.is_cuda:
-            work = dist.all_gather_into_tensor(
-                every.flatten(0, 1), mine, self._group, async_op=True
-            )
-            return Pending(every, work)
+            work = dist.all_gather_single(every.flatten(0, 1), mine, self._group, async_op=True)
+            return Pending(every, work, mine)
         # gloo's own gather may send before it says that it is ready to receive, and then the two
         # ways of a connection take turns.
         every[self.rank] = mine
-        peers = [peer for peer in range(self.size) if peer != self.rank and mine.numel()]
+        peers = [peer for peer in range(self.size) if peer != self.rank]
         works = [dist.irecv(every[peer], group=self._group, group_src=peer) for peer in peers]
         works += [dist.isend(mine, group=self._group, group_dst=peer) for peer in peers]
         return self._kept(Pending(every, [work for work in works if work is not None]))
@@ -111,7 +120,7 @@ class Peers:
         if parts.is_cuda:
             own = parts.new_empty((len(parts) // self.size, *parts.shape[1:]))
             work = dist.reduce_scatter_single(own, parts, group=self._group, async_op=True)
-            return Pending(own, work)
+            return Pending(own, work, parts)
         # gloo would sum all parts on all peers, for 1.6 times the bytes.
         each = parts.chunk(self.size)
         works = [
@@ -131,11 +140,9 @@ class Peers:
         if self._group is None:
             return Pending(parts, None)
         count = len(parts) if receives is None else sum(receives)
-        received = parts.new_empty((count, *parts.shape[1:]))
-        work = dist.all_to_all_single(
-            received, parts.contiguous(), receives, sends, self._group, async_op=True
-        )
-        return Pending(received, work)
+        received, parts = parts.new_empty((count, *parts.shape[1:])), parts.contiguous()
+        work = dist.all_to_all_single(received, parts, receives, sends, self._group, async_op=True)
+        return Pending(received, work, parts)
 
 
 class Nodes:

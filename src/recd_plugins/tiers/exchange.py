@@ -303,12 +303,13 @@ class DeferredExchange:
         self,
         home_ids: Sequence[CollectiveSequence[HomeIds]],
         send: Callable[[], KJTListSplitsAwaitable[Any]],
+        device: torch.device,
     ) -> None:
+        """`device` is that of the ids, whose current stream the exchange stays on."""
         self._home_ids, self._send = home_ids, send
         self._splits: Callable[[], KJTListAwaitable] | None = None
         self._sent: Sent | None = None
-        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._stream = torch.cuda.current_stream() if cuda else None
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     @property
     def begun(self) -> bool:

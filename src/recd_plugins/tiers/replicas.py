@@ -204,6 +204,9 @@ class Replicas:
     def __init__(self, groups: Sequence[TableGroup], plan: TierPlan, nodes: Nodes) -> None:
         self._nodes = nodes
         self.groups = [GroupReplicas.of(group, plan, nodes.ranks_per_node) for group in groups]
+        if groups and (like := groups[0].like).is_cuda:
+            # Batches are routed on other streams, which do not wait for this one.
+            torch.cuda.current_stream(like.device).synchronize()
         self.filled = False
         self.left = False
         """Whether other replicas have the rows from now on."""

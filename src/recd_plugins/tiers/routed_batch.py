@@ -31,6 +31,7 @@ __all__ = [
     "RoutedBatch",
     "RoutedGroup",
     "Touched",
+    "begins",
     "check_hot",
     "exchange_touched",
 ]
@@ -60,10 +61,13 @@ def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collec
         by_rank = every[:, nodes.node.rank]
     else:
         by_rank = yield nodes.node.all_to_all(_pack(mine))
-    by_node = yield nodes.across.all_gather(_any(by_rank))
-    anywhere = yield nodes.node.all_gather(_any(by_node))
+    # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
     size = mine.shape[1]
-    return Touched(mine, *(_unpack(bits, size) for bits in (by_rank, by_node, anywhere)))
+    of_ranks = _unpack(by_rank, size)
+    by_node = yield nodes.across.all_gather(_any(by_rank))
+    of_nodes = _unpack(by_node, size)
+    anywhere = yield nodes.node.all_gather(_any(by_node))
+    return Touched(mine, of_ranks, of_nodes, _unpack(anywhere, size))
 
 
 def _touched_by_node(mine: Tensor, nodes: Nodes) -> Collectives[Tensor]:
@@ -97,6 +101,15 @@ def _unpack(packed: Tensor, size: int) -> Tensor:
         return torch.from_numpy(bits.view(np.bool_))
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
+
+
+def begins(bags: Tensor, count: int) -> Tensor:
+    """[count + 1]: where each of so many bags begins among the ids' `bags` [n], which ascend, and
+    where the last one ends."""
+    if bags.is_cuda:  # bincount would have the processor wait
+        return torch.searchsorted(bags, torch.arange(count + 1, device=bags.device))
+    ends = torch.bincount(bags, minlength=count).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends])
 
 
 def _marked(places: Tensor, count: int) -> Tensor:
@@ -307,7 +320,7 @@ class RoutedBatch(Multistreamable):
 
     def missed_lengths(self) -> Tensor:
         """[F, B] int32: how many ids of each bag miss."""
-        counts = torch.bincount(self.bags[self.missed()], minlength=self.lengths.numel())
+        counts = begins(self.bags[self.missed()], self.lengths.numel()).diff()
         return counts.view_as(self.lengths).to(torch.int32)
 
     @property
@@ -316,7 +329,8 @@ class RoutedBatch(Multistreamable):
         return sum(sum(group.segments.lengths) for group in self.groups)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for tensor in (self.given, self.ids, self.lengths, self.weights):
+        bags = vars(self).get("bags")  # where somebody has asked for them
+        for tensor in (self.given, self.ids, self.lengths, self.weights, bags):
             if tensor is not None:
                 tensor.record_stream(stream)
         for group in self.groups:

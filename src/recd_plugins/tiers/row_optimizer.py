@@ -169,7 +169,7 @@ class RowOptimizer:
             squares.mean(dim=1, keepdim=True) if partial else squares, alpha=1 - self.beta2
         )
         # float32, as fbgemm raises to powers: of a beta near 1 that is felt in the first steps.
-        steps = state[:, -1:].add_(1) if self.counts_rows else state.new_tensor([self.forwards])
+        steps = state[:, -1:].add_(1) if self.counts_rows else state.new_full((1,), self.forwards)
         means, variances = first / (1 - self.beta1**steps), second / (1 - self.beta2**steps)
         direction: Tensor = means / (variances.sqrt() + self.eps) + self.weight_decay * rows
         if self.kind in ("lamb", "partial_rowwise_lamb"):

@@ -238,7 +238,8 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
             return request
 
         ctx.sharding_contexts = promised
-        exchange = DeferredExchange([group.home_ids for group in batch.groups], send)
+        home_ids = [group.home_ids for group in batch.groups]
+        exchange = DeferredExchange(home_ids, send, batch.ids.device)
         self.tiers.defer(exchange)
         return [DeferredSplits(exchange, number) for number in range(count)]
 

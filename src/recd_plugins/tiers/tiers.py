@@ -97,6 +97,7 @@ class Tiers:
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
         self._order: list[int] = []
+        self._order_tensor = torch.empty(0, dtype=torch.int32)
         self._routes = Replicas(self._groups, plan, nodes)
         """The replicas that new batches are routed by."""
         self._version = plan.version
@@ -307,9 +308,13 @@ class Tiers:
         if keys != self._keys:
             self._keys = list(keys)
             self._order = [self._keys.index(one.feature) for one in self.features]
+            # Made once: TorchRec would copy it to the device for each batch, and wait.
+            self._order_tensor = torch.tensor(
+                self._order, dtype=torch.int32, device=features.device()
+            )
         if self._order == list(range(len(keys))):
             return features
-        return features.permute(self._order)
+        return features.permute(self._order, self._order_tensor)
 
 
 class FlushingOptimizer(CombinedOptimizer):

@@ -9,10 +9,11 @@ done in bounded chunks, two at a time: while one is on the wire, the other is su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -80,13 +81,17 @@ class Entries:
             None if self.weights is None else self.weights[order],
         )
 
-    def between(self, first: int, last: int, start: int) -> Entries:
-        """The entries, if sorted, of places in [first, last), which are counted from `start` on."""
+    def begins(self, places: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Where the entries, if sorted, of each of `places` begin. CUDA is waited for, once."""
+        wanted = numbers_on(self.places.device, places).to(self.places.dtype)
+        found: list[list[int]] = torch.searchsorted(self.places, wanted).tolist()
+        return found
+
+    def cut(self, low: int, high: int, moved: int) -> Entries:
+        """Entries `low` to `high`, if sorted, for rows that are now `moved` places further on."""
         assert self.sources is not None
-        ends = numbers_on(self.places.device, [first, last]).to(self.places.dtype)
-        low, high = torch.searchsorted(self.places, ends).tolist()
         return Entries(
-            self.places[low:high] + (start - first),
+            self.places[low:high] + moved,
             self.gradients,
             self.sources[low:high],
             None if self.weights is None else self.weights[low:high],
@@ -187,16 +192,18 @@ class Chunks:
             yield from [ranked] * self.count
             return
         ranked = ranked.sorted()
-        starts = [0]
-        for before in self._before:
-            starts.append(starts[-1] + before[-1])
+        starts = accumulate((before[-1] for before in self._before), initial=0)
+        firsts = [
+            [start + count for count in before]
+            for start, before in zip(starts, self._before, strict=False)
+        ]
+        cuts = ranked.begins(firsts)
         for number in range(self.count):
             taken = 0
             parts = []
-            for start, before in zip(starts, self._before, strict=False):
-                first, last = start + before[number], start + before[number + 1]
-                parts.append(ranked.between(first, last, taken))
-                taken += last - first
+            for first, at in zip(firsts, cuts, strict=True):
+                parts.append(ranked.cut(at[number], at[number + 1], taken - first[number]))
+                taken += first[number + 1] - first[number]
             yield Entries.joined(parts)
 
 
@@ -271,16 +278,21 @@ class Reduction:
         rows = union.nonzero().squeeze(1)
         order = (union.cumsum(0, dtype=torch.int32) - 1)[entries.places]
         ranked, width = entries.at(order), self.chunk_rows
+        firsts = [*range(0, len(rows), width), len(rows)]
+        parts: Iterable[Entries] = [ranked]
         if len(rows) > width:
-            ranked = ranked.sorted()
+            whole = ranked.sorted()
+            (cuts,) = whole.begins([firsts])
+            each = zip(pairwise(cuts), firsts, strict=False)
+            parts = (whole.cut(low, high, -first) for (low, high), first in each)
 
-        def chunk(start: int) -> Collectives[None]:
-            own = rows[start : start + width]
-            part = ranked.between(start, start + len(own), 0) if len(rows) > width else ranked
+        def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
+            own = rows[first:last]
             summed = yield from self._across(part.summed(len(own)), by_node[:, own])
             tier.share.update(own, summed.mul_(scale), optimizer)
 
-        yield from in_flight(map(chunk, range(0, len(rows), width)), IN_FLIGHT)
+        chunks = zip(pairwise(firsts), parts, strict=False)
+        yield from in_flight((chunk(*of, part) for of, part in chunks), IN_FLIGHT)
 
     def _in_node(
         self, chunks: Chunks, number: int, part: Entries, touched: Touched

@@ -134,7 +134,7 @@ class Loop:
         self._ahead: deque[Batch] = deque()
         self._window = LabelMetrics(job.device, stack.schema.targets)
         self._losses = FiniteLosses(job.device)
-        self._inputs = FiniteInputs(lacking=bool(stack.schema.without_target))
+        self._inputs = FiniteInputs(job.device, lacking=bool(stack.schema.without_target))
         self._start = start
         self._period = last_period(positions.state) if start and stack.periods else None
         """The period of the latest batch, where data grow."""

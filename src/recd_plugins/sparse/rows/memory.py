@@ -118,7 +118,9 @@ def _prefetch_line(_typing: Any, numbers: Any, _place: Any) -> Any:
     return types.void(numbers, types.uintp), generate
 
 
-def numbers_on(device: torch.device, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+def numbers_on(
+    device: torch.device, numbers: Sequence[int] | Sequence[Sequence[int]] | I64
+) -> Tensor:
     """Numbers of the processor as an int64 tensor of a device, which nobody waits for: CUDA copies
     from pinned memory beside what the processor does next."""
     made = torch.tensor(numbers, dtype=torch.int64)

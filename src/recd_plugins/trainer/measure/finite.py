@@ -104,8 +104,11 @@ SHOWN = 4
 class FiniteInputs:
     """Keeps one sum per column and step, which is finite where all of its numbers are."""
 
-    def __init__(self, *, lacking: bool = False) -> None:
-        """`lacking`: labels that some samples lack are not a number there, as they should be."""
+    def __init__(self, device: torch.device, *, lacking: bool = False) -> None:
+        """`lacking`: labels that some samples lack are not a number there, as they should be.
+        `device`: that of the job, from which collectives take tensors; batches come as they were
+        read."""
+        self._device = device
         self._lacking = lacking
         self._steps: list[int] = []
         self._sums: list[Tensor] = []
@@ -129,7 +132,7 @@ class FiniteInputs:
         if not self._sums:
             return ""
         wrong = ~torch.stack(self._sums).isfinite()  # [S, D + 2]
-        everywhere = wrong.to(torch.uint8)
+        everywhere = wrong.to(self._device, torch.uint8)
         dist.all_reduce(everywhere, op=dist.ReduceOp.MAX)
         steps = everywhere.any(1).nonzero().flatten().tolist()
         if not steps:
