@@ -165,6 +165,12 @@ class TableImport:
                 "--split-by time: the schema has no timestamp. Name its column there, or split by "
                 "hash:COLUMN."
             )
+        if self._split is not None and (by := self._split.column) is not None:
+            names = {*self._schema.columns, *(name for one in self._files for name in one.columns)}
+            if by not in names and self._files[0].format != "jsonl":  # whose keys may come later
+                raise DataError(
+                    f"--split-by hash:{by}: no file has a column {by!r}; {nearest(by, names)}"
+                )
         if self._negatives is not None:
             item_columns(self._made, self._negatives)
         for name in self._columns if self._files[0].format == "jsonl" else ():
