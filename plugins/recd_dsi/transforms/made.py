@@ -308,6 +308,10 @@ class Intersection(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         left, right = (Rows.of(features, name) for name in self.takes)
+        if left.ids.is_cpu and left.weights is None:
+            made, lengths = torch.empty_like(left.ids), torch.empty_like(left.lengths)
+            args = (*left.words(), *right.words(), made.numpy(), lengths.numpy())
+            return Rows(made[: _intersected(*args)], lengths)
         return _kept(left, in_rows(left, right))
 
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
@@ -333,9 +337,8 @@ class Union(NewFeature):
         if left.ids.is_cpu and left.weights is None and right.weights is None:
             made = torch.empty(len(left.ids) + len(right.ids), dtype=torch.int64)
             lengths = torch.empty_like(left.lengths)
-            there = in_rows(right, left).numpy()
-            args = (*left.words(), *right.words(), there, made.numpy(), lengths.numpy())
-            return Rows(made[: _joined(*args)], lengths)
+            args = (*left.words(), *right.words(), made.numpy(), lengths.numpy())
+            return Rows(made[: _united(*args)], lengths)
         more = _kept(right, ~in_rows(right, left))
         joined = _side_by_side([left, more])
         if left.weights is None or more.weights is None:
@@ -359,52 +362,44 @@ def build_union(config: PairConfig, context: Context) -> Union:
 
 def _kept(rows: Rows, kept: Tensor) -> Rows:
     """The ids that are kept [lengths.sum()], in rows as before."""
-    if rows.ids.is_cpu and rows.weights is None:
-        made, lengths = torch.empty_like(rows.ids), torch.empty_like(rows.lengths)
-        count = _compressed(*rows.words(), kept.numpy(), made.numpy(), lengths.numpy())
-        return Rows(made[:count], lengths)
     weights = None if rows.weights is None else rows.weights[kept]
     return Rows(rows.ids[kept], lengths_kept(rows.lengths, kept), weights)
 
 
 @kernel
-def _compressed(ids: I64, lengths: I64, kept: Bools, out: I64, left: I64) -> int:
-    """The ids that are kept, in rows as before; how many they are."""
-    at = made = 0
+def _intersected(
+    ids: I64, lengths: I64, others: I64, other_lengths: I64, out: I64, left: I64
+) -> int:
+    """Row by row the ids that are among the others beside them; how many they are."""
+    cells = _cells(other_lengths)
+    at = begin = made = 0
     for row in range(len(lengths)):
-        before = made
+        before, mask = made, _enter(others, begin, other_lengths[row], cells)
         for i in range(at, at + lengths[row]):
             out[made] = ids[i]  # no branch: what is not kept is written over
-            made += kept[i]
-        at += lengths[row]
+            made += _holds(ids[i], others, begin, cells, mask)
         left[row] = made - before
+        at += lengths[row]
+        begin += other_lengths[row]
     return made
 
 
 @kernel
-def _joined(
-    ids: I64,
-    lengths: I64,
-    others: I64,
-    other_lengths: I64,
-    there: Bools,
-    out: I64,
-    left: I64,
-) -> int:
-    """Row by row the ids, then those of the others that are not there; how many they are."""
+def _united(ids: I64, lengths: I64, others: I64, other_lengths: I64, out: I64, left: I64) -> int:
+    """Row by row the ids, then those of the others that are not among them; how many they are."""
+    cells = _cells(lengths)
     at = begin = made = 0
     for row in range(len(lengths)):
-        before = made
+        before, mask = made, _enter(ids, at, lengths[row], cells)
         for i in range(at, at + lengths[row]):
             out[made + i - at] = ids[i]
         made += lengths[row]
-        at += lengths[row]
         for j in range(begin, begin + other_lengths[row]):
-            if not there[j]:
-                out[made] = others[j]
-                made += 1
-        begin += other_lengths[row]
+            out[made] = others[j]
+            made += 1 - _holds(others[j], ids, at, cells, mask)
         left[row] = made - before
+        at += lengths[row]
+        begin += other_lengths[row]
     return made
 
 
@@ -431,65 +426,72 @@ def in_rows_by_torch(rows: Rows, others: Rows) -> Tensor:
     return torch.isin(pairs[: len(rows.ids)], pairs[len(rows.ids) :])
 
 
-SHORT = 64
-"""Rows of up to so many ids are looked through where the filter does not tell; of longer ones a
-table is made."""
-FILTER = 32
-"""Bits of the filter for each id, at least: one in so many ids passes it in vain."""
+SPARE = 16
+"""Cells of a row's table for each of its ids, at least: one in so many is taken by another id."""
 
 
 @kernel
 def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Bools) -> None:
+    cells = _cells(other_lengths)
     at = begin = 0
-    size = 64
-    cells, of_row = np.zeros(size, np.int64), np.full(size, -1, np.int64)
-    passing = np.zeros(16, np.uint64)  # a bit for each hash that an id of the row has
     for row in range(len(lengths)):
-        end, other_end = at + lengths[row], begin + other_lengths[row]
-        while 64 * len(passing) < FILTER * other_lengths[row]:
-            passing = np.zeros(2 * len(passing), np.uint64)
-        bits = 64 * len(passing) - 1
-        for j in range(begin, other_end):
-            bit = _cell(others[j], bits)
-            passing[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
-        short, mask = other_lengths[row] <= SHORT, size - 1
-        if not short:
-            if 2 * other_lengths[row] > size:
-                while 2 * other_lengths[row] > size:
-                    size *= 2
-                cells, of_row = np.zeros(size, np.int64), np.full(size, -1, np.int64)
-            mask = size - 1
-            for j in range(begin, other_end):
-                cell = _cell(others[j], mask)
-                while of_row[cell] == row and cells[cell] != others[j]:
-                    cell = (cell + 1) & mask
-                cells[cell], of_row[cell] = others[j], row
-        for i in range(at, end):
-            id_ = ids[i]
-            bit = _cell(id_, bits)
-            if not (passing[bit >> 6] >> np.uint64(bit & 63)) & np.uint64(1):
-                found[i] = False
-            elif short:
-                seen = False
-                for j in range(begin, other_end):
-                    seen |= others[j] == id_
-                found[i] = seen
-            else:
-                cell = _cell(id_, mask)
-                while of_row[cell] == row and cells[cell] != id_:
-                    cell = (cell + 1) & mask
-                found[i] = of_row[cell] == row
-        for j in range(begin, other_end):
-            passing[_cell(others[j], bits) >> 6] = np.uint64(0)
-        at, begin = end, other_end
+        mask = _enter(others, begin, other_lengths[row], cells)
+        for i in range(at, at + lengths[row]):
+            found[i] = _holds(ids[i], others, begin, cells, mask)
+        at += lengths[row]
+        begin += other_lengths[row]
+
+
+@kernel
+def _cells(lengths: I64) -> I64:
+    """A table for any of the rows. A cell holds the place of an id among those of all rows: it is
+    of an earlier row, so that the cell is free, where it lies before the row's own. So no row
+    has to empty the table for the next."""
+    longest = 0
+    for length in lengths:
+        longest = max(longest, length)
+    return np.full(np.int64(_mask(longest)) + 1, -1, np.int64)
+
+
+@kernel
+def _mask(length: np.int64) -> Any:
+    """The number of cells for so many ids, which is a power of two, less 1."""
+    mask = np.uintp(SPARE * length) | np.uintp(63)
+    for shift in (1, 2, 4, 8, 16):
+        mask |= mask >> np.uintp(shift)
+    return mask
+
+
+@kernel
+def _enter(ids: I64, begin: int, length: int, cells: I64) -> Any:
+    """Note a row of ids in the table, each in the first free cell from its hash on; the mask that
+    finds it there."""
+    mask = _mask(length)
+    for at in range(begin, begin + length):
+        cell = _hash(ids[at]) & mask
+        while cells[cell] >= begin and ids[cells[cell]] != ids[at]:
+            cell = (cell + np.uintp(1)) & mask
+        cells[cell] = at
+    return mask
+
+
+@kernel
+def _holds(id_: np.int64, ids: I64, begin: int, cells: I64, mask: np.uintp) -> int:
+    """1 where an id is in the row that begins there and was noted last, else 0."""
+    cell = _hash(id_) & mask
+    while cells[cell] >= begin:
+        if ids[cells[cell]] == id_:
+            return 1
+        cell = (cell + np.uintp(1)) & mask
+    return 0
 
 
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
-def _cell(id_: np.int64, mask: np.int64) -> Any:
-    return np.int64((np.uint64(id_) * SPREAD) >> np.uint64(32)) & mask
+def _hash(id_: np.int64) -> Any:
+    return np.uintp((np.uint64(id_) * SPREAD) >> np.uint64(32))
 
 
 @dataclass(frozen=True, kw_only=True)

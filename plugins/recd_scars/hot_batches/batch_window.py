@@ -170,6 +170,8 @@ def sparse_features(batch: Any, own: OwnBatches) -> SparseFeatures:
 def marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
     """The batch as a hot one, or as a normal one."""
     if isinstance(batch, Batch):
+        if batch.hot_under == hot_under:
+            return batch
         return dataclasses.replace(batch, hot_under=hot_under)
     return marked_batch(batch, features_of(batch, own.features), hot_under)
 

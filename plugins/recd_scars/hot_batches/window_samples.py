@@ -14,16 +14,12 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api import CapabilityError
-from recd_plugins.api.batch import SparseFeatures, parts_of, with_parts
-from recd_plugins.api.rows import kernel
+from recd_plugins.api.batch import JoinedFeatures, SparseFeatures, parts_of, with_parts
 
 __all__ = ["WindowSamples"]
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[Any]
-
-U64 = np.uint64
 
 
 class WindowSamples:
@@ -53,7 +49,7 @@ def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
         raise _refusal(path, f"is a {' and a '.join(sorted({type(v).__name__ for v in values}))}")
     if isinstance(first, KeyedJaggedTensor):
         if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
-            return _Features(values).take
+            return JoinedFeatures(values).take
         raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
     if isinstance(first, SparseFeatures):
         plain = _column([value.plain for value in values], sizes, f"{path}.plain")
@@ -71,14 +67,11 @@ def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
     if _is_list_of_samples(values, sizes):
         every = [one for value in values for one in value]
         return lambda samples: type(first)(every[i] for i in samples)
-    if (parts := parts_of(first)) is not None:
+    parts = [parts_of(value) for value in values]
+    if parts[0] is not None:
         columns = {
-            name: _column(
-                [_part(value, name, path) for value in map(parts_of, values)],
-                sizes,
-                f"{path}.{name}",
-            )
-            for name in parts
+            name: _column([_part(each, name, path) for each in parts], sizes, f"{path}.{name}")
+            for name in parts[0]
         }
         return lambda samples: with_parts(
             first, {name: column(samples) for name, column in columns.items()}
@@ -145,116 +138,3 @@ def _is_pinned(batch: Any) -> Iterator[bool]:
             yield part.is_pinned()
         else:
             yield from _is_pinned(part)
-
-
-class _Features:
-    """KJTs of the same keys, their ids laid out key by key, so that those of a key lie in the order
-    of the samples. Of keys with one id a row, which most are, nothing is kept by row."""
-
-    def __init__(self, kjts: Sequence[KeyedJaggedTensor]) -> None:
-        self._keys: list[str] = kjts[0].keys()
-        lengths = [kjt.lengths().numpy().reshape(len(self._keys), kjt.stride()) for kjt in kjts]
-        counts = np.empty((len(kjts), len(self._keys)), np.int64)
-        self._one_id = np.ones(len(self._keys), np.bool_)
-        """[K]: which keys have one id in each row."""
-        for part, count in zip(lengths, counts, strict=True):
-            _count(part, count, self._one_id)
-
-        def by_key(numbers: Sequence[Tensor]) -> Numbers:
-            given = np.concatenate([part.numpy() for part in numbers])
-            laid = np.empty_like(given)
-            _lay_by_key(given, counts, laid)
-            return laid
-
-        self._values = by_key([kjt.values() for kjt in kjts])
-        weights = [kjt.weights_or_none() for kjt in kjts]
-        given = [each for each in weights if each is not None]
-        self._weights = by_key(given) if given else None
-        numels = counts.sum(axis=0)
-        self._starts = numels.cumsum() - numels
-        """[K]: where the ids of each key begin."""
-        self._lengths = np.concatenate([part[~self._one_id] for part in lengths], axis=1)
-        """[G, N]: of the other keys."""
-        before = self._lengths.cumsum(axis=1, dtype=np.int64) - self._lengths
-        self._firsts = self._starts[~self._one_id, None] + before
-        """[G, N]: where the ids of each row of these begin."""
-
-    def take(self, rows: I64) -> KeyedJaggedTensor:
-        lengths = np.ones((len(self._keys), len(rows)), self._lengths.dtype)
-        lengths[~self._one_id] = self._lengths[:, rows]
-        counts = np.full(len(self._keys), len(rows))
-        counts[~self._one_id] = lengths[~self._one_id].sum(axis=1)
-        offsets = [0, *counts.cumsum().tolist()]
-        firsts = self._firsts[:, rows]
-
-        def copied(values: Numbers) -> Tensor:
-            out = np.empty(offsets[-1], values.dtype)
-            _copy(values, self._one_id, self._starts, rows, firsts, lengths, out)
-            return torch.from_numpy(out)
-
-        return KeyedJaggedTensor(
-            keys=self._keys,
-            values=copied(self._values),
-            weights=None if self._weights is None else copied(self._weights),
-            lengths=torch.from_numpy(lengths.ravel()),
-            stride=len(rows),
-            length_per_key=counts.tolist(),
-            offset_per_key=offsets,
-        )
-
-
-@kernel
-def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
-    """The ids of each key; a key that has others than one in a row is no key of one id."""
-    for key in range(len(lengths)):
-        count, ones = 0, True
-        for row in range(lengths.shape[1]):
-            count += lengths[key, row]
-            ones &= lengths[key, row] == 1
-        counts[key] = count
-        one_id[key] &= ones
-
-
-@kernel
-def _lay_by_key(values: Numbers, counts: I64, out: Numbers) -> None:
-    """Values that lie part by part, and in each key by key, in `counts` [W, K]: key by key."""
-    starts = np.empty(counts.shape[1], np.int64)
-    at = 0
-    for key in range(counts.shape[1]):
-        starts[key] = at
-        at += counts[:, key].sum()
-    at = 0
-    for part in range(counts.shape[0]):
-        for key in range(counts.shape[1]):
-            count, start = counts[part, key], starts[key]
-            out[start : start + count] = values[at : at + count]
-            starts[key] += count
-            at += count
-
-
-@kernel
-def _copy(
-    values: Numbers,
-    one_id: Bools,
-    starts: I64,
-    rows: I64,
-    firsts: I64,
-    lengths: Numbers,
-    out: Numbers,
-) -> None:
-    """Write each key's ids of B rows: those of `rows` [B] where it has one in each, else
-    `lengths[key, b]` from `firsts` on, whose rows are those of the other keys."""
-    at, other = U64(0), 0
-    for key in range(len(one_id)):
-        if one_id[key]:
-            start = U64(starts[key])
-            for place in range(len(rows)):
-                out[at + U64(place)] = values[start + U64(rows[place])]
-            at += U64(len(rows))
-        else:
-            for place in range(len(rows)):
-                first = U64(firsts[other, place])
-                for id_ in range(lengths[key, place]):
-                    out[at + U64(id_)] = values[first + U64(id_)]
-                at += U64(lengths[key, place])
-            other += 1

@@ -16,6 +16,7 @@ from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.own_batches import (
     OwnBatches,
     features_of,
@@ -32,6 +33,7 @@ __all__ = [
     "Columns",
     "Groups",
     "InverseKeyedJaggedTensor",
+    "JoinedFeatures",
     "LocalLoader",
     "OwnBatches",
     "PartialInverseKeyedJaggedTensor",

@@ -106,6 +106,10 @@ class RowWise:
             made = self._run(taken)
             kept = made.lengths() is taken.lengths()
             return some.put(made if kept else some.without_padding(made))
+        if len(features.groups) == 1:  # none of its rows is padding
+            kjt = self._on_kjt(features.kjt, chosen)
+            self._check_once(kjt)
+            return dataclasses.replace(features, kjt=kjt, groups=(tuple(kjt.keys()),))
         parts = []
         for part in _cut(features.kjt, [len(group) for group in features.groups]):
             ours = [key for key in part.keys if key in chosen]
@@ -114,15 +118,18 @@ class RowWise:
                 (part,) = _cut(made, [len(made.keys())])
             parts.append(part)
         kjt = _joined(parts, features.kjt.stride())
+        self._check_once(kjt)
+        groups = tuple(tuple(part.keys) for part in parts)
+        result = dataclasses.replace(features, kjt=kjt, groups=groups)
+        every = SomeKeys(result, kjt.keys())
+        return every.put(every.without_padding(kjt))
+
+    def _check_once(self, kjt: KeyedJaggedTensor) -> None:
         if len(set(kjt.keys())) < len(kjt.keys()):
             raise PluginError(
                 f"preprocess: {self.name} makes the same key of two feature groups: {kjt.keys()}. "
                 "Name all that it takes in one group of dedup.groups."
             )
-        groups = tuple(tuple(part.keys) for part in parts)
-        result = dataclasses.replace(features, kjt=kjt, groups=groups)
-        every = SomeKeys(result, kjt.keys())
-        return every.put(every.without_padding(kjt))
 
     def _on_shared_values(self, features: Shared, chosen: Collection[str]) -> Shared:
         kjt = self._on_kjt(features.kjt, chosen)

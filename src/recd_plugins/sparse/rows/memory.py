@@ -21,7 +21,7 @@ from torch import Tensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 
-__all__ = ["Addresses", "array16", "array32", "array64", "numbers_on", "prefetch"]
+__all__ = ["Addresses", "array16", "array32", "array64", "array_like", "numbers_on", "prefetch"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
@@ -81,6 +81,12 @@ def array32(place: I64) -> Any:
 def array16(place: I64) -> Any:
     """The numbers of one of `places`, of 2 bytes each."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int16)
+
+
+@kernel
+def array_like(place: I64, like: npt.NDArray[Any]) -> Any:
+    """The numbers of one of `places`, of the type that those of `like` have."""
+    return numba.carray(_pointer(place[0]), (place[1],), like.dtype)
 
 
 LINE = 64
