@@ -20,6 +20,7 @@ from recd_plugins.api.planning import (
     Ledger,
     ModelTable,
     PlanReport,
+    Prices,
     SequenceTable,
     TableSizes,
     TierPlanner,
@@ -94,37 +95,47 @@ class FlexShardPlanner(TierPlanner):
             batch_size=self.context.batch_size,
             k=config.k or usual or replica_factor(tables.values(), self.fused),
         )
-        considered: Mapping[str, Sequence[Considered]] = {}
-        own: Ledger | None = None
-        if config.goal == "auto":
-            budget = (config.budget_gb or 0.0) * GB
+        if (
+            config.goal == "auto"
+        ):  # which is asked for again where registries differ in other things
+            asked = (FlexShardPlanner, *tables.items(), prices, config.budget_gb, config.tiers)
+            return remembered(asked, lambda: self._searched(tables, prices))
+        ledger = choose(
+            tables,
+            prices,
+            goal=config.goal,
+            tiers=config.tiers,
+            budget=(config.budget_gb or 0.0) * GB,
+            coalesce=self._level,
+        )
+        # What no size was found for is TorchRec's.
+        sized = {name: one.sizes for name, one in ledger.tables.items()}
+        left = {name: AS_TORCHREC for name, size in sized.items() if size == TableSizes()}
+        return self._chosen(Ledger.of(tables, sized | left, prices), tables)
 
-            def searched() -> tuple[Ledger, Mapping[str, Sequence[Considered]], Ledger]:
-                search = PlanSearch(tables, prices, budget=budget, tiers=config.tiers)
-                return search.run(), search.considered(), search.own
+    def _searched(self, tables: Mapping[str, SequenceTable], prices: Prices) -> ChosenSizes:
+        """The best of all ways of all tables."""
+        config = self._config
+        budget = (config.budget_gb or 0.0) * GB
+        search = PlanSearch(tables, prices, budget=budget, tiers=config.tiers)
+        return self._chosen(search.run(), tables, search.considered(), search.own)
 
-            asked = (PlanSearch, *tables.items(), prices, budget, config.tiers)
-            ledger, considered, own = remembered(asked, searched)
-        else:
-            ledger = choose(
-                tables,
-                prices,
-                goal=config.goal,
-                tiers=config.tiers,
-                budget=(config.budget_gb or 0.0) * GB,
-                coalesce=self._level,
-            )
-            # What no size was found for is TorchRec's.
-            sized = {name: one.sizes for name, one in ledger.tables.items()}
-            left = {name: AS_TORCHREC for name, size in sized.items() if size == TableSizes()}
-            ledger = Ledger.of(tables, sized | left, prices)
+    def _chosen(
+        self,
+        ledger: Ledger,
+        tables: Mapping[str, SequenceTable],
+        considered: Mapping[str, Sequence[Considered]] | None = None,
+        own: Ledger | None = None,
+    ) -> ChosenSizes:
+        """The sizes of a ledger, with the report on them."""
+        config, prices = self._config, ledger.prices
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
         report = PlanReport(
             ledger=ledger,
             goal=config.goal,
             budget=self._budget(),
             frontier=frontier(tables, prices, tiers=config.tiers, plan=sizes),
-            considered=considered,
+            considered=considered or {},
             own=own,
         )
         forced = config.goal != "auto"

@@ -84,5 +84,5 @@ class Addition:
     needs: tuple[str, ...] = ()
     """Additions without which it does nothing; it follows them, and they may pay by it alone."""
     what_ifs: Mapping[str, Callable[[Values], Values]] = field(default_factory=dict)
-    """Other data, or another cluster, that the advice is tried for, by what it is called: the
-    registry as it would then be."""
+    """Other data, or another cluster, that the advice is tried for where the addition can be, by
+    what it is called: the registry as it would then be."""

@@ -16,16 +16,24 @@ from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
-from recd_plugins.advise.advice import RegistryAdvice, advise
+from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
 from recd_plugins.advise.trials import ALIKE
-from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk, in_order, weigh, weigh_near
+from recd_plugins.advise.walk import (
+    WORTH,
+    AdviceGoal,
+    Walk,
+    Weighed,
+    in_order,
+    weigh,
+    weigh_near,
+)
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.remembered import remembering
-from recd_plugins.planning.topology import Cluster
+from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
@@ -224,6 +232,7 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
         (["--test", "{folder}"], "--table"),
         (["dataset=null"], "dataset"),
         (["--out", "{folder}"], "folder"),
+        (["--try", "1", "--ranks", "4096"], "4,096 ranks would train at once on this machine"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(
@@ -237,7 +246,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(
     assert says in ran.output
 
 
-def claims(**after: Mapping[str, tuple[str, ...]]) -> list[ClaimedAddition]:
+def claims(**after: Mapping[str, Any]) -> list[ClaimedAddition]:
     return [
         ClaimedAddition(
             Addition(name=name, summary="One.", add=lambda s: NotHere("no"), **options),
@@ -366,6 +375,22 @@ def test_what_if_keeps_nothing_that_is_slower_than_the_baseline() -> None:
     assert both.kept == ("a", "b")
     then = {"": 100.0, "a": 200.0, "b": 200.0, "ab": 150.0}
     assert walked(lambda there: then["".join(sorted(there))], "ab", {}, near=both).kept == ()
+
+
+def test_an_addition_that_cannot_be_has_no_what_ifs_nor_has_one_rank_links() -> None:
+    def asked(ranks: int, verdict: Any) -> list[str]:
+        (claim,) = claims(clustering={"what_ifs": {"half of the samples": dict}})
+        cluster = Cluster(n_nodes=1, ranks_per_node=ranks)
+        ledger = SimpleNamespace(prices=SimpleNamespace(cluster=cluster))
+        base: Any = SimpleNamespace(ledger=ledger, memory=0.0)
+        walk = Walk(base=base, weighed=[Weighed(claim=claim, verdict=verdict, why="")], best=base)
+        given: Any = SimpleNamespace(topology=Topology())
+        found = _what_ifs(given, [claim], AdviceGoal(budget_gb=1), 64, walk)
+        return [name for name, _, _ in found]
+
+    always = ["the batch doubled", "a budget of 2 GB a rank"]
+    assert asked(1, "not here") == always
+    assert {*asked(2, "left out")} == {*always, "links twice as fast", "half of the samples"}
 
 
 def test_additions_come_after_those_that_they_follow_or_need() -> None:

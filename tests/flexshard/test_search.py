@@ -9,9 +9,10 @@ import pytest
 
 from recd_flexshard.policy.search import LEAVING, WORTH, PlanSearch
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
 
@@ -113,3 +114,24 @@ def test_what_is_chosen_fits_and_is_worth_leaving_torchrec(budget: float) -> Non
     for every in considered.values():
         assert sum(one.chosen for one in every) == 1
         assert every[0].way.startswith("TorchRec's own plan")
+
+
+def test_a_table_is_priced_once_however_many_splits_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the prices that are put together are those of the whole plan."""
+    hot = [pooled(f"hot{n}", n % 4, rows=100 + n, lookups=1) for n in range(8)]
+    cold = [pooled(f"cold{n}", n % 4, rows=10**5 + n, lookups=20, exponent=0) for n in range(12)]
+    placed: list[str] = []
+
+    def counting(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+        placed.append(table.name)
+        return sharded_cost(prices, table, shards)
+
+    monkeypatch.setattr("recd_flexshard.policy.search.sharded_cost", counting)
+    search = searched(*hot, *cold)
+    assert len(search.collections["bags"]) == len(placed) == len(set(placed)) == 20
+    assert {one.sizes.as_torchrec for one in search.best.tables.values()} == {True, False}
+    tables = {name: one.table for name, one in search.best.tables.items()}
+    sizes = {name: one.sizes for name, one in search.best.tables.items()}
+    assert search.best.ms == pytest.approx(Ledger.of(tables, sizes, PRICES).ms, rel=1e-12)

@@ -158,14 +158,14 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
             static_memory=K * R, rows_accessed=2, dynamic_memory=0 if pooled else 2 * R,
             a2a_intra=(alone + by_any) * R + 1 / 4, ar_cross=across / 4, between_nodes=4 * across,
             local=((6 if pooled else 16) + 4 * by_any) * R,
-            summed=(4 * alone + 12 * by_any / 4) * R,
+            summed=(4 * alone + 12 * by_any / 4) * R + 64,
         )  # fmt: skip
         assert total(ours.per_node(ONE, R, "none", pooled)) == numbers(
             static_memory=K * R / 4, ids_sent=alone, rows_accessed=alone,
             dynamic_memory=(2 * alone + (0 if pooled else 2)) * R, a2a_intra=alone * sent,
             ar_cross=across / 4, between_nodes=4 * across,
             local=(4 * alone + (6 if pooled else 16) + by_any) * R, coalesced=2,
-            summed=(4 * alone + 12 * by_any / 4) * R,
+            summed=(4 * alone + 12 * by_any / 4) * R + 64 / 4,
         )  # fmt: skip
     assert total(ours.per_node(ONE, R)) == total(ours.per_node(ONE, R, "rank", 0))
     assert total(ours.column_wise(ONE, R)) == numbers(
@@ -190,11 +190,12 @@ def test_gradients_of_replicas_are_summed_chunk_by_chunk() -> None:
     for reduce, gathers in (("sparse", 1), ("touched", 1), ("union", 0), ("dense", None)):
         ours = Prices(cluster=pair, batch_size=B, k=K, reduce=reduce)  # type: ignore[arg-type]
         passes = 0 if gathers is None else 4 * alone + 12 * by_any + 13 * gathers * alone
+        marks = 0 if gathers is None else 64
         for cost in (ours.replicated(ONE, R), ours.per_node(ONE, R)):
-            assert cost.total(ONE.counts).summed == pytest.approx(passes * R)
+            assert cost.total(ONE.counts).summed == pytest.approx(passes * R + marks)
     alike = RowDistribution.of([1], [1.0])  # which both touch, so that an all-reduce is as cheap
     both = Prices(cluster=pair, batch_size=B, k=K).replicated(alike, R)
-    assert both.total(alike.counts).summed == (4 + 12 + 13) * R
+    assert both.total(alike.counts).summed == (4 + 12 + 13) * R + 64
 
 
 def test_nothing_is_exchanged_within_a_node_of_one_rank_or_between_nodes_of_which_there_is_one():
@@ -228,6 +229,8 @@ def test_a_row_that_nobody_looks_up_costs_its_memory_and_the_bits_alone() -> Non
         copied = found.ar_cross > 0
         assert found.between_nodes == pytest.approx(2 * bits if copied else 0)
         assert found.local == found.ids_sent == found.coalesced == found.a2a_global == 0
+        marks = {K * R: 64, K * R / 4: 64 / 4}  # which all replicas have
+        assert found.summed == pytest.approx(7 * marks.get(memory, 0))
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(3, 1), (1, 3)])
@@ -252,6 +255,20 @@ def test_memory_and_what_is_exchanged_are_sums_and_ranks_are_averaged() -> None:
     assert cost.exchanged == 11_113
     assert cost.mean.memory == 12
     assert vars((cost + cost).mean) == {name: 2 * one for name, one in vars(cost.mean).items()}
+
+
+def test_sums_of_costs_are_those_of_each_field() -> None:
+    every = [
+        Cost(static_memory=1, a2a_global=np.array([1.0, 2.0]), local=3.0),
+        Cost(static_memory=2, a2a_global=np.array([3.0, 4.0]), updated=np.array([5.0, 6.0])),
+        Cost(a2a_global=7.0, local=8.0),
+    ]
+    total = Cost.of_all(every)
+    for field in dataclasses.fields(Cost):
+        found = getattr(total, field.name)
+        assert np.array_equal(found, sum(getattr(one, field.name) for one in every))
+    assert total.local == 11
+    assert Cost.of_all([]) == Cost()
 
 
 def test_the_prices_are_the_means_of_drawn_batches() -> None:

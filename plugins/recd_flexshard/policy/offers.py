@@ -38,12 +38,13 @@ class Offers:
         take `busy` times as long, where all wait for a rank that has more than its share."""
         rows, width = merged.rows, merged.width
         every = np.zeros((3, 3, len(width)))
-        levels = np.array([coalesce.get(name, "none") for name in merged.names])[merged.table]
-        pooled = merged.pooled * (levels != "none")
+        levels = np.array([coalesce.get(name, "none") for name in merged.names])
+        pooled = merged.pooled * (levels != "none")[merged.table]
         every[:, REPLICATED] = _priced(prices.replicated(rows, width, pooled), prices)
         for level in np.unique(levels).tolist():
-            here = levels == level
-            part, own = rows.at(here), (width[here], level, pooled[here])
+            here = (levels == level)[merged.table]
+            part = rows if here.all() else rows.at(here)
+            own = width[here], level, pooled[here]
             every[:, ROW_WISE, here] = _priced(prices.row_wise(part, *own), prices)
             every[:, PER_NODE, here] = _priced(prices.per_node(part, *own), prices)
         every[2, ROW_WISE] *= np.array([busy.get(name, 1.0) for name in merged.names])[merged.table]

@@ -50,7 +50,7 @@ class Optimum:
         memory, ms = offers.memory[tiers], offers.ms[tiers]
         run = np.arange(memory.shape[1])
         # Of tiers that take the least memory alike, the fastest.
-        at = start = np.lexsort((ms, memory), axis=0)[0]
+        at = start = np.where(memory == memory.min(axis=0), ms, np.inf).argmin(axis=0)
         steps: list[tuple[Integers, Integers, Floats, Floats]] = []
         for _ in allowed:
             more = memory - memory[at, run]

@@ -90,8 +90,8 @@ class PlanSearch:
         self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
         """Candidates, by ways and the sizes that they have without replicas."""
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
-        self._met: dict[PlannedShards, PlannedShards] = {}
-        """Shards that are equal, as one object: they are compared by it."""
+        self._moved: dict[tuple[str, tuple[int, ...]], PlannedShards] = {}
+        """The shards of a table on these ranks, as one object: they are compared by it."""
         self._merged: dict[tuple[str, ...], MergedRows] = {}
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
@@ -154,27 +154,38 @@ class PlanSearch:
 
     def ledger(self, sizes: Mapping[str, TableSizes]) -> Ledger:
         """The prices of these sizes; tables without any are as TorchRec has them."""
-        every = {
+        every = self._every(sizes)
+        named = tuple(every.values())
+        found = self._ledgers.get(named)
+        if found is None:
+            found = self._ledgers[named] = self._made(every)
+        return found
+
+    def _every(self, sizes: Mapping[str, TableSizes]) -> dict[str, TableSizes]:
+        """The sizes of all tables."""
+        return {
             name: sizes.get(name, AS_TORCHREC if table.shards is not None else TableSizes())
             for name, table in self.tables.items()
         }
-        named = tuple(every.values())
-        if named in self._ledgers:
-            return self._ledgers[named]
+
+    def _made(self, every: Mapping[str, TableSizes]) -> Ledger:
+        """The ledger of these sizes, of which each table with its shards is priced once."""
         left = tuple(name for name, own in every.items() if own.as_torchrec)
-        if left not in self._placed:
-            self._placed[left] = self._shards_of(left)
+        placed = self._placed.get(left)
+        if placed is None:
+            placed = self._placed[left] = self._shards_of(left)
         tables = {}
         shares = travelling_shares(self.tables, every)
         for name, own in every.items():
-            shards = self._placed[left].get(name, self.tables[name].shards)
+            shards = placed.get(name, self.tables[name].shards)
             key = name, own, id(shards), shares.get(name)
-            if key not in self._priced:
+            priced = self._priced.get(key)
+            if priced is None:
                 table = dataclasses.replace(self.tables[name], shards=shards)
-                self._priced[key] = TableLedger.of(table, own, self.prices, shares.get(name))
-            tables[name] = self._priced[key]
-        found = self._ledgers[named] = Ledger(prices=self.prices, tables=tables)
-        return found
+                priced = TableLedger.of(table, own, self.prices, shares.get(name))
+                self._priced[key] = priced
+            tables[name] = priced
+        return Ledger(prices=self.prices, tables=tables)
 
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
@@ -204,23 +215,37 @@ class PlanSearch:
         found: dict[str, PlannedShards | None] = {name: self.tables[name].shards for name in left}
         if len(left) == len(self.tables):
             return found
-        costs = {
-            name: float(np.sum(sharded_cost(self.prices, self.tables[name], shards).a2a_global))
-            for name, shards in found.items()
-            if shards is not None and shards.kind in WHOLE
-        }
         busy = [0.0] * self.prices.cluster.world_size
-        for name in sorted(costs, key=lambda name: -costs[name]):
+        for name in sorted(left, key=lambda name: -self._sent[name]):
             shards = found[name]
-            assert shards is not None
-            placed = []
-            for shard in shards.shards:
+            if shards is None or shards.kind not in WHOLE:
+                continue
+            ranks = []
+            for _ in shards.shards:
                 rank = busy.index(min(busy))
-                busy[rank] += costs[name] / len(shards.shards)
-                placed.append(dataclasses.replace(shard, rank=rank))
-            moved = dataclasses.replace(shards, shards=tuple(placed))
-            found[name] = self._met.setdefault(moved, moved)
+                busy[rank] += self._sent[name] / len(shards.shards)
+                ranks.append(rank)
+            found[name] = self._on(name, shards, tuple(ranks))
         return found
+
+    @cached_property
+    def _sent(self) -> Mapping[str, float]:
+        """Bytes of each table in all-to-alls over all ranks, wherever TorchRec has its shards."""
+        return {
+            name: 0.0
+            if table.shards is None
+            else float(np.sum(sharded_cost(self.prices, table, table.shards).a2a_global))
+            for name, table in self.tables.items()
+        }
+
+    def _on(self, name: str, shards: PlannedShards, ranks: tuple[int, ...]) -> PlannedShards:
+        """A table's shards on these ranks."""
+        if (name, ranks) not in self._moved:
+            placed = zip(shards.shards, ranks, strict=True)
+            self._moved[name, ranks] = dataclasses.replace(
+                shards, shards=tuple(dataclasses.replace(one, rank=rank) for one, rank in placed)
+            )
+        return self._moved[name, ranks]
 
     def _extra(self, ledger: Ledger) -> float:
         """Bytes a rank over TorchRec's own plan, of those that stay where these are fewer.
@@ -276,7 +301,8 @@ class PlanSearch:
         sizes = self._alone(ways)
         key = tuple(ways.items()), tuple(sizes.items())
         if key not in self._sought:
-            self._sought[key] = list(self._seek(ways, sizes))
+            found = {id(one): one for one in self._seek(ways, sizes)}
+            self._sought[key] = list(found.values())
         return self._sought[key]
 
     def _seek(self, ways: Mapping[str, Way], sizes: dict[str, TableSizes]) -> Iterator[Ledger]:
@@ -370,10 +396,10 @@ class PlanSearch:
                 order = sorted(rows, key=lambda name: -gains[name])
                 step = max(1, len(order) // MOST_SPLITS)
                 tries = (
-                    self.ledger(rest | {name: rows[name] for name in order[:count]})
+                    rest | {name: rows[name] for name in order[:count]}
                     for count in range(1, len(order), step)
                 )
-                found = min(tries, key=lambda one: one.ms)
+                found = self.ledger(min(tries, key=lambda one: self._made(self._every(one)).ms))
                 self._meet(found)
                 if self._best is found:
                     self._meet_all(self.ways, 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from recd_plugins.additions import Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
-from recd_plugins.advise.trials import Tried, candidates, tried, winner
+from recd_plugins.advise.trials import Tried, candidates, check_ranks_here, tried, winner
 from recd_plugins.advise.walk import (
     AdviceGoal,
     Walk,
@@ -160,11 +160,14 @@ def advise(
     With `most_tried` the best so many are trained beside the baseline, on this machine: all ranks
     share it then, in the forecasts too.
     """
+    ranks = ranks or registry.train.ranks
+    if most_tried:
+        check_ranks_here(ranks)
     with remembering():
         return _advised(
             registry,
             goal,
-            ranks or registry.train.ranks,
+            ranks,
             ranks_here,
             batch_sizes,
             with_what_ifs,
@@ -257,11 +260,13 @@ def _what_ifs(
     def faster(values: Values) -> Values:
         return {**values, "topology": _faster(topology, FASTER)}
 
-    yield "links twice as fast", faster, goal
+    if walk.base.ledger.prices.cluster.world_size > 1:
+        yield "links twice as fast", faster, goal
     if goal.objective != "time_to_loss":  # which nobody has a curve for
         double = 2 * batch_size
         yield "the batch doubled", lambda values: _batches_of(values, double), goal
-    for claim in claims:
+    not_here = {one.name for one in walk.weighed if one.verdict == "not here"}
+    for claim in (one for one in claims if one.addition.name not in not_here):
         for name, otherwise in claim.addition.what_ifs.items():
             yield name, partial(_otherwise, otherwise, claim), goal
     more = 2 * goal.budget_gb if goal.budget_gb > 0 else walk.base.memory / 10 / 2**30

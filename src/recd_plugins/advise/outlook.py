@@ -58,8 +58,6 @@ class Outlook:
     """The number of groups of features that are deduplicated."""
     hot: float = 0.0
     """The share of batches that will be hot: their steps exchange nothing with home."""
-    why: str = ""
-    """The stack's explanation of its plan, and of deduplication."""
     why_groups: tuple[str, ...] = ()
     """Why features are deduplicated, or not: the lines of it."""
     notices: tuple[str, ...] = ()
@@ -148,12 +146,16 @@ class Outlooks:
         self._progress = progress
         self._profiles: dict[str, Profile] = {}
         self._found: dict[str, Outlook] = {}
+        self._checked: dict[str, Registry] = {}
 
     def registry(self, values: Values) -> Registry:
         """A registry like the one that was given, with other values, for as many ranks as are
         planned for."""
-        train = {**(values.get("train") or {}), "ranks": self._ranks}
-        return self._registry.having({**values, "train": train, "strict": False})
+        key = _as_text(values)
+        if key not in self._checked:
+            train = {**(values.get("train") or {}), "ranks": self._ranks}
+            self._checked[key] = self._registry.having({**values, "train": train, "strict": False})
+        return self._checked[key]
 
     def plans_tiers(self, values: Values) -> bool:
         """Whether the record that plans a registry's tables declares replicas of rows."""
@@ -167,7 +169,7 @@ class Outlooks:
 
     def of(self, values: Values) -> Outlook:
         """The outlook of a registry; `RecdError` where there is none."""
-        key = json.dumps(values, sort_keys=True, default=str)
+        key = _as_text(values)
         if key not in self._found:
             self._found[key] = self._made(values)
         return self._found[key]
@@ -197,13 +199,12 @@ class Outlooks:
             tables=tables,
             groups=len(stack.groups),
             hot=hot,
-            why=stack.explain(),
             why_groups=tuple(stack.explain_groups().splitlines()),
             notices=tuple(dict.fromkeys(notices)),
         )
 
     def _compute(self, values: Values) -> Compute:
-        key = json.dumps([values.get(name) for name in COMPUTED_BY], sort_keys=True, default=str)
+        key = _as_text([values.get(name) for name in COMPUTED_BY])
         if key not in self._computes:
             bare = {name: value for name, value in values.items() if name not in PLANNED_BY}
             stack = Stack(self.registry(bare))
@@ -213,13 +214,16 @@ class Outlooks:
     def _profile(self, stack: Stack, tables: Mapping[str, ModelTable]) -> Profile:
         values, train = stack.registry.source.values, stack.registry.train
         parts = [values.get(name) for name in COUNTED_BY]
-        key = json.dumps(
-            [*parts, stack.groups, train.batch_size, train.ranks], sort_keys=True, default=str
-        )
+        key = _as_text([*parts, stack.groups, train.batch_size, train.ranks])
         if key not in self._profiles:
             counted = {name: table.counted for name, table in tables.items()}
             self._profiles[key] = stack.profile(counted)
         return self._profiles[key]
+
+
+def _as_text(values: Any) -> str:
+    """Values of a registry, alike if they are."""
+    return json.dumps(values, sort_keys=True, default=str)
 
 
 def _ledger(
@@ -276,6 +280,10 @@ def _hot(stack: Stack, planner: Planner, ranks: int) -> float:
     """The share of batches that the planner will make hot, by some from all over the epoch."""
     if not isinstance(planner, OrdersBatches) or not stack.registry.has_dataset:
         return 0.0
+    if isinstance(planner, Tiered):
+        planned = planner.tier_plan.tables.values() if planner.tier_plan else ()
+        if not any(len(one.replicated) for one in planned):
+            return 0.0  # no batch is read for it
     with closing(stack.read(0, ranks)) as loader:
         if not isinstance(loader, Spread):
             return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -20,9 +21,12 @@ from recd_plugins.launch.command import Failure
 from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
 
-__all__ = ["Tried", "candidates", "tried", "winner"]
+__all__ = ["Tried", "candidates", "check_ranks_here", "tried", "winner"]
 
 
+RANKS_A_CORE = 8
+"""Ranks that share a core, at the most: of more a trial would measure how they wait, if the machine
+has memory for them at all."""
 ALIKE = 0.02
 """The share of a step by which two that were timed may differ and count as equally fast."""
 
@@ -84,6 +88,16 @@ def tried(
         Tried(additions=names, outlook=outlook, rounds=[1e3 * one for one in found[index]])
         for index, (names, outlook) in enumerate(sides.items())
     ]
+
+
+def check_ranks_here(ranks: int) -> None:
+    """`CapabilityError` where this machine cannot train so many ranks at a time."""
+    cores = os.cpu_count() or 1
+    if ranks > RANKS_A_CORE * cores:
+        raise CapabilityError(
+            f"--try: {ranks:,} ranks would train at once on this machine, which has {cores} cores. "
+            f"Advise without --try, or for at most {RANKS_A_CORE * cores:,} ranks (`--ranks`)."
+        )
 
 
 def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -> Tried:

@@ -8,15 +8,16 @@ per rank and step, forward and backward together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import cached_property
+from operator import add, attrgetter
 from typing import Any, Literal
 
 import numpy as np
 
 from recd_plugins.errors import PluginError
-from recd_plugins.planning.access.distribution import Floats, RowDistribution, appears
+from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Cluster
@@ -44,6 +45,11 @@ ID_BYTES = 8
 
 TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
+
+MARKS = 64
+"""Bytes of chunks that take as long as the marks of a row that has replicas, touched or not: a rank
+makes, exchanges, counts up and searches them in every step. On a CPU that passes chunks at 14 to 20
+GB/s two million rows took 8 ms."""
 
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
@@ -92,13 +98,31 @@ class Cost:
     """Rows that TorchRec looks up one by one, each once, whose gradients the rank applies."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(**{name: mine + getattr(other, name) for name, mine in vars(self).items()})
+        return Cost(*map(add, _all_of(self), _all_of(other)))
 
     @classmethod
     def of_all(cls, costs: Iterable[Cost]) -> Cost:
         """Their sum; nothing costs nothing."""
-        every = [_all_of(one) for one in costs]
-        return cls(*(sum(each, 0.0) for each in zip(*every, strict=True)))
+        every = [one._apart for one in costs]
+        if not every:
+            return cls()
+        found: list[Any] = _added([numbers for numbers, _, _ in every]).tolist()
+        for fields in {fields: None for _, fields, _ in every if fields}:
+            ranks = _added([arrays for _, own, arrays in every if own == fields])
+            for at, array in zip(fields, ranks, strict=True):
+                found[at] = array + found[at]
+        return cls(*found)
+
+    @cached_property
+    def _apart(self) -> tuple[Floats, tuple[int, ...], Floats]:
+        """Its numbers [14], 0 in the place of arrays; the fields that are arrays; and these [n, U].
+
+        numpy takes as long to add up two numbers as to add up hundreds.
+        """
+        every = _all_of(self)
+        fields = tuple(at for at, one in enumerate(every) if isinstance(one, np.ndarray))
+        numbers = [0.0 if at in fields else one for at, one in enumerate(every)]
+        return np.array(numbers, np.float64), fields, np.array([every[at] for at in fields])
 
     def total(self, counts: Any) -> Cost:
         """The sum over runs of `counts` [R] rows at these prices."""
@@ -121,6 +145,13 @@ class Cost:
 
 
 _all_of = attrgetter(*(one.name for one in dataclasses.fields(Cost)))
+
+
+def _added(alike: Sequence[Floats]) -> Floats:
+    """The sum of arrays of one shape."""
+    every = np.concatenate(alike).reshape(len(alike), *alike[0].shape)
+    total: Floats = np.add.reduce(every, axis=0)
+    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,14 +190,9 @@ class Prices:
         is a2a_cross. Answers that are `pooled` (1) are summed as they are spread: no memory,
         and 3 pB for 4 pB.
         """
-        accesses, alone = rows.p * self.batch_size, appears(rows.presence, self.batch_size)
-        n, w, u = self._shape
-        crossing, intra = accesses, 0.0 * accesses
-        if coalesce == "rank":
-            crossing = alone
-        elif coalesce == "node":
-            crossing = appears(rows.presence, self.batch_size * w) / w
-            intra = alone
+        accesses, crossing = rows.p * self.batch_size, self.asked(rows, coalesce)
+        n, _, u = self._shape
+        intra = rows.appear(self.batch_size) if coalesce == "node" else 0.0 * accesses
         moved = 2 * crossing + 2 * intra
         spread = 0.0 if coalesce == "none" else accesses
         payload = crossing * (2 * width + ID_BYTES)
@@ -182,8 +208,17 @@ class Prices:
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + (4 - pooled) * spread) * width,
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
-            updated=appears(rows.presence, self.batch_size * u) / u,
+            updated=rows.appear(self.batch_size * u) / u,
         )
+
+    def asked(self, rows: RowDistribution, coalesce: Coalesce) -> Floats:
+        """[R] s of `row_wise`: the times that a rank asks the one that has the row."""
+        if coalesce == "rank":
+            return rows.appear(self.batch_size)
+        if coalesce == "node":
+            w = self.cluster.ranks_per_node
+            return rows.appear(self.batch_size * w) / w
+        return rows.p * self.batch_size
 
     def column_wise(self, rows: RowDistribution, width: Any) -> Cost:
         """The cost in TorchRec's column-wise table (CW): each rank has D / U columns of every row.
@@ -207,7 +242,7 @@ class Prices:
             a2a_global=payload,
             between_nodes=payload * u * (n - 1) / n,
             local=4 * accesses * width,
-            updated=appears(rows.presence, self.batch_size * u),
+            updated=rows.appear(self.batch_size * u),
         )
 
     def replicated(self, rows: RowDistribution, width: Any, pooled: Any = 0) -> Cost:
@@ -219,7 +254,8 @@ class Prices:
         local           (8 pB + 4 v) r, for rows are put in place among others and gradients
                         taken from among them; dense 4 (pB + 1) r; rows that are `pooled` (1)
                         are summed where they are: 3 pB for 8 pB, and no dynamic memory
-        summed          4 s r + (12 v + m) r / W, m = (7 + 3 N) n gathered sparsely; dense none
+        summed          4 s r + (12 v + m) r / W + 64, m = (7 + 3 N) n gathered sparsely;
+                        dense none
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
         a2a_intra       (s + v) r + 1/4: parts to the rank that sums them, and sums back
         ar_cross        t r / W + N / 16 W; none where all ranks are of one node
@@ -228,7 +264,7 @@ class Prices:
         much as an all-reduce of so many. The bits of the rows that are touched make the small
         terms. Passes over a chunk of rows: a sum begins as zeros [1] and adds rows [3]; rows for
         other nodes are picked and put in place [7]; sums are scaled, and row-wise Adagrad steps by
-        them [10].
+        them [10]. All rows have marks of whether they are touched, which take as long as 64 bytes.
         """
         accesses = rows.p * self.batch_size
         n, w, _ = self._shape
@@ -242,7 +278,7 @@ class Prices:
                 between_nodes=self.cluster.reduced_between_nodes * every * width,
                 local=4 * (accesses + 1) * width,
             )
-        own, union = appears(rows.presence, self.batch_size), self._union(rows)
+        own, union = rows.appear(self.batch_size), self._union(rows)
         across = self._across(rows, width)
         return Cost(
             static_memory=self.k * width,
@@ -252,7 +288,7 @@ class Prices:
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=((8 - 5 * pooled) * accesses + 4 * union) * width,
-            summed=self._summed(rows) * width,
+            summed=self._summed(rows) * width + MARKS,
         )
 
     def per_node(
@@ -267,15 +303,16 @@ class Prices:
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
-        summed          as for DP
+        summed          as for DP, but 64 / W for the marks
         with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
         plain = coalesce == "none" and not self.ask_once
-        sent = accesses if plain else appears(rows.presence, self.batch_size)
+        sent = accesses if plain else rows.appear(self.batch_size)
         spread = 0.0 if plain else accesses
         n, w, _ = self._shape
         across = self._across(rows, width)
+        marks = 0 if self.reduce == "dense" else MARKS
         return Cost(
             static_memory=self.k * width / w,
             ids_sent=sent,
@@ -285,7 +322,7 @@ class Prices:
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
-            summed=self._summed(rows) * width,
+            summed=self._summed(rows) * width + marks / w,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
@@ -302,15 +339,15 @@ class Prices:
         """v: the chance that any rank has a gradient for the row; 1 for a dense reduce."""
         if self.reduce == "dense":
             return 0.0 * rows.p + 1.0
-        return appears(rows.presence, self.batch_size * self.cluster.world_size)
+        return rows.appear(self.batch_size * self.cluster.world_size)
 
     def _summed(self, rows: RowDistribution) -> Any:
         """The passes over chunks in which gradients of a row are summed and it is stepped."""
         if self.reduce == "dense":
             return 0.0 * rows.p
         n, w, _ = self._shape
-        own, union = appears(rows.presence, self.batch_size), self._union(rows)
-        touched = appears(rows.presence, self.batch_size * w)
+        own, union = rows.appear(self.batch_size), self._union(rows)
+        touched = rows.appear(self.batch_size * w)
         gathered = 0.0 * touched
         if n > 1 and self.reduce != "union":
             cheaper = self.reduce == "sparse" or touched * n / 2 <= union
@@ -326,7 +363,7 @@ class Prices:
         if self.reduce in ("dense", "union"):
             carried = union
         else:
-            carried = appears(rows.presence, self.batch_size * w) * n / 2
+            carried = rows.appear(self.batch_size * w) * n / 2
             if self.reduce == "touched":
                 carried = np.minimum(carried, union)
         bits = 0.0 if self.reduce == "dense" else TOUCHED_BYTES * n / 2

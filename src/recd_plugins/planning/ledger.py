@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import RowDistribution, appears
+from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
@@ -127,13 +127,19 @@ class TableLedger:
     @cached_property
     def copied(self) -> Cost:
         """The cost of its replicas."""
-        return Cost.of_all(self.entries[tier].cost for tier in REPLICAS)
+        every = (self.entries[tier] for tier in REPLICAS)
+        return Cost.of_all(one.cost for one in every if one is not NONE)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether any of its rows has a replica."""
+        return bool(self.sizes.replicated or self.sizes.per_node)
 
     @property
     def is_torchrecs(self) -> bool:
         """Whether no tier and no coalescing is before it."""
         sizes = self.sizes
-        plain = sizes.coalesce == "none" and not sizes.replicated and not sizes.per_node
+        plain = sizes.coalesce == "none" and not self.has_replicas
         return sizes.as_torchrec or plain
 
     @property
@@ -150,6 +156,21 @@ class TableLedger:
             kind = self.table.shards.kind
             return kind if self.table.bags or kind == "data_parallel" else "rows"
         return "row_wise" if self.table.bags and self.sizes.coalesce == "none" else "rows"
+
+    @cached_property
+    def exchange(self) -> tuple[str, str, int]:
+        """The exchange with home that it shares: how its rows at home travel, its collection, and
+        its dimension where rows travel that are summed behind."""
+        return self.home_kind, self.table.collection, self.table.dim if self.travels else 0
+
+    @cached_property
+    def operations(self) -> tuple[frozenset[tuple[str, int, str]], int]:
+        """The parts of `OPERATIONS` that it has, which tables of one width and way share; and the
+        operations that are its own."""
+        sizes, alike = self.sizes, (self.table.width, self.sizes.coalesce)
+        has = {"replicated": sizes.replicated, "per_node": sizes.per_node, sizes.coalesce: 1}
+        own = POOLED[sizes.coalesce] if self.table.bags and not self.is_torchrecs else 0
+        return frozenset((part, *alike) for part, there in has.items() if there), own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,10 +230,7 @@ class Ledger:
             for one in self.tables.values()
             if one.sizes.coalesce == "node" and one.entries["home"].rows
         }
-        exchanges = {
-            (one.home_kind, one.table.collection, one.table.dim if one.travels else 0)
-            for one in self.tables.values()
-        }
+        exchanges = {one.exchange for one in self.tables.values()}
         calls = dict.fromkeys(COLLECTIVES, 0)
         for kind, _, _ in exchanges:
             for name, count in CALLS.get(kind, CALLS["table_wise"]).items():
@@ -233,6 +251,7 @@ class Ledger:
         tiers = {
             (tier, one.table.width, one.sizes.coalesce)
             for one in self.tables.values()
+            if one.has_replicas
             for tier, entry in one.entries.items()
             if entry.rows and tier != "home"
         }
@@ -248,17 +267,12 @@ class Ledger:
     def operations(self) -> int:
         """Tensor operations of a step beside TorchRec's own, whatever their size: `OPERATIONS` of
         each tier and way of coalescing, which tables of one width and way share."""
-        parts = set()
-        for one in self.tables.values():
-            sizes, alike = one.sizes, (one.table.width, one.sizes.coalesce)
-            has = {"replicated": sizes.replicated, "per_node": sizes.per_node, sizes.coalesce: 1}
-            parts |= {(part, *alike) for part, there in has.items() if there}
+        every = [one.operations for one in self.tables.values()]
+        parts = frozenset[tuple[str, int, str]]().union(*(shared for shared, _ in every))
         operations = sum(OPERATIONS[part] for part, _, _ in parts)
         if not operations:
             return 0
-        pooled = (one for one in self.tables.values() if one.table.bags)
-        operations += sum(POOLED[one.sizes.coalesce] for one in pooled if not one.is_torchrecs)
-        return operations + ROUTING
+        return operations + sum(own for _, own in every) + ROUTING
 
     @cached_property
     def ms_by_collective(self) -> dict[str, float]:
@@ -295,7 +309,7 @@ class Ledger:
         if one.sizes.as_torchrec or not taken:
             return 0.0
         rows = one.table.rows.part(0, taken)
-        summed = rows.counts @ appears(rows.presence, self.prices.batch_size * cluster.world_size)
+        summed = rows.counts @ rows.appear(self.prices.batch_size * cluster.world_size)
         return float(summed) * one.table.width / cluster.ranks_per_node
 
     @cached_property
@@ -304,7 +318,7 @@ class Ledger:
 
     @cached_property
     def _copied(self) -> Cost:
-        return Cost.of_all(one.copied for one in self.tables.values())
+        return Cost.of_all(one.copied for one in self.tables.values() if one.has_replicas)
 
 
 def travelling_shares(
@@ -315,21 +329,19 @@ def travelling_shares(
     A collection's tables travel in one shape, as many bags of each as of the one with the most; of
     tables without replicas that is all.
     """
-    summed: dict[str, list[str]] = {}
-    for name, table in tables.items():
-        if table.bags and sizes[name].coalesce == "none":
-            summed.setdefault(table.collection, []).append(name)
+    summed = [name for name, one in tables.items() if one.bags and sizes[name].coalesce == "none"]
+    taken = {name: sizes[name].replicated + sizes[name].per_node for name in summed}
+    fronted = {tables[name].collection for name, rows in taken.items() if rows}
     found: dict[str, float] = {}
-    for names in summed.values():
-        taken = {name: sizes[name].replicated + sizes[name].per_node for name in names}
-        if any(taken.values()):
-            each = [
-                travelling(tables[name].rows, bags, taken[name])
-                if taken[name] and (bags := tables[name].bags)
-                else 1.0
-                for name in names
-            ]
-            found |= dict.fromkeys(names, max(each))
+    for collection in fronted:
+        names = [name for name in summed if tables[name].collection == collection]
+        each = [
+            travelling(tables[name].rows, bags, taken[name])
+            if taken[name] and (bags := tables[name].bags)
+            else 1.0
+            for name in names
+        ]
+        found |= dict.fromkeys(names, max(each))
     return found
 
 

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import Floats, appears
+from recd_plugins.planning.access.distribution import Floats
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
@@ -43,7 +43,7 @@ def row_wise_cost(
     place = load.reshape(cluster.n_nodes, cluster.ranks_per_node).mean(axis=0)
     more = (load - 1) * cost.rows_accessed * table.width
     every = table.rows
-    touched = appears(every.presence, prices.batch_size * cluster.world_size)
+    touched = every.appear(prices.batch_size * cluster.world_size)
     kept = every.within(first, every.num_rows) / every.counts
     return dataclasses.replace(
         cost,
@@ -62,7 +62,6 @@ def home_load(
 ) -> Floats:
     """[U] how many times its share each rank serves of the rows from rank `first` on."""
     rows, ranks = table.rows, prices.cluster.world_size
-    served = prices.row_wise(rows, table.width, coalesce).rows_accessed
     kept = rows.within(first, rows.num_rows) / rows.counts
-    each: Floats = (kept * served) @ rows.by_rank(ranks)
+    each: Floats = (kept * prices.asked(rows, coalesce)) @ rows.by_rank(ranks)
     return each * ranks / each.sum() if each.sum() > 0 else np.ones(ranks)

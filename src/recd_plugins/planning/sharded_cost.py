@@ -62,7 +62,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     lookups, x, y = _moved(prices, table)
     static, accessed, dynamic, payload, local, updated = (np.zeros(u) for _ in range(6))
     sent = between = 0.0
-    touched = table.rows.appearing(prices.batch_size * u)
+    touched = 0.0 if table.bags else table.rows.appearing(prices.batch_size * u)
     for shard in shards.shards:
         at, c = shard.rank, shard.columns
         part = shard.rows  # of rows over ranks, so that each has its share of ids
@@ -73,7 +73,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
         payload[at] += u * part * (x + 2 * c * y)
         own = 3 * part * lookups * c * table.width + 2 * part * c * y
         local[at] += u * (own if table.bags else 4 * part * c * y)
-        updated[at] += 0.0 if table.bags else part * touched
+        updated[at] += part * touched
         sent += part * lookups
         between += (u - w) * part * (x + 2 * c * y)
     return Cost(

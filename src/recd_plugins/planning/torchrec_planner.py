@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -137,6 +136,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         from recd_plugins.planning.torchrec_proposals import Proposals
         from recd_plugins.planning.torchrec_search import (
             BestOptions,
+            copied,
             make_row_wise,
             offers_row_wise,
             torchrec_topology,
@@ -221,7 +221,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             )
 
         self._kept = kept if named else list
-        return copy.deepcopy(plan)
+        return copied(plan)
 
     def _searched(
         self,

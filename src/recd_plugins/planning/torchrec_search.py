@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BestOptions",
     "OrderedEnumerator",
+    "copied",
     "for_adapted",
     "make_row_wise",
     "offers_row_wise",
@@ -90,6 +91,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
             # A table and its module, by its path, are other objects, though alike.
             if name not in NAMES and not isinstance(value, Tensor | tuple)
         }
+        own["shards"] = [(shard.size, shard.offset) for shard in option.shards]
         held = self._held.get(option.name)
         if held is not None:
             held = dataclasses.replace(held, feature_names=None)
@@ -169,6 +171,23 @@ def on_devices(plan: ShardingPlan, ranks_of_machine: int) -> None:
                 rank, kind = shard.placement.rank(), shard.placement.device().type
                 there = placement(kind, rank, devices)
                 shards[index] = dataclasses.replace(shard, placement=there)
+
+
+def copied(plan: ShardingPlan) -> ShardingPlan:
+    """The plan with mappings and lists of its own; its shards, of which a hundred tables have
+    thousands, are the same: nobody changes them."""
+    made = copy.copy(plan)
+    made.plan = {}
+    for path, tables in plan.plan.items():
+        every: Any = copy.copy(tables)
+        for name, sharding in list(every.items()):
+            spec = copy.copy(sharding.sharding_spec)
+            if spec is not None:
+                spec.shards = list(spec.shards)
+            ranks = None if sharding.ranks is None else list(sharding.ranks)
+            every[name] = dataclasses.replace(sharding, ranks=ranks, sharding_spec=spec)
+        made.plan[path] = every
+    return made
 
 
 def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:

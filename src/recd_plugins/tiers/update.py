@@ -150,9 +150,11 @@ class Chunks:
         self._touched = touched
         self._own = own
         self._width = width
-        sizes: list[int] = touched.anywhere.sum(1).tolist()
+        shares, size = touched.anywhere.shape
         places = touched.anywhere.flatten().nonzero().squeeze(1)
-        size = touched.anywhere.shape[1]
+        # Of all rows there are millions, of those that are touched thousands.
+        starts = torch.arange(shares + 1, device=places.device) * size
+        sizes: list[int] = torch.searchsorted(places, starts).diff().tolist()
         self._union = [rows - size * i for i, rows in enumerate(places.split(sizes))]
         self.count = -(-max(sizes) // width)
         # How many rows of each share come before each chunk, of those that this rank has gradients
@@ -185,8 +187,8 @@ class Chunks:
     def entries(self, gradients: Entries) -> Iterator[Entries]:
         """The entries of each chunk, placed by this rank's rows in it, share by share."""
         # This rank's rows in order, share by share; a chunk has a run of them in each share.
-        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32) - 1
-        ranked = gradients.at(order[gradients.places])
+        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
+        ranked = gradients.at(order[gradients.places] - 1)
         del order
         if self.count <= 1:
             yield from [ranked] * self.count
@@ -276,7 +278,7 @@ class Reduction:
         scale = self.division.scale(self.nodes.world.size)
         union = by_node.any(0)
         rows = union.nonzero().squeeze(1)
-        order = (union.cumsum(0, dtype=torch.int32) - 1)[entries.places]
+        order = union.cumsum(0, dtype=torch.int32)[entries.places] - 1
         ranked, width = entries.at(order), self.chunk_rows
         firsts = [*range(0, len(rows), width), len(rows)]
         parts: Iterable[Entries] = [ranked]

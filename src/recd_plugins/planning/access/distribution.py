@@ -58,6 +58,8 @@ class RowDistribution:
     bags without any. None where bags were not counted: rows are taken as drawn one by one then."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
     """The numbers of rows that `by_rank` found, by number of ranks."""
+    _appear: dict[float, Floats] = field(default_factory=dict, init=False, repr=False)
+    """The chances that `appear` found, by number of samples."""
 
     def __post_init__(self) -> None:
         shapes = {self.counts.shape, self.p.shape, self.presence.shape}
@@ -186,7 +188,14 @@ class RowDistribution:
 
     def appearing(self, samples: float) -> float:
         """Expected distinct rows in so many samples: sum of 1 - (1 - presence)^samples."""
-        return float(self.counts @ appears(self.presence, samples))
+        return float(self.counts @ self.appear(samples))
+
+    def appear(self, samples: float) -> Floats:
+        """[R] 1 - (1 - presence)^samples, which nobody may change: each way to place the rows asks
+        for the same."""
+        if samples not in self._appear:
+            self._appear[samples] = appears(self.presence, samples)
+        return self._appear[samples]
 
     def coalesced(self, batch_size: int) -> RowDistribution:
         """The distribution of coalesced ids, each once a batch: p = (1 - (1 - presence)^B) / B."""

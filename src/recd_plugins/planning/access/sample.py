@@ -65,7 +65,7 @@ def sample(
     took `SECONDS`; of any other the first, in its order. Every rank of the group calls it. `met`
     hears how many batches this process has counted.
     """
-    began, whole, seen = time.monotonic(), Tally(counted=tables), 0
+    began, whole, seen, there = time.monotonic(), Tally(counted=tables), 0, 0
     whole.in_order = not all(isinstance(one, Spread) for one in _of_ranks(batches))
     shares: Mapping[str, Floats] = {}
     blocks = range(BLOCKS)
@@ -73,9 +73,12 @@ def sample(
         part = Tally(counted=tables)
 
         def count(part: Tally = part, blocks: range = blocks) -> int:
-            nonlocal seen
+            nonlocal seen, there
+            there = 0
             for one in _of_ranks(batches):
-                part.epoch += _share_of_ranks(batches) * (length_of(one) or 0)
+                length = length_of(one) or 0
+                there += length
+                part.epoch += _share_of_ranks(batches) * length
                 for fold, batch in _round(one, blocks, most):
                     part.count(batch, fold, features)
                     seen += 1
@@ -90,8 +93,8 @@ def sample(
             counted = together(group, count)
             part = gathered(part, group)
         whole.merge(part)
-        if most is not None or not counted:
-            break
+        if most is not None or not counted or (group is None and seen >= there > 0):
+            break  # these are all that there are
         before, shares = shares, _shares(whole)
         enough = _settled(before, shares, whole) or time.monotonic() - began > SECONDS
         if group is not None:  # as rank 0 says, which has the counts of all
