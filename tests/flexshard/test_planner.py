@@ -176,6 +176,38 @@ def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
         assert len(said) == (not own and not constraints)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_collections_that_are_given_variable_batches_are_left_alone(others: int) -> None:
+    """Replicas take no KJT whose keys differ in batch size, as training would find at once."""
+
+    def varying() -> Iterator[list[KeyedJaggedTensor]]:
+        for batch in skewed():
+            history = batch.features
+            keys = KeyedJaggedTensor(
+                keys=["query", "document"],
+                values=torch.cat([history.values()] * 2),
+                lengths=torch.cat([history.lengths()] * 2),
+                stride_per_key_per_rank=[[64], [64]],
+            )
+            assert keys.variable_stride_per_key()
+            yield [keys, history]
+
+    tables = [
+        EmbeddingConfig(name=name, embedding_dim=16, num_embeddings=ROWS, feature_names=[name])
+        for name in ("query", "document")
+    ]
+    sequences = EmbeddingCollection(tables, device=torch.device("meta"))
+    made = planner(varying, goal="min_communication")
+    made.context = dataclasses.replace(made.context, features=lambda batch: batch)
+    model = nn.ModuleList([sequences, *(Histories() for _ in range(others))])
+    made.propose(model, SLOW, 4)
+    planned = made.tier_plan.tables if made.tier_plan else {}
+    assert set(planned) == {"t0"} if others else not planned
+    (notice,) = made.notices()
+    assert "tables query, document is left to TorchRec, for keys of the KJT differ" in str(notice)
+    assert notice.refused == (not others)
+
+
 def test_tables_of_two_collections_that_have_one_name_are_left_alone() -> None:
     made = planner(goal="min_communication")
     made.propose(nn.ModuleDict({"query": Histories(1), "document": Histories(2)}), SLOW, 4)

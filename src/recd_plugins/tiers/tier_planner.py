@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["ChosenSizes", "TierPlanner", "lines", "saved_plan"]
 
 OWN = "TorchRec's own"
+VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
 ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
 
 
@@ -116,6 +117,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The counts of all ranks, on rank 0 while it plans."""
         self._no_row: Mapping[str, int] = {}
         """The ids that rank 0 counted of no row, by table."""
+        self._variable: frozenset[str] = frozenset()
+        """The features that rank 0 counted in KJTs whose keys differ in batch size."""
         self._counted_words = ""
         """The words on what was counted for the last plan."""
         self._notices: list[Notice] = []
@@ -204,7 +207,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason += unused.cure
         else:
             own = self.others.propose(model, self.home(topology), world_size)
-            self._no_row, self._counted_words = {}, ""
+            self._no_row, self._counted_words, self._variable = {}, "", frozenset()
             self._leave_data_parallel(own)
             if self.found:
                 reason = self._tier(model, topology, world_size, own)
@@ -274,6 +277,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             counts = self._tally or self._count()
             self._tally = None  # so that its counters can be given up
             self._no_row, self._counted_words = dict(counts.no_row), counts.explain()
+            self._variable = counts.variable
             return counts.profile()
         if given is not None:
             profile, named = given, "stack.plan: the profile"
@@ -322,6 +326,18 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         `own` is the plan of the planner behind, were there no tiers.
         """
         profile = self.profile = self.profiled()
+        if variable := self._leave_variable():
+            kind = Missed if self.found else Unused
+            self._notices.append(
+                kind(
+                    what=f"{self.slot}: {self.name}",
+                    why=f"{_listed(variable)} is left to TorchRec, for {VARIABLE}",
+                    cure="Hand its collection a KJT of one batch size, or unique samples "
+                    "(`stack.convert`).",
+                )
+            )
+            if not self.found:
+                return str(self._notices[-1])
         shards = planned_shards(own, self.found)
         tables = {
             name: table.with_rows(profile[name], shards.get(name))
@@ -375,6 +391,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         why = f"{OWN} plan has it data-parallel"
         self._left = {**self._left, **dict.fromkeys(dense, why)}
         self.found = {name: one for name, one in self.found.items() if name not in dense}
+
+    def _leave_variable(self) -> list[str]:
+        """Leave the tables of collections that are given KJTs of variable batch, which replicas do
+        not take."""
+        given = {one.module for one in self.found.values() if self._variable & {*one.features}}
+        left = [name for name, one in self.found.items() if one.module in given]
+        self._left = {**self._left, **dict.fromkeys(left, VARIABLE)}
+        self.found = {name: one for name, one in self.found.items() if name not in left}
+        return left
 
     def _placed_anew(self, plan: ShardingPlan) -> str:
         """Price the tables that are left to the planner behind where it has them now that others

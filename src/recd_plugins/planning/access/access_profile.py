@@ -148,6 +148,8 @@ class Tally:
     no_row: dict[str, int] = field(default_factory=dict)
     """The number of ids that were of no row of the table, where there were any: they are not
     counted. In training TorchRec looks up another row for each, as do tiers."""
+    variable: frozenset[str] = frozenset()
+    """The features that came in KJTs whose keys differ in batch size."""
 
     def __post_init__(self) -> None:
         rows = {name: part.num_rows for name, part in self.counted.items()}
@@ -172,6 +174,7 @@ class Tally:
     def count(self, batch: Any, fold: int, features: FeaturesOf | None = None) -> None:
         """Count one batch in a fold."""
         lookups = batch_lookups(batch, features)
+        self.variable |= lookups.variable
         size = lookups.samples
         if 2 * size < self.batch_size:
             return
@@ -195,6 +198,7 @@ class Tally:
         self.samples += other.samples
         self.batches += other.batches
         self.epoch = max(self.epoch, other.epoch)
+        self.variable |= other.variable
         for name, bags in other.bags.items():
             self.bags[name].merge(*bags.state())
         for name, ids in other.no_row.items():

@@ -32,6 +32,8 @@ class BatchLookups:
     """The ids of each feature, bag after bag; of unique samples where it has such."""
     lengths: Mapping[str, Integers]
     """The number of ids in each bag."""
+    variable: frozenset[str] = frozenset()
+    """The features of KJTs whose keys differ in batch size."""
 
     def __getitem__(self, feature: str) -> Integers:
         if feature not in self.ids:
@@ -53,6 +55,7 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
         max(one.samples for one in each),
         _joined([one.ids for one in each]),
         _joined([one.lengths for one in each]),
+        frozenset().union(*(one.variable for one in each)),
     )
 
 
@@ -156,6 +159,7 @@ def _lookups(part: Any) -> BatchLookups:
         _samples(kjt),
         {key: ids[start:end] for key, start, end in ends},
         {key: lengths[a:b] for key, a, b in zip(kjt.keys(), bags, bags[1:], strict=False)},
+        frozenset(kjt.keys() if kjt.variable_stride_per_key() else ()),
     )
 
 
