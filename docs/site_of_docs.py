@@ -45,6 +45,8 @@ AROUND = ("RESULTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages that lie in the root of the repository."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 AS_THEY_ARE = (".md", ".png", ".svg")
+SEARCH = "docs/iframe-worker.js"
+"""What the search of a site on a disk needs; its name tells mkdocs-material that it is there."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".toml": "toml"}
 
 
@@ -66,10 +68,10 @@ def stage(folder: Path) -> None:
         _write(folder / "docs" / f"{name}.md", written)
     for target in linked:
         _write(folder / _page_of(target), _shown(target))
-    for picture in ROOT.glob("docs/pictures/*"):
-        copy = folder / picture.relative_to(ROOT)
+    for file in (*ROOT.glob("docs/pictures/*"), ROOT / SEARCH):
+        copy = folder / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, copy)
+        shutil.copyfile(file, copy)
 
 
 def _relinked(link: re.Match[str], page: Path, linked: dict[Path, None]) -> str:
@@ -146,6 +148,7 @@ def _settings(source: Path, target: Path) -> dict[str, Any]:
             ],
         },
         "plugins": ["search", "offline"],  # a site on a disk is searched too
+        "extra": {"polyfills": [SEARCH]},
         "markdown_extensions": [
             "attr_list",
             "md_in_html",

@@ -37,6 +37,7 @@ def test_links_lead_somewhere_within_the_site(site: Any, tmp_path: Path) -> None
             assert (page.parent / path).exists(), f"{page.relative_to(tmp_path)}: {path}"
             links += 1
     assert links > 100
+    assert (tmp_path / site.SEARCH).exists()
     assert "class PoolingRecord" in (tmp_path / "src/recd_plugins/slots/records.py.md").read_text()
     assert "write key=value" in (tmp_path / "docs/messages.md").read_text()
     assert "40: Advice is a registry" in (tmp_path / "docs/decisions/index.md").read_text()
