@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recd_plugins.tiers.bags import Lookups
+from recd_plugins.tiers.update import Entries
 
 DIM = 3
 
@@ -54,3 +55,20 @@ def test_half_rows_are_summed_in_full_precision() -> None:
     rows = torch.tensor([[1.0], [2.0**-11]], dtype=torch.float16)
     of = Lookups(torch.tensor([0, 1, 1, 1]), torch.zeros(4, dtype=torch.int64), None)
     assert of.sums(rows, 1).item() == 1 + 3 * 2.0**-11
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("placed", [torch.int32, torch.int64])
+def test_entries_add_up_to_the_bit_as_torch_adds(placed: torch.dtype, weighted: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    gradients = torch.randn(30, DIM, generator=draw)
+    sources = torch.randint(30, (200,), generator=draw)
+    places = torch.randint(9, (200,), generator=draw).to(placed)
+    weights = torch.rand(200, generator=draw) if weighted else None
+    rows = gradients[sources]
+    rows = rows if weights is None else rows * weights.unsqueeze(1)
+    expected = torch.zeros(10, DIM).index_add_(0, places, rows)
+    assert torch.equal(Entries(places, gradients, sources, weights).summed(10), expected)
+    own = Entries(places, rows)  # row i is the i-th
+    assert torch.equal(own.summed(10), expected)
+    assert torch.equal(own.at(places[:0]).summed(2), torch.zeros(2, DIM))

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -20,14 +18,13 @@ from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, begins
 from recd_plugins.tiers.rows import rows_from_home, tied
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update
+from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
 
 __all__ = ["Lookups", "PackedBags", "PooledRows", "RowBagsAwaitable", "SumsAwaitable"]
 
@@ -69,9 +66,7 @@ class Lookups:
         """[num_rows, D] float32, from the gradients of the sums over `bags` [num_bags, D]."""
         if not bags.is_cuda:
             rows = bags.new_zeros(num_rows, bags.shape[1])
-            weights = bags.new_empty(0) if self.weights is None else self.weights
-            given = (each.contiguous().numpy() for each in (bags, self.which, self.bags, weights))
-            _scatter(*given, rows.numpy())
+            add_rows(rows, self.which, bags, self.bags, self.weights)
             return rows
         return self.turned().sums(bags, num_rows)
 
@@ -83,22 +78,6 @@ class Lookups:
             self.which[order],
             None if self.weights is None else self.weights[order],
         )
-
-
-@kernel
-def _scatter(
-    gradients: npt.NDArray[np.float32],
-    which: npt.NDArray[np.int64],
-    bags: npt.NDArray[np.int64],
-    weights: npt.NDArray[np.float32],
-    rows: npt.NDArray[np.float32],
-) -> None:
-    """Add the gradient of each id's bag to that of its row; without `weights`, each weighs 1."""
-    for i in range(which.size):
-        row, bag = which[i], bags[i]
-        weight = weights[i] if weights.size else np.float32(1)
-        for column in range(rows.shape[1]):
-            rows[row, column] += weight * gradients[bag, column]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update
+from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
 
 __all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
 
@@ -171,7 +171,12 @@ def _chosen(rows: Tensor, which: Tensor | None) -> Tensor:
 
 def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) -> Tensor:
     """The gradient of `count` rows: those `at` have one each, or `inverse` says whose it is."""
-    own = gradient if len(at) == len(gradient) else gradient.index_select(0, at)
+    whole = len(at) == len(gradient)
+    if inverse is not None and not gradient.is_cuda and gradient.dtype == torch.float32:
+        sums = gradient.new_zeros(count, gradient.shape[1])
+        add_rows(sums, inverse, gradient, None if whole else at)
+        return sums
+    own = gradient if whole else gradient.index_select(0, at)
     if inverse is None:
         return own
     return own.new_zeros(count, own.shape[1]).index_add_(0, inverse, own)
