@@ -357,11 +357,13 @@ def test_files_of_json_with_other_keys_are_one_table_for_a_check(tmp_path: Path)
 def test_dates_written_as_texts(tmp_path: Path) -> None:
     """In text, lines of JSON and Parquet; a day above 12 tells the order, and none is a doubt."""
     first = 1_704_067_200_000  # 2024-01-01
-    for unit, form in (
+    forms = (
         ("dd/mm/yyyy", "{day:02}/{month:02}/2024 {hour}:05"),
         ("mm/dd/yyyy", "{month}/{day}/2024 {half}:05:00 {noon}M"),
         ("yyyy-mm-dd", "2024-{month:02}-{day:02}T{hour:02}:05:00.000+00:00"),
-    ):
+        ("yyyy-mm-dd", "2024-{month:02}-{day:02}T{hour:02}:05:00Z"),
+    )
+    for number, (unit, form) in enumerate(forms):
         each = [
             form.format(
                 day=1 + one % 28, month=1, hour=one % 24, half=(one + 11) % 12 + 1,
@@ -375,14 +377,14 @@ def test_dates_written_as_texts(tmp_path: Path) -> None:
         rows = pa.table({"at": each, "label": [one % 2 for one in range(200)]})
         rows = rows.append_column("item", pa.array([one % 7 for one in range(200)]))
         for end in ("csv", "jsonl", "parquet"):
-            path = write(tmp_path / f"{unit[:2]}.{end}", rows)
+            path = write(tmp_path / f"{number}.{end}", rows)
             schema = schema_of(path)["schema"]
             assert schema["timestamp"] == "at"
             if unit != "yyyy-mm-dd" or end == "parquet":
                 assert schema["timestamp_unit"] == unit
             file = text(tmp_path / "schema.yaml", json.dumps(schema))
             assert "no problem" in recd("data", "check", path, "--schema", file)
-            to = tmp_path / f"{unit[:2]}-{end}"
+            to = tmp_path / f"{number}-{end}"
             recd("data", "import", path, to, "--schema", file)
             assert rows_of(to)["at"].to_pylist() == wanted
         table = Table.open(path, load_schema(file))

@@ -19,6 +19,7 @@ from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import survey as surveys
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import Proposal, propose
+from recd_plugins.data.importing.reading import split_texts
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.table import Table
@@ -176,3 +177,12 @@ def test_ids_with_weights_in_text_are_scored_ids(tmp_path: Path, by: str, delimi
             hashes(pa.array(["3", "5", "7"] if name == "cart" else ["03", "05", "07"]), spot) % 100
         )
         assert made[name].to_pylist() == [ids[:2].tolist(), [], ids[2:].tolist()]
+
+
+def test_parentheses_belong_to_an_element_unless_commas_part_it() -> None:
+    """As MovieLens has "(no genres listed)": it is one value wherever it stands."""
+    texts = pa.chunked_array([["(none)|Drama", "Drama|(none)", "(none)", "[a|b]"]])
+    found = split_texts(texts, "|", pa.list_(pa.string())).to_pylist()
+    assert found == [["(none)", "Drama"], ["Drama", "(none)"], ["(none)"], ["a", "b"]]
+    numbers = pa.chunked_array([["(3, 5)", "[3,5]"]])
+    assert split_texts(numbers, ",", pa.list_(pa.int64())).to_pylist() == [[3, 5]] * 2

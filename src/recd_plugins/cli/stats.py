@@ -159,6 +159,8 @@ def _suggested(path: Location) -> ForeignSchema:
         files.append(dataclasses.replace(one, names=one.roots or one.names, nested={}))
     found = survey(files)
     schema = parse(ForeignSchema, propose(found).schema, "schema")
+    if other := [one.name for one in found.columns if one.seems == "unknown"]:
+        print(f"not measured, as no list of ids: {', '.join(other)}", file=sys.stderr)
     schema = schema.having([one.name for one in schema.sparse])
     # A table need not be for training: any number will do for its label.
     free = {column.name for column in found.columns} - {one.name for one in schema.sparse}

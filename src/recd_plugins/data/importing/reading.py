@@ -447,8 +447,9 @@ def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa
     """Lists in text, as "3|5", "3 5" or "[3, 5]", of elements of this type; those of pairs of an id
     and a weight as "3:0.5|5:1"."""
     chunks = []
+    around = " []()" if separator in ", " else " []"  # not of "(no genres)|Drama"
     for chunk in texts.chunks:
-        bare = pc.utf8_trim(chunk, " []()")
+        bare = pc.utf8_trim(chunk, around)
         parts = pc.split_pattern(bare, separator)
         elements = pc.utf8_trim(parts.values, " '\"")
         empty = pc.equal(bare, "")
@@ -513,10 +514,20 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     made = {name: field_at(found[where[0]], where) for name, where in wheres.items()}
     for name, kind in times.items():
         try:
-            made[name] = made[name].cast(kind)
+            made[name] = _moments(made[name], kind)
         except pa.ArrowInvalid as error:
             raise Misfit(f"{block.where}: column {name!r}: {error}. {MEND}", name) from None
     return _with_lists(pa.table(made), block, columns, read_as)
+
+
+def _moments(texts: pa.ChunkedArray, kind: pa.TimestampType) -> pa.ChunkedArray:
+    """Texts of ISO 8601, with a zone or in UTC, as times."""
+    try:
+        return texts.cast(pa.timestamp(kind.unit)).cast(kind)
+    except pa.ArrowInvalid:
+        if pc.any(pc.match_substring_regex(texts, r"(Z|[+-]\d\d:?\d\d)$")).as_py():
+            return texts.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
+        raise
 
 
 def _element(kind: pa.DataType, depth: int) -> pa.DataType:
