@@ -7,6 +7,7 @@ until the buffer is full. A worker knows nothing of what it gave to whom: its en
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import threading
@@ -64,6 +65,9 @@ one."""
 LINGER = 0.02
 """Seconds that batches wait for those behind them, as each message costs both sides; the first
 ones of a request do not."""
+MALLOPT = {-8: 1, -3: 1 << 30, -1: 1 << 30, -2: 64 << 20}
+"""glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one area of memory for all
+threads, from which nothing is given back."""
 PASSED = MOST_BATCHES
 """Batches that are made in passing, rather than a window read anew for one behind them: a client
 asks for several runs of them at a time, and the first is not the first to arrive."""
@@ -88,10 +92,22 @@ class WorkerOptions:
 
 
 def settle() -> None:
-    """Suit this process to a worker: it makes batches in one thread, and nothing else."""
+    """Suit this process to a worker: it makes batches in one thread, and has the memory of each
+    window again for the next."""
     torch.set_num_threads(1)
+    _keep_memory()
     # What was imported before a fork would be copied as it is looked through for garbage.
     gc.freeze()
+
+
+def _keep_memory() -> None:
+    # The kernel clears each page that it gives, which took a tenth of a worker's time: each thread
+    # has an area of memory by default, and a window was read in another than the one before it.
+    with contextlib.suppress(AttributeError):  # glibc alone has it
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in MALLOPT.items():
+            mallopt(option, value)
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 class Worker(flight.FlightServerBase):

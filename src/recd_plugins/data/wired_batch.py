@@ -269,6 +269,17 @@ def _low_and_high(numbers: Numbers) -> tuple[int, int]:
     return low, high
 
 
+@kernel
+def _add_up(lengths: Numbers, total: int) -> bool:
+    """Whether these are lengths of rows that have so many ids together."""
+    left = total
+    for length in lengths:
+        if not 0 <= length <= left:
+            return False
+        left -= length
+    return left == 0
+
+
 def _one_binary(data: pa.Buffer) -> pa.Array:
     """One row, on the same memory."""
     offsets = pa.py_buffer(np.array([0, data.size]))
@@ -286,12 +297,10 @@ def _bodies(record: pa.RecordBatch) -> list[Tensor]:
     return [whole[first:stop] for first, stop in pairwise(borders)]
 
 
-def _copied(numbers: Numbers, count: int, kind: np.dtype[Any]) -> Numbers:
-    """These numbers, or one of them that all are, on memory where torch puts its tensors: of floats
-    that lie elsewhere, sums differ in their last bits."""
-    memory = torch.empty(count * kind.itemsize, dtype=torch.uint8)
-    found: Numbers = memory.numpy().view(kind)
-    found[:] = numbers
+def _memory(size: int) -> Numbers:
+    """Bytes where torch puts its tensors: of floats that lie elsewhere, sums differ in their last
+    bits."""
+    found: Numbers = torch.empty(size, dtype=torch.uint8).numpy()
     return found
 
 
@@ -319,33 +328,52 @@ class _Unpacked:
         self._keys = dict(head.keys)
         self._numbers: dict[str, Numbers] = {}
         self.num_bytes = 0
-        self._aligned = body.ctypes.data % ALIGNED == 0
+        aligned = body.ctypes.data % ALIGNED == 0
         count = sum(one.dimensions for one in head.tensors)
         sides = np.frombuffer(body, np.int64, count).tolist()
         first = _aligned(8 * count)
+        copied: list[tuple[_Sent, list[int], Numbers]] = []
         for one in head.tensors:
             shape = sides[: one.dimensions]
             del sides[: one.dimensions]
-            first = self._take(one, shape, body, first)
+            numbers, first = self._taken(one, shape, body, first)
+            if aligned and one.narrow is not None and one.stored == one.wide:
+                self._numbers[one.name] = numbers.reshape(shape)
+            else:
+                copied.append((one, shape, numbers))
         if first != body.size:
             raise ValueError(f"it has {body.size} bytes, but its tensors {first}")
+        self._copy(copied)
 
-    def _take(self, one: _Sent, shape: list[int], body: Numbers, first: int) -> int:
-        """Take a tensor that begins there; where the next one does."""
-        wide, stored = one.wide, one.stored
+    def _copy(self, copied: Sequence[tuple[_Sent, list[int], Numbers]]) -> None:
+        """Numbers, or one that stands for all, in types as they were: features in one memory, all
+        else, which may be kept for longer, in memory of its own."""
+        sizes = [prod(shape) * one.wide.itemsize for one, shape, _ in copied]
+        of_features = [
+            0 if one.name in TENSORS else _aligned(size)
+            for (one, _, _), size in zip(copied, sizes, strict=True)
+        ]
+        features, begin = _memory(sum(of_features)), 0
+        for (one, shape, numbers), size, room in zip(copied, sizes, of_features, strict=True):
+            memory = features[begin : begin + size] if room else _memory(size)
+            wide = memory.view(one.wide)
+            wide[:] = numbers
+            self._numbers[one.name] = wide.reshape(shape)
+            begin += room
+
+    def _taken(
+        self, one: _Sent, shape: list[int], body: Numbers, first: int
+    ) -> tuple[Numbers, int]:
+        """The numbers of a tensor that begin there, as they were sent; where the next ones do."""
         count = prod(shape)
-        if min(shape, default=0) < 0 or self.num_bytes + count * wide.itemsize > LARGEST:
+        self.num_bytes += count * one.wide.itemsize
+        if min(shape, default=0) < 0 or self.num_bytes > LARGEST:
             raise ValueError(f"with {one.name}, of shape {shape}, it takes over {LARGEST} bytes")
         sent = 1 if one.narrow is None else count
-        stop = first + sent * stored.itemsize
+        stop = first + sent * one.stored.itemsize
         if stop > body.size:
             raise ValueError(f"{one.name} reaches beyond the {body.size} bytes that are there")
-        numbers: Numbers = np.frombuffer(body, stored, sent, first)
-        if stored != wide or one.narrow is None or not self._aligned:
-            numbers = _copied(numbers, count, wide)
-        self._numbers[one.name] = numbers.reshape(shape)
-        self.num_bytes += numbers.nbytes
-        return _aligned(stop)
+        return np.frombuffer(body, one.stored, sent, first), _aligned(stop)
 
     def tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self._numbers[name])
@@ -359,8 +387,7 @@ class _Unpacked:
                 f"{len(keys)} keys"
             )
         total = len(values)
-        fits = int(lengths.sum(dtype=np.int64)) == total and lengths.min(initial=0) >= 0
-        if not fits or (lengths.itemsize == 8 and lengths.max(initial=0) > total):
+        if not _add_up(lengths.reshape(-1), total):
             raise ValueError(f"{name}: its lengths do not add up to its {total} ids")
         whole = values.dtype.kind in "iu" and values.ndim == 1
         if not whole or (weights is not None and weights.shape != values.shape):
@@ -371,7 +398,7 @@ class _Unpacked:
             lengths=torch.from_numpy(lengths.reshape(-1)),
             weights=None if weights is None else torch.from_numpy(weights),
             stride=lengths.shape[1],
-            length_per_key=self._length_per_key(name, lengths.sum(axis=1, dtype=np.int64)),
+            length_per_key=self._length_per_key(name, lengths),
         )
 
     def dedup(self, batch_size: int) -> Any:
@@ -402,11 +429,12 @@ class _Unpacked:
             kjt, torch.from_numpy(lookup), groups, tuple(counts.tolist())
         )
 
-    def _length_per_key(self, name: str, there: Numbers) -> list[int] | None:
-        """The number of ids that each key has, as the sender knew it; those that are there."""
+    def _length_per_key(self, name: str, lengths: Numbers) -> list[int] | None:
+        """The number of ids that each key has, if the sender knew it; those that are there."""
         counts = self._numbers.get(f"{name}.length_per_key")
         if counts is None:
             return None
+        there = lengths.sum(axis=1, dtype=np.int64)
         if not np.array_equal(counts, there):
             raise ValueError(
                 f"{name}: its keys have {there.tolist()} ids, and not {counts.tolist()}"

@@ -50,6 +50,8 @@ __all__ = [
 
 LARGEST_LOOKUP = 1 << 30
 """Bytes of a lookup that is made of its runs: they take a few, whatever it takes."""
+NOT_AS_MANY = -2
+"""What `_write_lookup` says of runs that are not those of all samples."""
 
 
 def to_columns(
@@ -245,20 +247,19 @@ def lookup_of_runs(
     shape = (len(unique_counts), batch_size)
     if codes.ndim != 1 or runs.ndim != 1 or len(runs) not in (0, len(codes)):
         raise ValueError(f"a lookup has {codes.shape} codes and {runs.shape} runs")
-    counts = runs.astype(np.int64) if len(runs) else np.ones(len(codes), np.int64)
-    # Before memory is taken for them. A sum of numbers below 2^63 may come to anything.
+    # Before memory is taken for it.
     if 8 * shape[0] * shape[1] > LARGEST_LOOKUP:
         raise ValueError(f"a lookup of {shape} samples takes more than {LARGEST_LOOKUP} bytes")
-    fits = counts.min(initial=1) >= 1 and counts.max(initial=0) <= batch_size
-    if not fits or counts.sum() != shape[0] * shape[1]:
-        raise ValueError(f"its runs have {sum(counts.tolist())} samples, not {shape} of them")
     lookup = np.empty(shape, np.int64)
-    wrong = _write_lookup(codes.astype(np.int64), counts, unique_counts, lookup)
+    wrong = _write_lookup(codes.astype(np.int64), runs.astype(np.int64), unique_counts, lookup)
     if wrong >= 0:
         raise ValueError(
             f"the inverse lookup of group {wrong} reaches outside of its {unique_counts[wrong]} "
             "unique samples, or beyond its samples"
         )
+    if wrong == NOT_AS_MANY:
+        samples = sum(runs.tolist()) if len(runs) else len(codes)
+        raise ValueError(f"its runs have {samples} samples, not {shape} of them")
     return lookup
 
 
@@ -283,16 +284,20 @@ def _write_lookup(
     unique_counts: NDArray[np.int64],
     lookup: NDArray[np.int64],
 ) -> int:
-    """The first group that is wrong; -1 where none is."""
+    """The first group that is wrong; -1 where none is, or `NOT_AS_MANY`."""
+    groups, samples = lookup.shape
     at = group = 0
-    for code, run in zip(codes, runs):  # noqa: B905  # a kernel's zip takes no options
-        if at + run > lookup.shape[1] or not 0 <= code < unique_counts[group]:
+    for number, code in enumerate(codes):
+        run = runs[number] if len(runs) else 1
+        if group == groups or not 1 <= run <= samples:
+            return NOT_AS_MANY
+        if at + run > samples or not 0 <= code < unique_counts[group]:
             return group
         lookup[group, at : at + run] = code
         at += run
-        if at == lookup.shape[1]:
+        if at == samples:
             at, group = 0, group + 1
-    return -1
+    return -1 if group * samples == lookup.size else NOT_AS_MANY
 
 
 def _narrow(numbers: Numbers) -> Numbers:
