@@ -230,7 +230,9 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
         (["--objective", "time_to_loss", "--curve", "{folder}/odd.json"], "recd tune loss"),
         (["--curve", "{folder}/none.json"], "go together"),
         (["--test", "{folder}"], "--table"),
-        (["dataset=null"], "dataset"),
+        (["dataset=null"], "recd advise --table TABLE"),
+        (["--try", "1", "topology=a100_dgx"], "the topology is one of cuda devices"),
+        (["train.batch_size=100000"], "rows fill no batch of 100000 on each of 2"),
         (["--out", "{folder}"], "folder"),
         (["--try", "1", "--ranks", "4096"], "4,096 ranks would train at once on this machine"),
     ],
@@ -342,6 +344,16 @@ def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
     assert walk.kept == ("b",)
     assert walk.best.ms == 60
     assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
+
+
+def test_what_is_worth_more_without_another_is_kept() -> None:
+    """b makes a pay, and is in its way once c is there: without b, a saves most of the step."""
+    ms = {"": 100, "a": 100, "b": 99, "c": 35, "ab": 50, "ac": 25, "bc": 60, "abc": 40}
+    walk = walked(lambda there: float(ms["".join(sorted(there))]), "abc", {})
+    assert walk.kept == ("a", "c")
+    assert walk.best.ms == min(ms.values())
+    at_the_end = {one.name: one.at_the_end for one in walk.weighed}
+    assert at_the_end["a"] == pytest.approx(35 / 25 - 1)
 
 
 def test_what_needs_another_does_not_take_a_place_without_it() -> None:

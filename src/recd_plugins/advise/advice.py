@@ -162,7 +162,7 @@ def advise(
     """
     ranks = ranks or registry.train.ranks
     if most_tried:
-        check_ranks_here(ranks)
+        check_ranks_here(ranks, registry)
     with remembering():
         return _advised(
             registry,
@@ -190,8 +190,13 @@ def _advised(
     trial: Callable[[Mapping[tuple[str, ...], Outlook], Outlooks], list[Tried]] | None,
     most_tried: int,
 ) -> RegistryAdvice:
-    for slot in ("dataset", "model"):
-        registry.one(slot)
+    if not registry.has_dataset:
+        raise RegistryError(
+            "there is no dataset to read batches of, and a trainer's own loader cannot be opened "
+            "here. Name one (`dataset`), or make a table of some of the loader's rows: `recd data "
+            "import`, then `recd advise --table TABLE`."
+        )
+    registry.one("model")
     claims = additions_of(registry)
     if not claims:
         raise RegistryError(

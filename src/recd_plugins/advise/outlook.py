@@ -178,10 +178,10 @@ class Outlooks:
         with _notices() as notices:
             stack = Stack(self.registry(values))
             stack.prepare(self._progress)
-            compute = self._compute(values)
             model = stack.adapt(stack.model())
             tables = model_tables(model)
-            profile = self._profile(stack, tables)
+            profile = self._profile(stack, tables)  # first of all that read: with whole batches
+            compute = self._compute(values)
             planner = stack.planned_for(model, self._ranks, profile=profile)
             ledger = _ledger(stack, planner, tables, profile, self._ranks)
             hot = _hot(stack, planner, self._ranks)

@@ -20,6 +20,7 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.command import Failure
 from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
+from recd_plugins.registry.capability import resolve_device
 
 __all__ = ["Tried", "candidates", "check_ranks_here", "tried", "winner"]
 
@@ -90,8 +91,14 @@ def tried(
     ]
 
 
-def check_ranks_here(ranks: int) -> None:
-    """`CapabilityError` where this machine cannot train so many ranks at a time."""
+def check_ranks_here(ranks: int, registry: Registry) -> None:
+    """`CapabilityError` where this machine cannot train so many ranks of the registry at a time."""
+    here, planned = resolve_device(registry.train.device), registry.topology.device
+    if planned not in (None, here):
+        raise CapabilityError(
+            f"--try: the topology is one of {planned} devices, and this job would train on {here}. "
+            f"Advise without --try, or for what is here: `topology.device={here}`."
+        )
     cores = os.cpu_count() or 1
     if ranks > RANKS_A_CORE * cores:
         raise CapabilityError(

@@ -327,6 +327,10 @@ class _OnTheWay:
             lost = -self._gain(outlook, self._top)
             if lost < WORTH and self._goal.fits(outlook, self._base):
                 self._kept, self.best = rest, outlook
+                if lost < 0:  # it was in the way of others, which are worth more without it
+                    self._top = outlook
+                    for other in rest:
+                        self._note_loss(other, None)
                 for other in gone:
                     before = self._reasons.get(other.addition.name, "")
                     why = f"without it a step takes {max(0.0, lost):.1%} more"
@@ -449,7 +453,9 @@ class _OnTheWay:
         return ", ".join(words)
 
     def _why_left(self, claim: ClaimedAddition, gain: float, outlook: Outlook) -> str:
-        new = [one for one in outlook.notices if one not in self.best.notices]
+        # What waits is there too, and has said its own.
+        known = [*self.best.notices, *self._reasons.values()]
+        new = [one for one in outlook.notices if not any(one in other for other in known)]
         if "dedup" in self._wrote[claim.addition.name] and not outlook.groups:
             lines = outlook.why_groups[1:]
             new += [line.strip() for line in (*lines[:FEATURES], *lines[FEATURES:][-1:])]
