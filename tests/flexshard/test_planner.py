@@ -138,7 +138,7 @@ def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
         assert (plan.plan["sequences"]["t0"].sharding_type == "row_wise") == ("t0" in tiered)
 
 
-def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
+def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Its dense optimizer steps them, where it names no other one, and no row of them travels.
     Where it names one they are sharded, and a notice says so, unless constraints did."""
     names = {"history": ROWS, "few": 4}
@@ -174,6 +174,7 @@ def test_a_trainers_data_parallel_tables_are_left_alone() -> None:
         assert ("table few is left to TorchRec, for TorchRec's own plan" in made.explain()) == own
         said = [str(one) for one in made.notices() if "names an optimizer of few," in str(one)]
         assert len(said) == (not own and not constraints)
+    assert "Sharding spec not found" not in caplog.text
 
 
 @pytest.mark.parametrize("others", [0, 1])

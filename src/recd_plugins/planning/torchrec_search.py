@@ -284,11 +284,19 @@ class BestOptions:
 
 @contextmanager
 def quiet_planner() -> Iterator[None]:
-    """Hide two warnings that TorchRec logs at every plan and that ask nothing of a user."""
+    """Hide what TorchRec warns of at every plan, and of each data-parallel table by the root
+    logger: it asks nothing of a user."""
     logger = logging.getLogger("torchrec.distributed.planner")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    logging.root.addFilter(_asks_something)
     try:
         yield
     finally:
+        logging.root.removeFilter(_asks_something)
         logger.setLevel(level)
+
+
+def _asks_something(record: logging.LogRecord) -> bool:
+    """Whether it is not that a data-parallel table has no spec of shards, which none has."""
+    return not record.getMessage().startswith("Sharding spec not found")
