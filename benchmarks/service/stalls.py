@@ -40,9 +40,8 @@ def stalls(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Figur
     began = time.perf_counter()
     rows_of(ours)
     step = ENOUGH * (time.perf_counter() - began) / len(ours)
-    measured = alternate(
-        {"local": partial(_trained, local, step), "service": partial(_trained, ours, step)}, rounds
-    )
+    sides = {"local": partial(_trained, local, step), "service": partial(_trained, ours, step)}
+    measured = alternate(sides, rounds, of="stalls of a trainer")
     end_workers()
 
     def shares(side: str) -> list[float]:
