@@ -108,6 +108,9 @@ def test_what_is_none_of_them_is_named(tmp_path: Path, content: bytes, says: str
     path = text(tmp_path / "data", content)
     with pytest.raises(DataError, match=says):
         foreign_files([path])
+    if b"PK" in content:
+        with pytest.raises(DataError, match=r"an Excel sheet\. Save it"):
+            foreign_files([text(tmp_path / "data.xlsx", content)])
 
 
 def test_files_that_differ_are_no_table(tmp_path: Path) -> None:

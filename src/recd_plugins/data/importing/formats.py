@@ -261,6 +261,8 @@ def _of_content(path: Location, delimiter: str | None, header: bool | None) -> F
         raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
     for magic, what in OTHERS.items():
         if head.startswith(magic):
+            if path.suffix.lower() in (".xlsx", ".xlsm"):
+                what = "an Excel sheet. Save it as CSV (UTF-8)"
             raise DataError(f"{path}: is {what}.")
     if head.startswith(PARQUET):
         if compression:
