@@ -12,7 +12,7 @@ from benchmarks.gpu.parts import Part, Setting, synchronised
 from benchmarks.harness import Figure, alternate, spread
 from recd_plugins.embedding.expand import cells_of, expand_values
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import WeightedJagged
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.unique import unique_rows_on_device
 from recd_plugins.tiers.exchange import coalesce_by_table
 from recd_plugins.tiers.router import Router, Segments
@@ -32,13 +32,13 @@ def _convert(device: torch.device, quick: bool) -> list[Figure]:
     rounds, batch_size = (1, 256) if quick else (20, 4096)
     rows = _rows(batch_size)
     kjt = WeightedJagged.joined(list(rows.values()))
-    ikjt = InverseKeyedJaggedTensor.from_jagged(rows, GROUPS)
+    here = {key: Jagged(one.values, one.lengths) for key, one in rows.items()}
+    ikjt = InverseKeyedJaggedTensor.from_jagged(here, GROUPS)
     there = {
-        key: WeightedJagged(one.values.to(device), one.lengths.to(device))
-        for key, one in rows.items()
+        key: Jagged(one.values.to(device), one.lengths.to(device)) for key, one in rows.items()
     }
     sides: dict[str, Callable[[], object]] = {
-        "convert on the CPU": lambda: InverseKeyedJaggedTensor.from_jagged(rows, GROUPS),
+        "convert on the CPU": lambda: InverseKeyedJaggedTensor.from_jagged(here, GROUPS),
         "convert on the device": lambda: InverseKeyedJaggedTensor.from_jagged(there, GROUPS),
     }
     found = _seconds(sides, device, rounds)

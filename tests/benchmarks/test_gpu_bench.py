@@ -16,8 +16,9 @@ from recd_plugins.testing.gloo import RanksFailed
 
 def test_parts_run_on_the_cpu() -> None:
     before = set(RESULTS.iterdir())
-    figures = main(["--device", "cpu", "--quick", "--part", "vbe", "hot-batches", "kernels"])
-    assert len(figures) == 5  # the CPU has no variable-batch form to run
+    parts = ["vbe", "hot-batches", "conversion", "kernels"]
+    figures = main(["--device", "cpu", "--quick", "--part", *parts])
+    assert len(figures) == 7  # the CPU has no variable-batch form to run
     assert not [one.name for one in figures if one.met is False]
     assert all(math.isfinite(one.value) for one in figures)
     assert figures[0].name == "hot-batches: parity"
