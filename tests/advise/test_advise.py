@@ -158,8 +158,11 @@ def test_it_says_what_would_change_the_advice_and_what_to_measure(
 
 @pytest.mark.slow
 def test_samples_that_do_not_repeat_are_left_with_the_reason(folder: Path) -> None:
-    advice = advise(Registry.load(registry(folder / "1", 1)), AdviceGoal(), with_what_ifs=False)
+    values = registry(folder / "1", 1)
+    values["train"]["ranks"] = 4
+    advice = advise(Registry.load(values), AdviceGoal(), ranks=2, with_what_ifs=False)
     assert not {"clustering", "unique samples"} & set(advice.walk.kept)
+    assert advice.values["train"]["ranks"] == 2  # which it is for
     assert "dedup" not in advice.values
     assert "etl" not in advice.values
     (left,) = (one for one in advice.walk.weighed if one.name == "unique samples")

@@ -94,6 +94,9 @@ class RegistryAdvice:
         given, best = self.registry.source.values, self.won[1]
         values = {k: v for k, v in best.values.items() if k not in ("strict", "train")}
         train = {k: v for k, v in (best.values.get("train") or {}).items() if k != "forecast_ms"}
+        ranks = best.ledger.prices.cluster.world_size
+        if ranks != self.registry.train.ranks:
+            train["ranks"] = ranks
         if best.step.compute.measured:  # else it would be of exchange and lookups alone
             train["forecast_ms"] = float(f"{best.ms:.3g}")
         if train:
