@@ -3,6 +3,7 @@ takes five seconds each, which all suites of a quick run together do not have.""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ IMPORTED = (
 
 
 def import_for_all() -> None:
-    """Have this process what its copies need: the allocator of suites, and imports."""
+    """Give this process what its copies need: the allocator of suites, and imports."""
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
         # glibc reads these when a process starts.
         os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
@@ -48,4 +49,8 @@ def _be_the_suite(printed: int, module: str, *arguments: str) -> None:
     os.dup2(printed, 1)
     copy_as_fork_server()  # for its ranks and workers
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    atexit._clear()
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:  # which a forked process leaves out as it ends
+        atexit._run_exitfuncs()

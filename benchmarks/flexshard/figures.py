@@ -76,7 +76,9 @@ class Bench:
         prices, workload = self._prices(cluster, setting), setting.workload
         choice = chosen(workload, prices, BUDGET)
         first, *others, last = candidates(workload, prices, choice)
-        sides = [first, *others[:: self.every], last]
+        some = others[:: self.every]
+        some += [one for one in others if one.sizes == ROW_WISE.sizes and one not in some]
+        sides = [first, *some, last]
         measured = self._measure(cluster, setting, sides, prices)
         best = min(sides, key=measured.seconds)
         (plain,) = (side for side in sides if side.sizes == ROW_WISE.sizes)

@@ -14,7 +14,7 @@ from recd_plugins.api import PreprocessRecord, ReaderRecord, hookimpl
 
 @hookimpl
 def recd_preprocess() -> list[PreprocessRecord[Any]]:
-    # torch: seconds, and memory, which a coordinator of the service has no use for.
+    # These import torch, whose seconds and memory a coordinator of the service can do without.
     from recd_dsi.transforms.records import RECORDS
 
     return [*RECORDS]

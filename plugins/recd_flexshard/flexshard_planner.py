@@ -95,9 +95,8 @@ class FlexShardPlanner(TierPlanner):
             batch_size=self.context.batch_size,
             k=config.k or usual or replica_factor(tables.values(), self.fused),
         )
-        if (
-            config.goal == "auto"
-        ):  # which is asked for again where registries differ in other things
+        if config.goal == "auto":
+            # `recd advise` asks again for registries that differ in other things.
             asked = (FlexShardPlanner, *tables.items(), prices, config.budget_gb, config.tiers)
             return remembered(asked, lambda: self._searched(tables, prices))
         ledger = choose(

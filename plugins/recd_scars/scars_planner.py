@@ -110,8 +110,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         check_home(self._config.home, topology.device or self.context.device)
-        self.served, self._every = None, model_tables(model)
-        return super().propose(model, topology, world_size)
+        self.served, self._every, self._apart = None, model_tables(model), frozenset()
+        plan = super().propose(model, topology, world_size)
+        self._apart = self._looked_up_apart(plan)
+        return plan
 
     def kernels(self) -> Mapping[str, TableConstraint]:
         return self.served.kernels if self.served else {}

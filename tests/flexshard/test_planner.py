@@ -205,7 +205,7 @@ def test_collections_that_are_given_variable_batches_are_left_alone(others: int)
     planned = made.tier_plan.tables if made.tier_plan else {}
     assert set(planned) == {"t0"} if others else not planned
     (notice,) = made.notices()
-    assert "tables query, document is left to TorchRec, for keys of the KJT differ" in str(notice)
+    assert "tables query, document are left to TorchRec, for keys of the KJT differ" in str(notice)
     assert notice.refused == (not others)
 
 

@@ -49,6 +49,12 @@ def kjt_of(rows: list[int]) -> KeyedJaggedTensor:
     return from_lists(lists)
 
 
+def weighted_now_and_then(rows: list[int]) -> KeyedJaggedTensor:
+    kjt = kjt_of(rows)
+    weights = torch.ones(kjt.values().numel()) if rows[0] % 12 else None
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), weights=weights, lengths=kjt.lengths())
+
+
 @dataclass
 class Click:
     """Whatever a trainer may keep of its samples."""
@@ -181,6 +187,7 @@ def test_a_trainer_may_select_by_itself() -> None:
         (lambda rows: rows[0], "batch.part is a int that differs from batch to batch"),
         (lambda rows: [rows[0], rows[1]], r"batch.part.0 is a int that differs"),
         (lambda rows: kjt_of(rows[:2]), "holds 2 KeyedJaggedTensors"),
+        (weighted_now_and_then, "batch.part is a KeyedJaggedTensor that has weights in some"),
     ],
 )
 def test_what_cannot_be_taken_apart_is_refused(part: Any, reason: str) -> None:

@@ -67,7 +67,9 @@ LINGER = 0.02
 ones of a request do not."""
 MALLOPT = {-8: 1, -3: 1 << 30, -1: 1 << 30, -2: 64 << 20}
 """glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one area of memory for all
-threads, from which nothing is given back."""
+threads, which keeps up to 1 GiB that nobody uses."""
+LARGEST_THRESHOLD = 32 << 20
+"""The M_MMAP_THRESHOLD that older glibc (before 2.35) takes at most."""
 PASSED = MOST_BATCHES
 """Batches that are made in passing, rather than a window read anew for one behind them: a client
 asks for several runs of them at a time, and the first is not the first to arrive."""
@@ -106,7 +108,8 @@ def _keep_memory() -> None:
     with contextlib.suppress(AttributeError):  # glibc alone has it
         mallopt = ctypes.CDLL(None).mallopt
         for option, value in MALLOPT.items():
-            mallopt(option, value)
+            if not mallopt(option, value):
+                mallopt(option, min(value, LARGEST_THRESHOLD))
         pa.set_memory_pool(pa.system_memory_pool())
 
 

@@ -26,7 +26,7 @@ from recd_scars.hot_batches.hot_rows import HotRows
 __all__ = ["HotBatches", "PlansHotRows"]
 
 TO_TELL = timedelta(seconds=60)
-"""The time that a rank which fails waits for the others, to tell them."""
+"""The time that a rank which fails waits for the others, to tell them, once they have a group."""
 
 
 class PlansHotRows(Protocol):
@@ -181,9 +181,8 @@ class HotBatches:
         except Exception:
             rows = self._hot_rows()
             if self._formed is None and rows is not None and dist.is_initialized():
-                with suppress(
-                    RuntimeError
-                ):  # they do not come: what failed here is told all the same
+                # If the others do not come, what failed here is told all the same.
+                with suppress(RuntimeError):
                     self._least(None, rows.version, failed=True)
             raise
 

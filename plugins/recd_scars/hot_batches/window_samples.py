@@ -48,6 +48,8 @@ def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
     if len({type(value) for value in values}) > 1:
         raise _refusal(path, f"is a {' and a '.join(sorted({type(v).__name__ for v in values}))}")
     if isinstance(first, KeyedJaggedTensor):
+        if len({kjt.weights_or_none() is None for kjt in values}) > 1:
+            raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
         if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
             return JoinedFeatures(values).take
         raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")

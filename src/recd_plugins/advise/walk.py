@@ -333,7 +333,9 @@ class _OnTheWay:
                         self._note_loss(other, None)
                 for other in gone:
                     before = self._reasons.get(other.addition.name, "")
-                    why = f"without it a step takes {max(0.0, lost):.1%} more"
+                    what = "memory" if self._goal.objective == "memory" else "time"
+                    more = "less" if lost < 0 else "more"
+                    why = f"without it a step takes {abs(lost):.1%} {more} {what}"
                     self._settle(other, "left out", f"{why}; {before}" if before else why)
                 for other in back:
                     self._settle(other, "kept", f"it does as much as {name}")

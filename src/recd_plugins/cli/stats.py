@@ -67,8 +67,9 @@ def stats(
 ) -> None:
     """Measure a table: by the registry's `stats`, or else by all that its plugins have.
 
-    Without a registry, or where its plugins measure nothing, by all that installed plugins have.
-    Where no schema says what the columns mean, as `recd data schema` would suggest.
+    Without a registry, or where its plugins measure nothing, it takes all measures that installed
+    plugins have. Where no schema says what the columns mean, it takes the one that
+    `recd data schema` would suggest.
     """
     with reported(debug):
         check_writable(figures and figures / "any.png", "--figures")

@@ -346,8 +346,8 @@ class _Unpacked:
         self._copy(copied)
 
     def _copy(self, copied: Sequence[tuple[_Sent, list[int], Numbers]]) -> None:
-        """Numbers, or one that stands for all, in types as they were: features in one memory, all
-        else, which may be kept for longer, in memory of its own."""
+        """Numbers, or one that stands for all, in types as they were: those of features in one
+        memory, each other tensor, which may be kept for longer, in memory of its own."""
         sizes = [prod(shape) * one.wide.itemsize for one, shape, _ in copied]
         of_features = [
             0 if one.name in TENSORS else _aligned(size)

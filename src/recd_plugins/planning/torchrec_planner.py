@@ -211,7 +211,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             searched = on, free, sharders, BestOptions(every), every.proposers()
             try:
                 plain = self._searched(here, *searched)
-            except CapabilityError:  # copies on all ranks may take more memory than there is
+            except RecdError:  # copies on all ranks may take more memory than there is
                 return []
             return sorted(
                 name

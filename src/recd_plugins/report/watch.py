@@ -60,7 +60,7 @@ class Watched:
     def figures(self) -> str:
         """Drawn anew where a file has changed since."""
         with self._lock:
-            state = self._state()
+            state = (begun(self._runs), self._state())
             if state != self._drawn[0]:
                 self._drawn = state, "".join(self._parts())
             return self._drawn[1]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import as_bits
 from recd_plugins.sparse.rows.memory import Addresses, array_like
 
@@ -41,6 +42,11 @@ class JoinedFeatures:
         self._values = Addresses.of(_of_one_type([kjt.values() for kjt in kjts]))
         weights = [kjt.weights_or_none() for kjt in kjts]
         given = [each for each in weights if each is not None]
+        if given and len(given) < len(kjts):
+            raise DataError(
+                f"{len(given)} of {len(kjts)} KeyedJaggedTensors to join have weights: give all of "
+                "them weights, or none."
+            )
         self._weights = Addresses.of(_of_one_type(given)) if given else None
         self._starts = counts.cumsum(axis=1) - counts
         """[W, K]: where the ids of each key begin, of each KJT."""

@@ -149,7 +149,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if names and self.found:
             yield Missed(
                 what=f"{self.slot}: {self.name}",
-                why=f"{_listed(names)} is left to TorchRec, for {ONE_NAME}",
+                why=f"{_left_alone(names)}, for {ONE_NAME}",
                 cure="Give each collection's tables names of their own.",
             )
 
@@ -331,7 +331,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self._notices.append(
                 kind(
                     what=f"{self.slot}: {self.name}",
-                    why=f"{_listed(variable)} is left to TorchRec, for {VARIABLE}",
+                    why=f"{_left_alone(variable)}, for {VARIABLE}",
                     cure="Hand its collection a KJT of one batch size, or unique samples "
                     "(`stack.convert`).",
                 )
@@ -587,6 +587,10 @@ def _listed(tables: Iterable[str], most: int = 4) -> str:
     names = list(tables)
     kind = "tables" if len(names) > 1 else "table"
     return f"{kind} {', '.join(names[:most])}{' ...' if len(names) > most else ''}"
+
+
+def _left_alone(tables: list[str]) -> str:
+    return f"{_listed(tables)} {'are' if len(tables) > 1 else 'is'} left to TorchRec"
 
 
 def saved_plan(

@@ -99,7 +99,9 @@ def gathered(tally: Tally, group: ProcessGroup) -> Tally:
 
 
 def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
-    _send_numbers(np.array([tally.samples, tally.batches, round(tally.epoch)]), to, group)
+    variable = [int(name in tally.variable) for name in _features(tally)]
+    numbers = [tally.samples, tally.batches, round(tally.epoch), *variable]
+    _send_numbers(np.array(numbers), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
         _send_numbers(np.array([*counts.shape, len(numbers)]), to, group)
@@ -115,7 +117,10 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
 
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
-    samples, batches, epoch = _receive_numbers((3,), source, group).tolist()
+    features = _features(tally)
+    numbers = _receive_numbers((3 + len(features),), source, group).tolist()
+    samples, batches, epoch, *variable = numbers
+    tally.variable |= {name for name, marked in zip(features, variable, strict=True) if marked}
     tally.samples += samples
     tally.epoch += epoch
     tally.batches += batches
@@ -132,6 +137,11 @@ def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
             for size in lengths
         )
         bags.merge(ids, long, folds)
+
+
+def _features(tally: Tally) -> list[str]:
+    """The features that are counted, in an order that all ranks have."""
+    return sorted({name for part in tally.counted.values() for name in part.features})
 
 
 def _send_numbers(numbers: Integers, to: int, group: ProcessGroup) -> None:
