@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 
 from recd_plugins.config import parse
+from recd_plugins.data.conform.dates import date_digits, texts_to_ms
 from recd_plugins.data.conform.hashing import hash_integers, hash_texts
+from recd_plugins.data.conform.keys import times_of
 from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.foreign import DenseColumn, ForeignSchema
 from recd_plugins.data.schema import Fill, Schema, SparseFeature, Vector
 from recd_plugins.errors import DataError, RegistryError
@@ -204,3 +207,18 @@ def test_counts_may_be_scaled_by_their_logarithm() -> None:
     two = np.log1p(np.float32(1))
     assert found["vector"].to_pylist() == [[two, -two]] * 4
     assert found["plain"].to_pylist() == [1e6] * 4
+
+
+def test_a_time_that_is_none_is_named_beside_fractions_and_nulls_are_filled_by_a_day() -> None:
+    spot = Spot("a file", "at")
+    texts = ["1970-01-01 00:00:01.123456789", "9999-12-31", "1970-01-01T01Z", "1970-01-01 02+02"]
+    found = texts_to_ms(pa.array(texts), "yyyy-mm-dd", spot)
+    assert found.to_pylist() == [1_123, 253_402_214_400_000, 3_600_000, 0]
+    with pytest.raises(DataError, match=r"holds 'never', which is no date .* in row 4\."):
+        texts_to_ms(pa.array([*texts, "never"]), "yyyy-mm-dd", spot)
+    assert date_digits(pa.array([20240501, None])) == "yyyymmdd"
+    days = pa.array(["02/01/1970", None])
+    with pytest.raises(DataError, match='at: {value: "01/01/1970"}'):
+        times_of(days, "dd/mm/yyyy", "error", spot)
+    filled = times_of(days, "dd/mm/yyyy", Fill(value="01/01/1970"), spot)
+    assert filled.to_pylist() == [86_400_000, 0]

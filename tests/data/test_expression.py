@@ -87,6 +87,12 @@ def test_dates_as_digits_compare_as_the_times_that_they_are(text: str, kept: lis
     assert [row for row, one in enumerate(mask) if one] == kept
 
 
+def test_times_that_are_texts_compare_as_texts() -> None:
+    rows = pa.table({"at": ["13/05/2024", "14/05/2024", None]})
+    mask = expression('at == "13/05/2024"', "where").mask(rows, {"at": "dd/mm/yyyy"})
+    assert mask.tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("text", "says", "marked"),
     [

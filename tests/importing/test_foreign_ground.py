@@ -291,7 +291,9 @@ def test_two_files_of_json_may_have_other_keys_but_no_other_types(tmp_path: Path
     text(tmp_path / "a.jsonl", '{"label": 1, "item": 3}\n')
     text(tmp_path / "b.jsonl", '{"label": 0, "item": "x", "new": 1}\n')
     with pytest.raises(DataError, match=r"type of column 'item': int64 in .*a\.jsonl and string"):
-        surveys.survey(surveys_files(tmp_path))
+        surveys.survey(surveys_files(tmp_path), ["label"])
+    known = surveys.survey(surveys_files(tmp_path), ["label"], alone=True).columns
+    assert [one.name for one in known] == ["label", "new"]
     text(tmp_path / "b.jsonl", '{"label": 0, "item": 4, "new": 1}\n')
     names = [one.name for one in surveys.survey(surveys_files(tmp_path)).columns]
     assert names == ["label", "item", "new"]
@@ -483,3 +485,9 @@ def test_keys_of_several_types_are_left_out_or_named(tmp_path: Path) -> None:
     file = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
     told = recd("data", "import", path, tmp_path / "no", "--schema", file, fails=2)
     assert "column 'value' has values of several types, as numbers and texts" in told
+
+
+def test_a_late_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    text(tmp_path / "a.jsonl", '{"label": 1}\n' * 300 + "[1, 2]\n")
+    with pytest.raises(DataError, match="cannot be read as lines of JSON"):
+        surveys.survey(surveys_files(tmp_path))

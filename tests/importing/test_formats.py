@@ -66,6 +66,7 @@ def test_every_format_holds_the_same_rows(
         ("user|item\n1|2\n", ("user", "item"), 1),
         ("A/B id,CTR (%),#clicks,\u20ac\n1,2,3,4\n", ("A/B id", "CTR (%)", "#clicks", "\u20ac"), 1),
         ("$5,#a\n$6,#b\n", ("column_1", "column_2"), 2),
+        ("ab#1\t\\N\ncd#2\t3\n", ("column_1", "column_2"), 2),
     ],
 )
 def test_text_shows_its_delimiter_and_header(

@@ -140,7 +140,7 @@ def import_(
         asked = None if schema is None else load_schema(schema)
         files = foreign_files(paths, delimiter=delimiter, header=header, absent=absent or ())
         split = None if split_by is None else SplitBy.of(split_by, test_share)
-        found = survey(files, _wanted(asked, split, negatives))
+        found = survey(files, _wanted(asked, split, negatives), alone=asked is not None)
         if asked is None:
             proposal = propose(found)
             asked = parse(ForeignSchema, proposal.schema, "schema")

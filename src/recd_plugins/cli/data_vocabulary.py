@@ -74,7 +74,8 @@ def vocabulary(
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
-        found = survey(foreign_files(paths, delimiter=delimiter, header=header), column)
+        files = foreign_files(paths, delimiter=delimiter, header=header)
+        found = survey(files, column, alone=True)
         with progress() as show:
             made = write_vocabulary(
                 found,

@@ -73,7 +73,8 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        sparse = vars(self).get("sparse")  # of a partial IKJT, it has tensors of its own
+        # A partial IKJT is converted for `sparse`, which then has tensors of its own.
+        sparse = vars(self).get("sparse")
         for part in (self.dense, self.features, self.labels, self.weights, self.dedup, sparse):
             if part is not None:
                 part.record_stream(stream)

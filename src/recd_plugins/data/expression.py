@@ -565,6 +565,10 @@ def _scalar(value: Literal, kind: pa.DataType, unit: str | None, column: str) ->
     types = pa.types
     if types.is_boolean(kind) and isinstance(value, bool):
         return pa.scalar(value)
+    if isinstance(value, str) and (
+        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    ):  # of a time, too, that is text
+        return pa.scalar(value, kind)
     if isinstance(value, str) and (types.is_timestamp(kind) or types.is_date(kind) or unit):
         try:
             value = _moment(value)
@@ -580,10 +584,6 @@ def _scalar(value: Literal, kind: pa.DataType, unit: str | None, column: str) ->
         return pa.scalar(whole, pa.uint64() if kind == pa.uint64() and whole >= 0 else pa.int64())
     if number and (types.is_floating(kind) or types.is_decimal(kind)):
         return pa.scalar(str(value) if types.is_decimal(kind) else float(value)).cast(kind)
-    if isinstance(value, str) and (
-        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    ):
-        return pa.scalar(value, kind)
     raise _NotComparable(_why_not(value, kind, column))
 
 

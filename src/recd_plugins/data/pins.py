@@ -18,7 +18,7 @@ from recd_plugins.data.dataset import SPLITS, Tables
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
-from recd_plugins.storage.uri import Location
+from recd_plugins.storage.uri import GLOB, Location
 
 __all__ = ["PINS", "check_pins", "write_pins"]
 
@@ -89,14 +89,21 @@ def _check(table: Table, before: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _names(files: Collection[Location], top: Location | None = None) -> dict[Location, str]:
     """Each file's path within its table, for a table may be moved: below the folder that it is, or
-    else below the folder that all files lie in. Partitions may have files of one name."""
-    if top is None or not all(_is_below(file, top) for file in files):
+    that a glob begins with, or else below the folder that all files lie in. Partitions may have
+    files of one name."""
+    for head in () if top is None else (top.parts, _before_glob(top.parts)):
+        if all(type(file) is type(top) and _is_below(file, head) for file in files):
+            above = len(head)
+            break
+    else:
         folders = zip(*(file.parent.parts for file in files), strict=False)
         above = len([*takewhile(lambda one: len({*one}) == 1, folders)])
-    else:
-        above = len(top.parts)
     return {file: "/".join(file.parts[above:]) for file in files}
 
 
-def _is_below(file: Location, top: Location) -> bool:
-    return type(file) is type(top) and file != top and file.parts[: len(top.parts)] == top.parts
+def _before_glob(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(takewhile(lambda part: not GLOB & {*part}, parts))
+
+
+def _is_below(file: Location, folder: tuple[str, ...]) -> bool:
+    return len(file.parts) > len(folder) and file.parts[: len(folder)] == folder

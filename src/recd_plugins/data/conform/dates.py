@@ -31,8 +31,9 @@ DATE_DIGITS: tuple[DateDigits, ...] = get_args(DateDigits)
 TEXT_DATES: tuple[TextDates, ...] = get_args(TextDates)
 DAY_MS = 86_400_000
 CURE = "Say another unit, or mend it where the table is made."
+NOWHERE = Spot("", "")
 
-ZONED = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+ZONED = r"\d[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 """A time of ISO 8601 that has a zone."""
 DATED = (
     r"^(?P<first>\d{1,2})[./-](?P<second>\d{1,2})[./-](?P<year>\d{4})"
@@ -71,9 +72,10 @@ def texts_to_ms(texts: pa.Array, unit: str, spot: Spot) -> pa.Array:
 
 def date_digits(numbers: pa.Array) -> DateDigits | None:
     """The digits of dates that whole numbers are, if all are dates of 1990 to 2099."""
+    numbers = plain(numbers).drop_null()
     for unit in sorted(DATE_DIGITS, key=lambda one: (-one.count("y"), one)):
         try:
-            times = digits_to_ms(integers(plain(numbers), NOWHERE), unit, NOWHERE)
+            times = digits_to_ms(integers(numbers, NOWHERE), unit, NOWHERE)
         except DataError:
             continue
         if _of_our_time(times):
@@ -95,9 +97,6 @@ def _all_are(texts: pa.Array, unit: str) -> bool:
         return False
 
 
-NOWHERE = Spot("", "")
-
-
 def _of_our_time(times: pa.Array) -> bool:
     years = pc.year(times.cast(pa.timestamp("ms")))
     ours = pc.all(pc.and_(pc.greater_equal(years, 1990), pc.less(years, 2100)))
@@ -114,25 +113,29 @@ def _of_iso(texts: pa.Array) -> tuple[I64, Mask]:
     zoned = pc.match_substring_regex(texts, ZONED).to_numpy(zero_copy_only=False)
     for at, zone in ((np.flatnonzero(zoned), "UTC"), (np.flatnonzero(~zoned), None)):
         part = texts.take(pa.array(at))
-        for unit, of_ms in (("us", 1_000), ("ns", 1_000_000)):
-            try:
-                times = part.cast(pa.timestamp(unit, zone))
-            except pa.ArrowInvalid:
-                continue
-            # numpy rounds down, as a time before 1970 needs it.
-            ms[at] = times.cast(pa.int64()).to_numpy() // of_ms
-            break
-        else:
-            bad[at] = [not _is_iso(one, zone) for one in part]
+        found = _ms_of_iso(part, zone)
+        if found is not None:
+            ms[at] = found
+            continue
+        for number, row in enumerate(at):
+            one = _ms_of_iso(part.slice(number, 1), zone)
+            bad[row] = one is None
+            ms[row] = 0 if one is None else one[0]
     return ms, bad
 
 
-def _is_iso(text: pa.Scalar, zone: str | None) -> bool:
-    try:
-        text.cast(pa.timestamp("us", zone))
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _ms_of_iso(texts: pa.Array, zone: str | None) -> I64 | None:
+    """Nothing where one is no time, or nanoseconds since 1970 are no int64 for one and needed for
+    another."""
+    for unit, of_ms in (("us", 1_000), ("ns", 1_000_000)):
+        try:
+            times = texts.cast(pa.timestamp(unit, zone))
+        except pa.ArrowInvalid:
+            continue
+        # numpy rounds down, as a time before 1970 needs it.
+        ms: I64 = times.cast(pa.int64()).to_numpy() // of_ms
+        return ms
+    return None
 
 
 def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:

@@ -37,8 +37,14 @@ MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 CURE = (
     "Say what stands for it under `nulls` of the schema, as `nulls: {%s: drop}` (the row) or "
-    "`{%s: {value: 0}}`."
+    "`{%s: {value: %s}}`."
 )
+SOME_DAY = {
+    "yyyy-mm-dd": '"1970-01-01"',
+    "dd/mm/yyyy": '"01/01/1970"',
+    "mm/dd/yyyy": '"01/01/1970"',
+}
+"""A time as its text, in YAML."""
 
 
 def sessions_of(
@@ -63,7 +69,8 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     array = plain(array)
     if array.type == pa.int64() and unit == "ms" and not array.null_count:
         return array
-    array = _filled(array, nulls, spot)
+    shown = SOME_DAY.get(unit, "0") if are_texts(array.type) else "0"
+    array = _filled(array, nulls, spot, shown)
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
@@ -128,14 +135,15 @@ def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | No
     )
 
 
-def _filled(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
+def _filled(array: pa.Array, nulls: Nulls, spot: Spot, shown: str = "0") -> pa.Array:
+    """The column with the values that stand for nulls; an error shows one such."""
     if not has_missing(array):
         return array
     array = plain(array)
     absent = missing(array)
     if not isinstance(nulls, Fill):
         name = spot.column
-        raise spot.error_at(absent, "holds a null or NaN", CURE % (name, name))
+        raise spot.error_at(absent, "holds a null or NaN", CURE % (name, name, shown))
     try:
         value = pa.scalar(nulls.value).cast(array.type)
     except pa.ArrowException as error:

@@ -276,7 +276,7 @@ def _read_as(files: Sequence[ForeignFile], found: Checked, wanted: Collection[st
                    for name, kind in _types(file).items()}
         )  # fmt: skip
     try:
-        return survey(alike, wanted).read_as
+        return survey(alike, wanted, alone=bool(wanted)).read_as
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

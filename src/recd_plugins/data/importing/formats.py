@@ -78,6 +78,11 @@ WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
 ODD_WORD = re.compile(r"[^\d\s.,;+\-'\"][^\t\n]{0,79}")
 """What it looks like, too, where numbers below it say that it is one."""
 
+NULLS = ("", "NULL", "null", "\\N")
+"""How text spells that there is nothing."""
+MORE_NULLS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "none", "-", "?")
+"""What else stands for nothing in a column of numbers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFile:
@@ -536,12 +541,14 @@ def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
 
 def _names_numbers(named: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
     """Whether odd words, as "CTR (%)" and "#clicks", name columns: each is there once, and below
-    one are numbers alone."""
+    one are numbers alone. A word for nothing above numbers is a value of theirs."""
     odd = all(ODD_WORD.fullmatch(field) for field in named[bool(named and not named[0]) :])
     if not odd or len(set(named)) < len(named):
         return False
     columns = zip(*(row for row in rest if len(row) == len(named)), strict=False)
-    return any(all(map(_is_number, column)) for column in columns)
+    pairs = zip(named, columns, strict=False)
+    above = {name for name, column in pairs if all(map(_is_number, column))}
+    return bool(above) and above.isdisjoint({*NULLS[1:], *MORE_NULLS})
 
 
 def _any_number(rows: Iterable[Sequence[str]]) -> bool:

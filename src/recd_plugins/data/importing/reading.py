@@ -19,7 +19,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.formats import ELEMENTS, ForeignFile, field_at
+from recd_plugins.data.importing.formats import ELEMENTS, NULLS, ForeignFile, field_at
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
@@ -47,9 +47,6 @@ BATCH_ROWS = 65_536
 """Rows of one block of Parquet."""
 
 NEWLINE, QUOTE = b'\n"'
-
-NULLS = ("", "NULL", "null", "\\N")
-"""How text spells that there is nothing."""
 
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
 """An id with a weight in text."""

@@ -22,6 +22,7 @@ from recd_plugins.data.conform.values import are_texts
 from recd_plugins.data.foreign import TextDates
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
+    MORE_NULLS,
     ForeignFile,
     field_at,
     fields_of,
@@ -54,8 +55,6 @@ LATE_LINES = 64
 GROUP_ROWS = 8_192
 """Rows that are sampled of a row group."""
 
-MORE_NULLS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "none", "-", "?")
-"""What else stands for nothing in a column of numbers."""
 BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 SEPARATORS = ("|", ";", ",", " ")
 SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
@@ -139,10 +138,13 @@ class Survey:
     """The questions that the sample does not settle."""
 
 
-def survey(files: Sequence[ForeignFile], wanted: Collection[str] = ()) -> Survey:
+def survey(
+    files: Sequence[ForeignFile], wanted: Collection[str] = (), *, alone: bool = False
+) -> Survey:
     """Look at a bounded sample of the files: first rows, and rows from places all over them.
 
     Where that shows no value of a `wanted` key of lines of JSON, all lines are searched for some.
+    Where they are wanted `alone`, files may differ in the types of all other columns.
     """
     chosen = [files[i] for i in _spread(len(files), FILES)]
     parts: list[pa.Table] = []
@@ -174,7 +176,7 @@ def survey(files: Sequence[ForeignFile], wanted: Collection[str] = ()) -> Survey
             chosen.append(file)
             parts.append(found)
     doubts += [f"{name!r} has several types, so it is left out" for name in sorted(keys.mixed)]
-    types = _common_types(chosen, parts, keys, doubts, wanted)
+    types = _common_types(chosen, parts, keys, doubts, wanted if alone else ())
     inferred = _typed(types, files[0], keys)
     total_rows = max(round(rows), int(sampled))
     columns = tuple(_column(name, column, total_rows) for name, column in inferred.columns.items())
@@ -383,7 +385,7 @@ def _json_sample(block: Block, keys: _Keys) -> pa.Table:
             break
         except pa.ArrowInvalid as error:
             changed = CHANGED.search(str(error))
-            if changed is None or changed[1] in before:
+            if changed is None or changed[1] in ("", *before):
                 raise DataError(
                     f"{block.where}: cannot be read as lines of JSON: {error}. Mend the line, or "
                     "take it out."
@@ -451,8 +453,9 @@ def _common_types(
                 f"{name!r} has several types: an id that is hashed or of a vocabulary may, all "
                 "else may not"
             )
+        # An object that is null or an empty list in this sample is no column beside its fields.
         if _is_known(column.type) or nested.get(name, (name,)) not in inner:
-            columns[name] = column  # not an object, or a list of them, that is nothing somewhere
+            columns[name] = column
     return pa.table(columns)
 
 
