@@ -218,7 +218,7 @@ def test_a_time_that_is_none_is_named_beside_fractions_and_nulls_are_filled_by_a
         texts_to_ms(pa.array([*texts, "never"]), "yyyy-mm-dd", spot)
     assert date_digits(pa.array([20240501, None])) == "yyyymmdd"
     days = pa.array(["02/01/1970", None])
-    with pytest.raises(DataError, match='at: {value: "01/01/1970"}'):
+    with pytest.raises(DataError, match=r'at: {value: "01/01/1970"}'):
         times_of(days, "dd/mm/yyyy", "error", spot)
     filled = times_of(days, "dd/mm/yyyy", Fill(value="01/01/1970"), spot)
     assert filled.to_pylist() == [86_400_000, 0]

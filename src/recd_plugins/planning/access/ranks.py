@@ -100,8 +100,8 @@ def gathered(tally: Tally, group: ProcessGroup) -> Tally:
 
 def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
     variable = [int(name in tally.variable) for name in _features(tally)]
-    numbers = [tally.samples, tally.batches, round(tally.epoch), *variable]
-    _send_numbers(np.array(numbers), to, group)
+    head = [tally.samples, tally.batches, round(tally.epoch), *variable]
+    _send_numbers(np.array(head), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
         _send_numbers(np.array([*counts.shape, len(numbers)]), to, group)
@@ -118,8 +118,8 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
     features = _features(tally)
-    numbers = _receive_numbers((3 + len(features),), source, group).tolist()
-    samples, batches, epoch, *variable = numbers
+    head = _receive_numbers((3 + len(features),), source, group).tolist()
+    samples, batches, epoch, *variable = head
     tally.variable |= {name for name, marked in zip(features, variable, strict=True) if marked}
     tally.samples += samples
     tally.epoch += epoch
