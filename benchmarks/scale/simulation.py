@@ -9,6 +9,7 @@ while this one is in backward.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -177,8 +178,8 @@ class _Work:
         copied = sum(
             (one.entries[tier].cost for one in ledger.tables.values() for tier in REPLICAS), Cost()
         )
-        work = (np.max(copied.local), np.max(copied.coalesced), 0.0, np.max(copied.summed))
-        replicas = float(cluster.local_ms(*work))
+        work = dataclasses.replace(copied, updated=0.0).own_work
+        replicas = float(cluster.local_ms(*map(np.max, work)))
         rest = parts["lookups"] - replicas
         computed = parts["dense"] + parts["pooling"]
         other = parts["fixed"] + parts["expansion"] + parts["handling"]

@@ -66,9 +66,9 @@ class ClickStream(IterableDataset):
             yield Clicks(dense, kjt, (values[0] % 3 == 0).long())
 
 
-def main(steps=50, checkpoint=None):
-    device = torch.device("cpu")
-    loader = DataLoader(ClickStream(dist.get_rank(), batch_size=256), batch_size=None)
+def parts(rank=0):
+    """The model and the loader of a rank."""
+    loader = DataLoader(ClickStream(rank, batch_size=256), batch_size=None)
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=[name])
         for name, rows in ROWS.items()
@@ -76,7 +76,12 @@ def main(steps=50, checkpoint=None):
     ebc = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
     apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": 0.1})
     torch.manual_seed(0)
-    model = DLRMTrain(DLRM(ebc, 4, [32, 16], [32, 1], dense_device=device))
+    return DLRMTrain(DLRM(ebc, 4, [32, 16], [32, 1], dense_device=torch.device("cpu"))), loader
+
+
+def main(steps=50, checkpoint=None):
+    device = torch.device("cpu")
+    model, loader = parts(dist.get_rank())
     stack = rp.load(Path(__file__).with_name("registry.yaml"))
     plan = stack.plan(model, batches=loader, features=lambda batch: batch.sparse_features)
     model = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())

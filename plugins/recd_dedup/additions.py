@@ -14,6 +14,11 @@ CLUSTER, THIN = "cluster_by_session", "downsample_samples"
 
 
 def _cluster(situation: Situation) -> Values | NotHere:
+    if not situation.use("dataset"):
+        return NotHere(
+            "batches are those of a trainer's own loader, which says in which order samples come: "
+            "have it keep those of a session together, and ask again"
+        )
     if situation.schema.session_id is None:
         return NotHere(
             "the table names no session, so that nobody knows which samples belong together: name "

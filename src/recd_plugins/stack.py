@@ -555,13 +555,15 @@ class Stack:
     ) -> Planner:
         """The planner, once it has planned for so many ranks, which need not be there.
 
-        A `profile` stands for what would be counted of the dataset.
+        A `profile` stands for what would be counted of the dataset; where there is none, the plan
+        is for a trainer's own batches.
         """
         planning = self._planning
+        of_trainer = profile is not None and not self.registry.has_dataset
         if self.registry.has_dataset:
             planning.know(batches=lambda: BatchesOfRanks(self.read, world_size))
         if profile is not None:
-            planning.know(profile=profile)
+            planning.know(profile=profile, data_parallel=of_trainer)
         planner = planning.planner_by_now()
         if not isinstance(planner, Proposes):
             raise CapabilityError(
@@ -569,7 +571,8 @@ class Stack:
                 "alone: it has no `propose` of recd_plugins.api.planning.Proposes, which it must "
                 "inherit for this. Train with it, and see what stack.explain() says."
             )
-        planning.train_by_registry()  # the ranks that need not be there are those of `recd train`
+        if not of_trainer:
+            planning.train_by_registry()  # its ranks are those of `recd train`
         self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
         planning.planned = True
         self._usage.planned(planner)

@@ -3,6 +3,7 @@ is written, trained on two gloo ranks."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 import yaml
 from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
+from recd_plugins.advise.model_and_batches import OfTrainer
 from recd_plugins.advise.trials import ALIKE
 from recd_plugins.advise.walk import (
     WORTH,
@@ -27,11 +30,13 @@ from recd_plugins.advise.walk import (
     weigh,
     weigh_near,
 )
+from recd_plugins.advise.written import advised_registry, next_step
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry import Registry
@@ -58,6 +63,7 @@ def recd_additions():
 """
 
 
+OWN = Path(__file__).parents[2] / "examples" / "own_trainer"
 TABLE = ModelTable(
     name="items",
     module="rows",
@@ -194,6 +200,42 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     assert step["fact"] == summary["cost"]["step_ms"]
 
 
+def exchanged(registry: str) -> float:
+    """Bytes that a rank hands to collectives, by the plan of a trainer that loads the registry."""
+    model, loader = importlib.import_module("before").parts(dist.get_rank())
+    stack = load(registry)
+    stack.plan(model, batches=loader)
+    planner = stack.planner()
+    assert isinstance(planner, Tiered)
+    return 0.0 if planner.report is None else planner.report.ledger.cost.exchanged
+
+
+@pytest.mark.filterwarnings("ignore:This API is deprecated:DeprecationWarning")  # TorchRec's
+def test_a_trainers_own_model_and_loader_are_advised_on(
+    tmp_path: Path, gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is for `stack.plan` of that trainer, which counts what the advice counted."""
+    monkeypatch.syspath_prepend(OWN)
+    links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}  # whose times no computing comes near
+    given = Registry.load({"plugins": ["recd_flexshard"], "topology": links})
+    trainer = OfTrainer.named(f"{OWN}/before.py:parts")
+    advice = advise(given, AdviceGoal(), ranks=2, trainer=trainer)
+    assert advice.walk.kept == ("coalescing",)
+    assert advice.walk.best.ms < 0.9 * advice.walk.base.ms
+    assert advice.batch_size == 256
+    assert "the batch doubled" not in {one.name for one in advice.what_ifs}
+    reasons = {one.name: one.why for one in advice.walk.weighed}
+    assert "own loader" in reasons["clustering"]
+    out = tmp_path / "advised.yaml"
+    out.write_text(advised_registry(advice))
+    assert Registry.load(out).source.values == advice.values
+    assert advice.values.keys() == {"plugins", "sharding", "topology"}
+    assert "stack.plan(model, batches=loader)" in next_step(advice, out)
+    first, _ = gloo_pool.run(exchanged, str(out), world_size=2)
+    forecast = sum(advice.walk.best.bytes_by_link.values())
+    assert first == pytest.approx(forecast, rel=0.03)  # which is of both ranks' batches
+
+
 def test_proposals_that_are_remembered_are_those_that_torchrec_makes(folder: Path) -> None:
     def proposed(batch_size: int) -> tuple[str, str]:
         stack = load({**registry(folder / "16", 16), "sharding": "torchrec"})
@@ -234,6 +276,12 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
         (["--curve", "{folder}/none.json"], "go together"),
         (["--test", "{folder}"], "--table"),
         (["dataset=null"], "recd advise --table TABLE"),
+        (["--trainer", "{own}/before.py:parts"], "dataset: this is the registry's own"),
+        (["--trainer", "{own}/before.py:part"], "has no function 'part'; did you mean 'parts'"),
+        (["--trainer", "{own}/before.py"], "names no function"),
+        (["--trainer", "{folder}/before.py:parts"], "there is no file"),
+        (["--trainer", "json:JSONDecoder"], "it returned JSONDecoder"),
+        (["--trainer", "json:loads"], "it raised TypeError"),
         (["--try", "1", "topology=a100_dgx"], "the topology is one of cuda devices"),
         (["train.batch_size=100000"], "rows fill no batch of 100000 on each of 2"),
         (["--out", "{folder}"], "folder"),
@@ -245,7 +293,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(
 ) -> None:
     (tmp_path / "odd.json").write_text('{"sides": 3}')
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(registry(tmp_path, 4)))
-    options = [one.format(folder=tmp_path) for one in options]
+    options = [one.format(folder=tmp_path, own=OWN) for one in options]
     ran = CliRunner().invoke(app, ["advise", "-r", str(tmp_path / "r.yaml"), *options])
     assert ran.exit_code == 2
     assert says in ran.output

@@ -158,14 +158,14 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
             static_memory=K * R, rows_accessed=2, dynamic_memory=0 if pooled else 2 * R,
             a2a_intra=(alone + by_any) * R + 1 / 4, ar_cross=across / 4, between_nodes=4 * across,
             local=((6 if pooled else 16) + 4 * by_any) * R,
-            summed=(4 * alone + 12 * by_any / 4) * R + 64,
+            summed=(4 * alone + 12 * by_any / 4) * R, marked=1,
         )  # fmt: skip
         assert total(ours.per_node(ONE, R, "none", pooled)) == numbers(
             static_memory=K * R / 4, ids_sent=alone, rows_accessed=alone,
             dynamic_memory=(2 * alone + (0 if pooled else 2)) * R, a2a_intra=alone * sent,
             ar_cross=across / 4, between_nodes=4 * across,
             local=(4 * alone + (6 if pooled else 16) + by_any) * R, coalesced=2,
-            summed=(4 * alone + 12 * by_any / 4) * R + 64 / 4,
+            summed=(4 * alone + 12 * by_any / 4) * R, marked=1 / 4,
         )  # fmt: skip
     assert total(ours.per_node(ONE, R)) == total(ours.per_node(ONE, R, "rank", 0))
     assert total(ours.column_wise(ONE, R)) == numbers(
@@ -190,12 +190,13 @@ def test_gradients_of_replicas_are_summed_chunk_by_chunk() -> None:
     for reduce, gathers in (("sparse", 1), ("touched", 1), ("union", 0), ("dense", None)):
         ours = Prices(cluster=pair, batch_size=B, k=K, reduce=reduce)  # type: ignore[arg-type]
         passes = 0 if gathers is None else 4 * alone + 12 * by_any + 13 * gathers * alone
-        marks = 0 if gathers is None else 64
         for cost in (ours.replicated(ONE, R), ours.per_node(ONE, R)):
-            assert cost.total(ONE.counts).summed == pytest.approx(passes * R + marks)
+            found = cost.total(ONE.counts)
+            assert found.summed == pytest.approx(passes * R)
+            assert found.marked == (gathers is not None)
     alike = RowDistribution.of([1], [1.0])  # which both touch, so that an all-reduce is as cheap
     both = Prices(cluster=pair, batch_size=B, k=K).replicated(alike, R)
-    assert both.total(alike.counts).summed == (4 + 12 + 13) * R + 64
+    assert both.total(alike.counts).summed == (4 + 12 + 13) * R
 
 
 def test_nothing_is_exchanged_within_a_node_of_one_rank_or_between_nodes_of_which_there_is_one():
@@ -229,8 +230,9 @@ def test_a_row_that_nobody_looks_up_costs_its_memory_and_the_bits_alone() -> Non
         copied = found.ar_cross > 0
         assert found.between_nodes == pytest.approx(2 * bits if copied else 0)
         assert found.local == found.ids_sent == found.coalesced == found.a2a_global == 0
-        marks = {K * R: 64, K * R / 4: 64 / 4}  # which all replicas have
-        assert found.summed == pytest.approx(7 * marks.get(memory, 0))
+        assert found.summed == 0
+        marks = {K * R: 1, K * R / 4: 1 / 4}  # which all replicas have
+        assert found.marked == pytest.approx(7 * marks.get(memory, 0))
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(3, 1), (1, 3)])
@@ -346,11 +348,12 @@ def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
     cluster = Cluster(
         n_nodes=2, ranks_per_node=2, a2a_global=slow, a2a_intra=slow, a2a_cross=slow,
         ar_global=slow, ar_cross=slow, gather_gbps=2, chunk_gbps=4, unique_ns=100,
-        update_ns=50, op_us=10,
+        update_ns=50, marks_ns=5, op_us=10,
     )  # fmt: skip
     gb = 1 << 30
     cost = Cost(
         a2a_global=gb, ar_global=gb / 2, local=gb, coalesced=1e6, updated=1e5, summed=gb / 5,
+        marked=1e6,
     )  # fmt: skip
     assert milliseconds(cost, cluster, {"a2a_global": 4, "ar_global": 1}, operations=700) == {
         "a2a_global": 1008,
@@ -358,9 +361,9 @@ def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
         "a2a_cross": 0,
         "ar_global": 502,
         "ar_cross": 0,
-        "local": 655 + 7,
+        "local": 660 + 7,
     }
-    assert marginal_ms(cost, cluster) == 1000 + 500 + 655
+    assert marginal_ms(cost, cluster) == 1000 + 500 + 660
 
 
 def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:

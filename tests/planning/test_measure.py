@@ -49,6 +49,7 @@ def measured(topology: Topology) -> Topology:
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(measured_topology, "BETWEEN", 1 << 10)  # a rank's own work, at any length
         patches.setattr(measured_topology, "LOOKUPS", 1 << 13)
+        patches.setattr(measured_topology, "MARKED", 1 << 14)
         # Of four rounds the slowest does not count: in it the machine may have done something else.
         return measure_topology(group, device, topology=topology, largest=1 << 20, rounds=4)
 
@@ -79,6 +80,8 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
     assert 0.1 < found.unique_ns < 1e5
     assert found.update_ns is not None
     assert 1 < found.update_ns < 1e6
+    assert found.marks_ns is not None
+    assert 0.01 < found.marks_ns < 1e4
     assert found.scattered is not None
     assert 1 <= found.scattered <= 1.5
     assert found.op_us is not None

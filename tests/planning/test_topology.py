@@ -84,3 +84,11 @@ def test_a_file_of_before_chunks_were_measured_has_them_no_faster_than_rows() ->
         Cluster.of(Topology(ranks_per_node=1, gather_gbps=5.0, chunk_gbps=9.0), 2).chunk_gbps == 9
     )
     assert Cluster.of(Topology(ranks_per_node=1), 2).chunk_gbps > 1e5  # nothing is counted
+
+
+def test_marks_take_as_long_as_64_bytes_of_chunks_unless_they_were_measured() -> None:
+    chunks = Topology(ranks_per_node=1, chunk_gbps=16.0)
+    assert Cluster.of(chunks, 2).marks_ns == pytest.approx(64 / (16 << 30) * 1e9)
+    known = Topology(ranks_per_node=1, chunk_gbps=16.0, marks_ns=3.0)
+    assert Cluster.of(known, 2).marks_ns == 3.0
+    assert Cluster.of(Topology(ranks_per_node=1), 2).marks_ns == 0  # nothing is counted

@@ -34,7 +34,9 @@ __all__ = [
     "advise",
     "advise_batches",
     "advise_rows",
+    "advise_sampled",
     "decide",
+    "halves",
 ]
 
 WorthOf = Callable[[SampledBatches, int, Sequence[str]], Worth]
@@ -209,13 +211,32 @@ def advise_rows(
     worth_of: WorthOf | None = None,
 ) -> Advice:
     """Advise on batches as training will read them: every second chooses, the others judge."""
+    return advise_sampled(halves(batches, features), batch_size, limits, worth_of)
+
+
+def halves(
+    batches: Sequence[SessionRows], features: Sequence[str]
+) -> tuple[SampledBatches, SampledBatches]:
+    """Every second batch, which chooses, and the others, which judge."""
     chosen_by = SampledBatches(features, batches[::2])
-    judged_by = SampledBatches(features, batches[1::2]) if len(batches) > 1 else chosen_by
+    return chosen_by, SampledBatches(features, batches[1::2]) if len(batches) > 1 else chosen_by
+
+
+def advise_sampled(
+    sampled: tuple[SampledBatches, SampledBatches],
+    batch_size: int,
+    limits: Limits,
+    worth_of: WorthOf | None = None,
+) -> Advice:
+    """The same on `halves` of the batches."""
+    chosen_by, judged_by = sampled
+    features = chosen_by.features
     repeating = [name for name in features if chosen_by.alone[name] >= limits.min_factor]
     make = worth_of or (lambda sample, size, names: Bytes(sample))
     groups = _found(chosen_by, limits, make(chosen_by, batch_size, repeating))
     advice = _judged(judged_by, batch_size, limits, make(judged_by, batch_size, repeating), groups)
-    return dataclasses.replace(advice, batches=len(batches))
+    every = sum(one.repeats.batches for one in dict.fromkeys(sampled))
+    return dataclasses.replace(advice, batches=every)
 
 
 def decide(sample: SampledBatches, batch_size: int, limits: Limits, worth: Worth) -> Advice:

@@ -91,10 +91,14 @@ def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | No
 
 def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> ChosenGroups:
     """All ranks take what rank 0 finds: times differ from rank to rank."""
-    from recd_plugins.api.planning import agreed
+    from recd_plugins.api.planning import agreed, remembered
 
     if context.looked_at:
-        found = agreed(lambda: _by_own_batches(config, context, deduplicated))
+        # `recd advise` asks again for registries that differ in other things.
+        asked = (*_places(context.looked_at), config, context.cluster)
+        found = remembered(
+            asked, lambda: agreed(lambda: _by_own_batches(config, context, deduplicated))
+        )
     elif context.delivered is not None and context.tables is not None:
         found = _kept(config, context, lambda: _by_reader(config, context, deduplicated))
     elif context.tables is not None:  # there is no reader: as the table lies
@@ -139,7 +143,7 @@ def _by_table(config: GroupsConfig, context: Context) -> Advised:
 
 
 def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
-    from recd_dedup.dedup.advisor import Limits, advise_rows
+    from recd_dedup.dedup.advisor import Limits, advise_sampled, halves
     from recd_dedup.dedup.reading import read_sample
     from recd_plugins.api.planning import remembered
 
@@ -147,11 +151,12 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicate
     table = context.tables.train
     assert context.delivered is not None
     # Where links alone differ, the same batches are read, and this device is timed once.
-    sample = remembered(("read", context.delivered.digest), lambda: read_sample(context))
+    digest, names = context.delivered.digest, table.schema.sparse_names
+    sample = remembered(("read", digest), lambda: read_sample(context))
+    sampled = remembered(("sampled", digest), lambda: halves(sample.rows, names))
     weigh, notices = _weighing(config, context, sample.features, deduplicated)
     limits = Limits(min_factor=config.min_factor, together=0.9, tolerance=0.05)
-    names = table.schema.sparse_names
-    advice = advise_rows(sample.rows, names, sample.batch_size, limits, weigh)
+    advice = advise_sampled(sampled, sample.batch_size, limits, weigh)
     if table.schema.session_id is None:
         advice = dataclasses.replace(advice, samples_per_session=None)
     every: tuple[Missed | Unused, ...] = (*notices, *sample.notices(table, WHAT))
@@ -204,15 +209,17 @@ def _weighing(
                 )
 
             delivered = context.delivered
-            found = (
-                measured()
-                if delivered is None
-                else remembered(("prices", delivered.digest, names), measured)
-            )
+            batch = _places(batches[-1:]) if delivered is None else (delivered.digest,)
+            found = remembered(("prices", *batch, names), measured)
             known[names] = over_links(found, cluster, device)
         return Seconds(sample, batch_size, known[names], uses)
 
     return weigh, ()
+
+
+def _places(batches: Sequence[KeyedJaggedTensor]) -> tuple[int, ...]:
+    """Where the ids of batches lie, which tells batches apart that are held."""
+    return tuple(int(batch.values().data_ptr()) for batch in batches)
 
 
 def _nothing(sample: SampledBatches, batch_size: int, repeating: Sequence[str]) -> Worth:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.additions import Values
+from recd_plugins.advise.model_and_batches import OfTrainer
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.trials import Tried, candidates, check_ranks_here, tried, winner
 from recd_plugins.advise.walk import (
@@ -37,6 +38,8 @@ UNSURE = 0.15
 WIDE = 0.1
 """Width of the interval of a tier's share of lookups beyond which more batches are to be read."""
 FASTER = 2.0
+TRAINERS = ("dataset", "etl", "model", "pooling")
+"""The slots that are a trainer's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,8 @@ class RegistryAdvice:
     """The unknowns to measure to be surer."""
     trials: Sequence[Tried] = ()
     """The registries that were trained here, the baseline first."""
+    of_trainer: bool = False
+    """Whether it is for a trainer of one's own, which says its ranks and its batches itself."""
 
     @property
     def won(self) -> tuple[tuple[str, ...], Outlook]:
@@ -93,6 +98,8 @@ class RegistryAdvice:
         """The registry that gets it, and what it is expected to take."""
         given, best = self.registry.source.values, self.won[1]
         values = {k: v for k, v in best.values.items() if k not in ("strict", "train")}
+        if self.of_trainer:
+            return values | {k: given[k] for k in ("train", "strict") if k in given}
         train = {k: v for k, v in (best.values.get("train") or {}).items() if k != "forecast_ms"}
         ranks = best.ledger.prices.cluster.world_size
         if ranks != self.registry.train.ranks:
@@ -154,16 +161,23 @@ def advise(
     rounds: int = 3,
     steps: int = 10,
     server: RankServer | None = None,
+    trainer: OfTrainer | None = None,
     progress: Progress = silent,
     met: Callable[[str], None] = lambda what: None,
 ) -> RegistryAdvice:
-    """Advise on a registry with a dataset and a model, for a number of ranks which need not be
-    there, `ranks_here` of them on one machine; `met` hears what is weighed.
+    """Advise on a registry with a dataset and a model, or on one for a `trainer` of one's own, for
+    a number of ranks which need not be there, `ranks_here` of them on one machine; `met` hears what
+    is weighed.
 
     With `most_tried` the best so many are trained beside the baseline, on this machine: all ranks
     share it then, in the forecasts too.
     """
     ranks = ranks or registry.train.ranks
+    if trainer is None:
+        _check_reads(registry)
+    else:
+        _check_leaves_to(registry, trainer, batch_sizes, most_tried)
+        batch_sizes = (trainer.batch_size,)
     if most_tried:
         check_ranks_here(ranks, registry)
     with remembering():
@@ -174,6 +188,7 @@ def advise(
             ranks_here,
             batch_sizes,
             with_what_ifs,
+            trainer,
             progress,
             met,
             partial(tried, rounds=rounds, steps=steps, server=server) if most_tried else None,
@@ -188,24 +203,18 @@ def _advised(
     ranks_here: int | None,
     batch_sizes: Sequence[int],
     with_what_ifs: bool,
+    trainer: OfTrainer | None,
     progress: Progress,
     met: Callable[[str], None],
     trial: Callable[[Mapping[tuple[str, ...], Outlook], Outlooks], list[Tried]] | None,
     most_tried: int,
 ) -> RegistryAdvice:
-    if not registry.has_dataset:
-        raise RegistryError(
-            "there is no dataset to read batches of, and a trainer's own loader cannot be opened "
-            "here. Name one (`dataset`), or make a table of some of the loader's rows: `recd data "
-            "import`, then `recd advise --table TABLE`."
-        )
-    registry.one("model")
     claims = additions_of(registry)
     if not claims:
         raise RegistryError(
             "no plugin has additions to weigh. Install one that does, say those of recd-plugins."
         )
-    outlooks = Outlooks(registry, ranks, ranks if trial else ranks_here, progress)
+    outlooks = Outlooks(registry, ranks, ranks if trial else ranks_here, progress, trainer)
     base = _absolute(plain(registry.source.values, claims), registry.source.base)
     schema = outlooks.schema(base)
     sizes = tuple(dict.fromkeys(batch_sizes)) or (registry.train.batch_size,)
@@ -215,7 +224,9 @@ def _advised(
     best = min(walks, key=lambda size: goal.score(walks[size].best))
     what_ifs: list[WhatIf] = []
     if with_what_ifs:
-        for name, otherwise, other_goal in _what_ifs(registry, claims, goal, best, walks[best]):
+        for name, otherwise, other_goal in _what_ifs(
+            registry, claims, goal, best, walks[best], its_batches=trainer is not None
+        ):
             met(f"what if: {name}")
             try:
                 values = otherwise(_batches_of(base, best))
@@ -236,14 +247,43 @@ def _advised(
         walks=walks,
         batch_size=best,
         as_given=_as_given(registry, outlooks, walks[best]),
+        of_trainer=trainer is not None,
         what_ifs=what_ifs,
         to_measure=list(_to_measure(registry, goal, walks[best], sizes)),
     )
 
 
+def _check_reads(registry: Registry) -> None:
+    """`RegistryError` where it has no dataset or no model."""
+    if not registry.has_dataset:
+        raise RegistryError(
+            "there is no dataset to read batches of. Name one (`dataset`), or a table, in place of "
+            "a registry: `recd advise --table TABLE`; or have a function of your own trainer make "
+            "its model and its loader: `recd advise --trainer my_trainer.py:parts`."
+        )
+    registry.one("model")
+
+
+def _check_leaves_to(
+    registry: Registry, trainer: OfTrainer, batch_sizes: Sequence[int], most_tried: int
+) -> None:
+    """`RegistryError` where the registry has what is the trainer's, or is to be trained here."""
+    if own := [slot for slot in TRAINERS if registry.written(slot)]:
+        raise RegistryError(
+            f"{own[0]}: this is the registry's own, and {trainer.name} has another one. Take it "
+            "out, or advise without --trainer."
+        )
+    if most_tried or batch_sizes:
+        raise RegistryError(
+            f"--try, --batch-size and --curve are not for {trainer.name}, which makes its batches, "
+            "and trains, by itself. Leave them out."
+        )
+
+
 def _as_given(registry: Registry, outlooks: Outlooks, walk: Walk) -> Outlook | None:
     """None too where it has no forecast: its error is met by who trains it."""
-    values = _absolute(registry.source.values, registry.source.base)
+    size = registry.train.batch_size if registry.has_dataset else walk.base.batch_size
+    values = _batches_of(_absolute(registry.source.values, registry.source.base), size)
     if {k: v for k, v in values.items() if k != "plugins"} == {
         k: v for k, v in walk.base.values.items() if k != "plugins"
     }:
@@ -260,9 +300,11 @@ def _what_ifs(
     goal: AdviceGoal,
     batch_size: int,
     walk: Walk,
+    *,
+    its_batches: bool = False,
 ) -> Iterator[tuple[str, Callable[[Values], Values], AdviceGoal]]:
     """The things that may be otherwise: the links, the batch, the budget, and those that plugins
-    know of."""
+    know of. A trainer's batches stay as `its_batches` are."""
     topology = registry.topology
 
     def faster(values: Values) -> Values:
@@ -270,7 +312,7 @@ def _what_ifs(
 
     if walk.base.ledger.prices.cluster.world_size > 1:
         yield "links twice as fast", faster, goal
-    if goal.objective != "time_to_loss":  # which nobody has a curve for
+    if goal.objective != "time_to_loss" and not its_batches:  # which nobody has a curve for
         double = 2 * batch_size
         yield "the batch doubled", lambda values: _batches_of(values, double), goal
     not_here = {one.name for one in walk.weighed if one.verdict == "not here"}
@@ -360,7 +402,8 @@ def _to_measure(
         if one.gain is not None and 0 < one.gain < UNSURE and one.outlook is not None
     ]
     if close:
-        yield f"{', '.join(close)}: so little is gained that only a trial can tell: --try"
+        trial = "a trial can tell: --try" if registry.has_dataset else "your trainer can tell"
+        yield f"{', '.join(close)}: so little is gained that only {trial}"
     if len(sizes) > 1 and goal.objective != "time_to_loss":
         yield (
             "the batch size: a larger batch needs more samples to learn as much. `recd tune loss "

@@ -1,6 +1,6 @@
 """The compute of a model beside its tables, timed on this device with its own batches.
 
-`computed` times a registry's model, once for all that is weighed.
+`computed` times the model of an advice, once for all that is weighed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import copy
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +36,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.stack import Stack
 
 __all__ = [
+    "LARGEST",
     "computed",
     "line",
     "measured_compute",
@@ -256,40 +256,37 @@ COPIED = 1 << 18
 """Floats that are copied to time copies, about."""
 
 
-def computed(stack: Stack, ranks: int, ranks_here: int) -> Compute:
-    """The compute of one rank with the stack's model, timed on this device with a few of its
-    batches, of which none is deduplicated; `ranks_here` train on one machine. Nothing where the
-    plan is for devices that are not here."""
+def computed(
+    stack: Stack,
+    model: Callable[[], nn.Module],
+    batches: Callable[[], Iterable[Any]],
+    features: Callable[[Any], KeyedJaggedTensor],
+    ranks_here: int,
+) -> Compute:
+    """The compute of one rank with a model, timed on this device with a few batches, of which none
+    is deduplicated; `ranks_here` train on one machine. Nothing where the stack's plan is for
+    devices that are not here."""
     if (stack.registry.topology.device or stack.device) != stack.device:
         return Compute()
     from recd_plugins.trainer.assemble import dense_optimizer
 
-    device, model = torch.device(stack.device), stack.model()
-    batches = list(_some(stack, ranks))
+    device, timed, some = torch.device(stack.device), model(), list(batches())
     found = measured_compute(
-        model,
-        batches,
-        lambda batch: batch.features,
+        timed,
+        some,
+        features,
         device=device,
         optimizer=lambda parameters: dense_optimizer(stack, list(parameters)),
     )
     alone = dataclasses.replace(
         found,
-        features=_with_unique(model, batches[-1].features, found, device),
+        features=_with_unique(timed, features(some[-1]), found, device),
         call=seconds_of_call(device),
     )
-    python = seconds_of_torchrec(model, stack.default_sharders(), device)
+    python = seconds_of_torchrec(timed, stack.default_sharders(), device)
     if stack.device == "cuda":
         return dataclasses.replace(alone, fixed=alone.fixed + python)
     return _shared(alone, python, ranks_here)
-
-
-def _some(stack: Stack, ranks: int) -> Iterator[Any]:
-    """A batch, and one of a quarter of its samples before it, so that what does not grow shows."""
-    size = min(stack.registry.train.batch_size, LARGEST)
-    for some in dict.fromkeys((max(1, size // 4), size)):
-        with closing(Stack(stack.registry.with_batch_size(some)).read(0, ranks)) as loader:
-            yield next(iter(loader))
 
 
 def _with_unique(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.additions import Values
-from recd_plugins.advise.computed import computed
+from recd_plugins.advise.model_and_batches import ModelAndBatches, OfRegistry
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.embedding.handling import calls_of_unique_samples
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.access.sample import Spread
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, priced, replica_factor
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
@@ -29,6 +28,7 @@ from recd_plugins.slots import ShardingRecord
 from recd_plugins.stack import Stack
 
 if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
     from recd_plugins.data.schema import Schema
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.model_tables import ModelTable
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Outlook", "Outlooks"]
 
-HOT_BLOCKS = 8
-"""Places of an epoch that are looked at for hot batches."""
 COUNTED_BY = ("dataset", "etl", "reader", "preprocess", "model", "pooling", "folder")
 """The keys of registry.yaml that decide what is looked up, beside feature groups."""
 COMPUTED_BY = ("dataset", "preprocess", "model", "pooling")
@@ -136,15 +134,19 @@ class Outlooks:
         ranks: int,
         ranks_here: int | None = None,
         progress: Progress = silent,
+        source: ModelAndBatches | None = None,
     ) -> None:
-        """`ranks_here` of the ranks share a machine's processors; by default those of a node."""
+        """`ranks_here` of the ranks share a machine's processors; by default those of a node. Model
+        and batches are the registry's, unless another `source` has them."""
         self._registry = registry
+        self._source = source or OfRegistry()
         self._ranks = ranks
         cluster = Cluster.of(registry.topology, ranks)
         self._ranks_here = ranks_here or cluster.ranks_per_node
         self._computes: dict[str, Compute] = {}
         self._progress = progress
         self._profiles: dict[str, Profile] = {}
+        self._spread: dict[str, list[Batch]] = {}
         self._found: dict[str, Outlook] = {}
         self._checked: dict[str, Registry] = {}
 
@@ -165,7 +167,7 @@ class Outlooks:
     def schema(self, values: Values) -> Schema:
         """The columns of the dataset, which is prepared first if it is not there."""
         with _notices():
-            return Stack(self.registry(values)).prepare(self._progress).schema
+            return self._source.schema(Stack(self.registry(values)), self._progress)
 
     def of(self, values: Values) -> Outlook:
         """The outlook of a registry; `RecdError` where there is none."""
@@ -177,14 +179,13 @@ class Outlooks:
     def _made(self, values: Values) -> Outlook:
         with _notices() as notices:
             stack = Stack(self.registry(values))
-            stack.prepare(self._progress)
-            model = stack.adapt(stack.model())
+            model = self._source.model(stack, self._progress)
             tables = model_tables(model)
             profile = self._profile(stack, tables)  # first of all that read: with whole batches
             compute = self._compute(values)
             planner = stack.planned_for(model, self._ranks, profile=profile)
             ledger = _ledger(stack, planner, tables, profile, self._ranks)
-            hot = _hot(stack, planner, self._ranks)
+            hot = self._hot(stack, planner)
         reader = stack.registry.one("reader").config
         step = StepForecast(
             ledger=ledger,
@@ -208,17 +209,36 @@ class Outlooks:
         if key not in self._computes:
             bare = {name: value for name, value in values.items() if name not in PLANNED_BY}
             stack = Stack(self.registry(bare))
-            self._computes[key] = computed(stack, self._ranks, self._ranks_here)
+            self._computes[key] = self._source.compute(stack, self._ranks, self._ranks_here)
         return self._computes[key]
 
     def _profile(self, stack: Stack, tables: Mapping[str, ModelTable]) -> Profile:
-        values, train = stack.registry.source.values, stack.registry.train
-        parts = [values.get(name) for name in COUNTED_BY]
-        key = _as_text([*parts, stack.groups, train.batch_size, train.ranks])
+        key = _read_by(stack)
         if key not in self._profiles:
             counted = {name: table.counted for name, table in tables.items()}
-            self._profiles[key] = stack.profile(counted)
+            self._profiles[key] = self._source.profile(stack, counted)
         return self._profiles[key]
+
+    def _hot(self, stack: Stack, planner: Planner) -> float:
+        """The share of batches that the planner will make hot, by some of them."""
+        if not isinstance(planner, OrdersBatches):
+            return 0.0
+        if isinstance(planner, Tiered):
+            planned = planner.tier_plan.tables.values() if planner.tier_plan else ()
+            if not any(len(one.replicated) for one in planned):
+                return 0.0  # no batch is read for it
+        key = _read_by(stack)
+        if key not in self._spread:
+            self._spread[key] = self._source.spread(stack, self._ranks)
+        some = self._spread[key]
+        return planner.hot_to_come(some, self._ranks) or 0.0 if some else 0.0
+
+
+def _read_by(stack: Stack) -> str:
+    """All that decides what batches look up."""
+    values, train = stack.registry.source.values, stack.registry.train
+    parts = [values.get(name) for name in COUNTED_BY]
+    return _as_text([*parts, stack.groups, train.batch_size, train.ranks])
 
 
 def _as_text(values: Any) -> str:
@@ -274,21 +294,6 @@ def _as_placed(
         k=replica_factor(every.values(), dict.fromkeys(every, fused)),
     )
     return Ledger.of(every, dict.fromkeys(every, AS_TORCHREC), prices)
-
-
-def _hot(stack: Stack, planner: Planner, ranks: int) -> float:
-    """The share of batches that the planner will make hot, by some from all over the epoch."""
-    if not isinstance(planner, OrdersBatches) or not stack.registry.has_dataset:
-        return 0.0
-    if isinstance(planner, Tiered):
-        planned = planner.tier_plan.tables.values() if planner.tier_plan else ()
-        if not any(len(one.replicated) for one in planned):
-            return 0.0  # no batch is read for it
-    with closing(stack.read(0, ranks)) as loader:
-        if not isinstance(loader, Spread):
-            return 0.0
-        some = [batch for _, batch in loader.spread(range(min(HOT_BLOCKS, loader.places)), 1)]
-        return planner.hot_to_come(some, ranks) or 0.0
 
 
 @contextmanager

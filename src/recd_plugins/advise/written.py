@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,7 +14,7 @@ from recd_plugins.advise.walk import Weighed
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.registry import KEYS
 
-__all__ = ["advice_lines", "advised_registry"]
+__all__ = ["advice_lines", "advised_registry", "next_step"]
 
 WIDE = 100
 """Characters of a line of the registry."""
@@ -72,7 +73,7 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
 
 
 def advised_registry(advice: RegistryAdvice) -> str:
-    """The registry.yaml that gets it, which `recd train -r` runs as it is."""
+    """The registry.yaml that gets it, which `recd train -r` runs as it is, or a trainer loads."""
     walk, values, (names, best) = advice.walk, advice.values, advice.won
     lines = [
         f"# Written by `recd advise`, for {WHAT[advice.goal.objective]}: a step is forecast at "
@@ -88,6 +89,18 @@ def advised_registry(advice: RegistryAdvice) -> str:
         lines.append(f"# Left out, for what `recd advise` says: {every}.")
     lines += [_dumped(key, values[key]) for key in KEYS if key in values]
     return "\n".join(lines) + "\n"
+
+
+def next_step(advice: RegistryAdvice, out: Path) -> str:
+    """What to do with the registry, once it is written."""
+    if not advice.of_trainer:
+        return f"recd train -r {out}"
+    values, calls = advice.values, ["stack.plan(model, batches=loader)", "stack.sharders()"]
+    if "dedup" in values:
+        calls = ["stack.adapt(model, batches=loader)", "stack.converting(collate)", *calls]
+    if "cache" in values:
+        calls.append("stack.order(loader)")
+    return f"in your trainer, stack = rp.load({str(out)!r}); then {', '.join(calls)}"
 
 
 def _dumped(key: str, value: Any) -> str:

@@ -39,6 +39,16 @@ OfTable = Annotated[
         show_default=False,
     ),
 ]
+OwnTrainer = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer",
+        help="A function of your own trainer that returns its model and its loader, to advise on "
+        "in place of the registry's model and dataset.",
+        metavar="FILE.py:FUNCTION",
+        show_default=False,
+    ),
+]
 Budget = Annotated[
     float,
     typer.Option(
@@ -94,13 +104,16 @@ Tries = Annotated[
 Rounds = Annotated[int, typer.Option("--rounds", help="Turns that each of them takes.", min=1)]
 Steps = Annotated[int, typer.Option("--steps", help="Steps of a turn.", min=1)]
 
+DEFAULT = Path("registry.yaml")
+
 
 def advise(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = DEFAULT,
     table: OfTable = None,
     test: Test = None,
     schema: SchemaFile = None,
+    trainer: OwnTrainer = None,
     budget_gb: Budget = 0.0,
     objective: For = "samples_per_second",
     curve: Curve = None,
@@ -118,19 +131,27 @@ def advise(
     """Forecast the step of plain TorchRec and of each addition that plugins have; keep what pays.
 
     Nothing is trained without --try. --out writes the registry that gets it, which `recd train -r
-    FILE` runs as it is. Tables are prepared first if they are not there.
+    FILE` runs as it is, or which your own --trainer loads. Tables are prepared first if they are
+    not there.
     """
     with reported(debug), ExitStack() as ranks_to_try:
         server = ranks_to_try.enter_context(server_of_ranks()) if tries else None
         from recd_plugins.advise.advice import advise as advice_on
+        from recd_plugins.advise.model_and_batches import OfTrainer
         from recd_plugins.advise.walk import AdviceGoal
-        from recd_plugins.advise.written import advice_lines, advised_registry
+        from recd_plugins.advise.written import advice_lines, advised_registry, next_step
         from recd_plugins.errors import DataError, RegistryError
+        from recd_plugins.registry import Registry
 
         check_writable(out, "--out", (".yaml", ".yml"))
         if out is not None and out.exists() and not force:
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
-        chosen = _registry(registry, overrides, table, test, schema)
+        if trainer is not None and table is not None:
+            raise DataError("--trainer has a loader of its own: leave --table out.")
+        if trainer is not None and registry == DEFAULT and not registry.exists():
+            chosen = Registry.load({}, overrides or ())  # it need not say anything
+        else:
+            chosen = _registry(registry, overrides, table, test, schema)
         if (objective == "time_to_loss") != (curve is not None):
             raise RegistryError(
                 "--objective time_to_loss and --curve go together: how many steps a batch size "
@@ -142,6 +163,7 @@ def advise(
             raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
         goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
         hide_other_warnings()
+        own = None if trainer is None else OfTrainer.named(trainer)
         with progress() as show:
             advice = advice_on(
                 chosen,
@@ -153,6 +175,7 @@ def advise(
                 rounds=rounds,
                 steps=steps,
                 server=server,
+                trainer=own,
                 progress=show,
                 met=lambda what: print(f"weighing {what}", file=sys.stderr, flush=True),
             )
@@ -163,7 +186,7 @@ def advise(
             return
         print("\n".join(advice_lines(advice)))
         if out is not None:
-            print(f"\n{out}: next: recd train -r {out}")
+            print(f"\n{out}: next: {next_step(advice, out)}")
 
 
 def _registry(

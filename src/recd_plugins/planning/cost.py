@@ -46,11 +46,6 @@ ID_BYTES = 8
 TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
 
-MARKS = 64
-"""Bytes of chunks that take as long as the marks of a row that has replicas, touched or not: a rank
-makes, exchanges, counts up and searches them in every step. On a CPU that passes chunks at 14 to 20
-GB/s two million rows took 8 ms."""
-
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
 of the rows that any rank touched; by gathering the rows that each node touched; or by
@@ -96,6 +91,9 @@ class Cost:
     """Ids that are compared to find equal ones."""
     updated: Any = 0.0
     """Rows that TorchRec looks up one by one, each once, whose gradients the rank applies."""
+    marked: Any = 0.0
+    """Rows whose marks of whether any rank touched them the rank makes, exchanges and searches: all
+    that have replicas, in every step."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(add, _all_of(self), _all_of(other)))
@@ -115,7 +113,7 @@ class Cost:
 
     @cached_property
     def _apart(self) -> tuple[Floats, tuple[int, ...], Floats]:
-        """Its numbers [14], 0 in the place of arrays; the fields that are arrays; and these [n, U].
+        """Its numbers [15], 0 in the place of arrays; the fields that are arrays; and these [n, U].
 
         numpy takes as long to add up two numbers as to add up hundreds.
         """
@@ -127,6 +125,11 @@ class Cost:
     def total(self, counts: Any) -> Cost:
         """The sum over runs of `counts` [R] rows at these prices."""
         return Cost(*(float(_sum(counts, own)) for own in _all_of(self)))
+
+    @property
+    def own_work(self) -> tuple[Any, ...]:
+        """The rank's own work, as `Cluster.local_ms` takes it."""
+        return self.local, self.coalesced, self.updated, self.summed, self.marked
 
     @property
     def memory(self) -> Any:
@@ -254,8 +257,8 @@ class Prices:
         local           (8 pB + 4 v) r, for rows are put in place among others and gradients
                         taken from among them; dense 4 (pB + 1) r; rows that are `pooled` (1)
                         are summed where they are: 3 pB for 8 pB, and no dynamic memory
-        summed          4 s r + (12 v + m) r / W + 64, m = (7 + 3 N) n gathered sparsely;
-                        dense none
+        summed          4 s r + (12 v + m) r / W, m = (7 + 3 N) n gathered sparsely; dense none
+        marked          1; dense none
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
         a2a_intra       (s + v) r + 1/4: parts to the rank that sums them, and sums back
         ar_cross        t r / W + N / 16 W; none where all ranks are of one node
@@ -264,7 +267,7 @@ class Prices:
         much as an all-reduce of so many. The bits of the rows that are touched make the small
         terms. Passes over a chunk of rows: a sum begins as zeros [1] and adds rows [3]; rows for
         other nodes are picked and put in place [7]; sums are scaled, and row-wise Adagrad steps by
-        them [10]. All rows have marks of whether they are touched, which take as long as 64 bytes.
+        them [10].
         """
         accesses = rows.p * self.batch_size
         n, w, _ = self._shape
@@ -288,7 +291,8 @@ class Prices:
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=((8 - 5 * pooled) * accesses + 4 * union) * width,
-            summed=self._summed(rows) * width + MARKS,
+            summed=self._summed(rows) * width,
+            marked=1.0,
         )
 
     def per_node(
@@ -303,7 +307,8 @@ class Prices:
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
-        summed          as for DP, but 64 / W for the marks
+        summed          as for DP
+        marked          1 / W; dense none
         with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
         """
         accesses = rows.p * self.batch_size
@@ -312,7 +317,6 @@ class Prices:
         spread = 0.0 if plain else accesses
         n, w, _ = self._shape
         across = self._across(rows, width)
-        marks = 0 if self.reduce == "dense" else MARKS
         return Cost(
             static_memory=self.k * width / w,
             ids_sent=sent,
@@ -322,7 +326,8 @@ class Prices:
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
-            summed=self._summed(rows) * width + marks / w,
+            summed=self._summed(rows) * width,
+            marked=0.0 if self.reduce == "dense" else 1 / w,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
@@ -395,15 +400,14 @@ def milliseconds(
     cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
 ) -> dict[str, float]:
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
-    own work: rows at the rate of random ones, chunks, ids that are made unique and rows that are
-    updated at theirs, and small operations. Where ranks differ all wait for the one that has the
-    most."""
+    own work: rows at the rate of random ones, chunks, ids that are made unique, rows that are
+    updated and marks at theirs, and small operations. Where ranks differ all wait for the one that
+    has the most."""
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)
         found[name] = (called - 1) * link.latency_ms + float(link.ms(_most(getattr(cost, name))))
-    most = (_most(one) for one in (cost.local, cost.coalesced, cost.updated, cost.summed))
-    own = float(cluster.local_ms(*most))
+    own = float(cluster.local_ms(*map(_most, cost.own_work)))
     found["local"] = own + operations * cluster.op_us * 1e-3
     return found
 
@@ -448,7 +452,7 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
     """The difference that one row more or less makes: its bytes at each link's rate, no latencies;
     as long as what overlaps the global all-to-all is shorter."""
-    total = cluster.local_ms(cost.local, cost.coalesced, cost.updated, cost.summed)
+    total = cluster.local_ms(*cost.own_work)
     for name in COLLECTIVES:
         share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
         total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -209,6 +210,8 @@ UPDATED = 1 << 13
 """Rows whose gradients are applied: of fewer each takes less, for a cache holds what it takes."""
 CHUNK_PASSES = 12
 """How often `_stepping` reads or writes its chunk."""
+MARKED = 1 << 20
+"""Rows that have marks: those of a large tier, for a step takes next to nothing for fewer."""
 OPERATIONS, OPERANDS = 40, 1 << 12
 """Operations in a row, and the ids that each is of."""
 
@@ -230,6 +233,8 @@ def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
     one; small operations, to which a rank comes from the work `before` them, as it does in a step:
     over and over, with all that they need at hand, they would take a tenth of the time.
 
+    Marks of rows are made, packed, unpacked for each exchange, counted up and searched.
+
     Often enough in a row that all ranks are at it together."""
     ids = _draw(timer.group, LOOKUPS, LOOKUPS // 4).to(timer.device)
     few = ids[:OPERANDS]
@@ -250,6 +255,7 @@ def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
     }
     if timer.device.type == "cpu":
         found["update_ns"] = timer.seconds(_updating(timer.device)) / UPDATED * 1e9
+        found["marks_ns"] = timer.seconds(_marking(), IN_A_ROW) / MARKED * 1e9
     return found
 
 
@@ -274,6 +280,24 @@ def _stepping(device: torch.device) -> Callable[[], object]:
         rows.sub_(sums * (0.01 / (state.sqrt() + 1e-8)))
 
     return step
+
+
+def _marking() -> Callable[[], object]:
+    """The marks of rows that have replicas, of which a step touches every hundredth: those of this
+    rank, which are packed for the ranks of its node; theirs, those of nodes and those of all, which
+    it unpacks; the touched ones of these, and the place of each among its own."""
+    touched = torch.arange(0, MARKED, 100)
+
+    def mark() -> None:
+        mine = torch.zeros(MARKED, dtype=torch.bool)
+        mine[touched] = True
+        packed = np.packbits(mine.numpy(), bitorder="little")
+        for _ in range(3):
+            found = np.unpackbits(packed, bitorder="little")
+        torch.from_numpy(found).nonzero()
+        mine.cumsum(0, dtype=torch.int32)
+
+    return mark
 
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["Spread", "length_of", "sample", "sample_of"]
+__all__ = ["FIRST", "Spread", "length_of", "sample", "sample_of"]
 
 FIRST = 100
 """Batches of a loader that has them in its own order alone."""

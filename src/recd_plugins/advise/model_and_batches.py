@@ -1,0 +1,235 @@
+"""The model and the batches that an advice is on: those of a registry, or those of a trainer of
+one's own."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from recd_plugins.advise.computed import LARGEST, computed
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.preprocessing import schema_of_keys
+from recd_plugins.data.table import Progress
+from recd_plugins.errors import DataError, RecdError, nearest
+from recd_plugins.planning.access.sample import FIRST, Spread, sample
+from recd_plugins.sparse.own_batches import features_of
+from recd_plugins.stack import Stack
+
+if TYPE_CHECKING:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    from recd_plugins.data.schema import Schema
+    from recd_plugins.planning.access.access_profile import Counted, Profile
+    from recd_plugins.planning.step.compute import Compute
+    from recd_plugins.sparse.own_batches import FeaturesOf
+
+__all__ = ["ModelAndBatches", "OfRegistry", "OfTrainer"]
+
+PLACES = 8
+"""The places of an epoch whose batches are looked at."""
+MOST_IDS = 1 << 26
+"""The ids of a trainer's batches that are held, about."""
+
+
+class ModelAndBatches(ABC):
+    """The model and the batches of outlooks; each method gets the stack of a registry that is
+    weighed."""
+
+    @abstractmethod
+    def schema(self, stack: Stack, progress: Progress) -> Schema:
+        """The columns of the batches, before any `etl` step."""
+
+    @abstractmethod
+    def model(self, stack: Stack, progress: Progress) -> nn.Module:
+        """The model, adapted to what the stack deduplicates."""
+
+    @abstractmethod
+    def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
+        """The lookups to come, of batches as the adapted model gets them."""
+
+    @abstractmethod
+    def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
+        """The compute of the model, by the stack of a registry that deduplicates nothing."""
+
+    @abstractmethod
+    def spread(self, stack: Stack, ranks: int) -> list[Batch]:
+        """Some batches from all over what is trained on; none where nobody can begin there."""
+
+
+class OfRegistry(ModelAndBatches):
+    """The registry's own model and dataset."""
+
+    def schema(self, stack: Stack, progress: Progress) -> Schema:
+        return stack.prepare(progress).schema
+
+    def model(self, stack: Stack, progress: Progress) -> nn.Module:
+        stack.prepare(progress)
+        return stack.adapt(stack.model())
+
+    def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
+        return stack.profile(counted)
+
+    def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
+        """By a batch, and one of a quarter of its samples, so that what does not grow shows."""
+
+        def batches() -> Iterator[Batch]:
+            size = min(stack.registry.train.batch_size, LARGEST)
+            for some in dict.fromkeys((max(1, size // 4), size)):
+                with closing(Stack(stack.registry.with_batch_size(some)).read(0, ranks)) as loader:
+                    yield next(iter(loader))
+
+        return computed(stack, stack.model, batches, lambda batch: batch.features, ranks_here)
+
+    def spread(self, stack: Stack, ranks: int) -> list[Batch]:
+        with closing(stack.read(0, ranks)) as loader:
+            if not isinstance(loader, Spread):
+                return []
+            return [batch for _, batch in loader.spread(range(min(PLACES, loader.places)), 1)]
+
+
+class OfTrainer(ModelAndBatches):
+    """The model of a trainer of one's own, and the first batches of its loader, unconverted."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Iterable[Any],
+        features: FeaturesOf | None = None,
+        *,
+        name: str = "the trainer",
+    ) -> None:
+        """`features(batch)` gives a batch's KJT, by default the only one that it holds; `name` is
+        for messages. As many batches are held as planners count of a trainer's loader, unless they
+        have more than `MOST_IDS`."""
+        self._model, self._features, self.name = model, features, name
+        self._batches: list[Any] = []
+        ids = 0
+        with self._named("its loader"):
+            for batch in islice(loader, FIRST):
+                self._batches.append(batch)
+                ids += self._kjt(batch).values().numel()
+                if ids >= MOST_IDS:
+                    break
+        if not self._batches:
+            raise DataError(f"{name}: its loader is empty, so that there is nothing to advise on.")
+
+    @classmethod
+    def named(cls, name: str) -> OfTrainer:
+        """What a function returns that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names: a model and a
+        loader of batches that it takes; and, where batches hold more than one KJT, `features`."""
+        place, _, called = name.rpartition(":")
+        if not place or not called:
+            raise DataError(
+                f"{name!r} names no function of a trainer. Write its file, or its module, and the "
+                "function: my_trainer.py:parts."
+            )
+        module = _module(place, name)
+        make = getattr(module, called, None)
+        if not callable(make):
+            known = [key for key, value in vars(module).items() if _is_own(value, module)]
+            raise DataError(f"{name}: {place} has no function {called!r}; {nearest(called, known)}")
+        with _named(name, "it"):
+            made = make()
+        match made:
+            case (nn.Module() as model, loader) if hasattr(loader, "__iter__"):
+                return cls(model, loader, name=name)
+            case (nn.Module() as model, loader, features) if hasattr(loader, "__iter__"):
+                return cls(model, loader, features, name=name)
+        kind = type(made).__name__
+        what = ", ".join(type(one).__name__ for one in made) if isinstance(made, tuple) else kind
+        raise DataError(
+            f"{name}: it must return its model and its loader, as `return model, loader`, and may "
+            f"return a third thing, `lambda batch: batch.sparse_features`; but it returned {what}."
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a rank and step."""
+        return int(self._kjt(self._batches[0]).stride())
+
+    def schema(self, stack: Stack, progress: Progress) -> Schema:
+        return schema_of_keys(self._kjt(self._batches[0]).keys())
+
+    def model(self, stack: Stack, progress: Progress) -> nn.Module:
+        """The trainer's own where it stays as it is, or else a copy with the same parameters: none
+        is trained, and what names their optimizers goes with them."""
+        if not stack.registry.chosen("dedup"):
+            return self._model
+        kept = [*self._model.parameters(), *self._model.buffers()]
+        model = copy.deepcopy(self._model, {id(one): one for one in kept})
+        return stack.adapt(model, batches=self._batches, features=self._features)
+
+    def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
+        convert = stack.converting(features=self._features)
+        # An iterator: these batches are no epoch, but the first ones of it.
+        batches = (convert(batch) for batch in self._batches)
+        most = len(self._batches)
+        return sample(batches, counted, most=most, features=self._features).profile()
+
+    def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
+        with self._named("its model, called with a batch as TorchRec's pipeline calls it,"):
+            return computed(
+                stack, lambda: self._model, lambda: self._batches[:1], self._kjt, ranks_here
+            )
+
+    def spread(self, stack: Stack, ranks: int) -> list[Batch]:
+        """The sparse features alone, which say what samples look up."""
+        found = []
+        for batch in self._batches[:PLACES]:
+            features = self._kjt(batch)
+            each = torch.ones(features.stride())
+            found.append(Batch(dense=each[:, None], features=features, labels=each, weights=each))
+        return found
+
+    def _kjt(self, batch: Any) -> KeyedJaggedTensor:
+        found: Any = features_of(batch, self._features)
+        return found
+
+    def _named(self, what: str) -> AbstractContextManager[None]:
+        return _named(self.name, what)
+
+
+@contextmanager
+def _named(name: str, what: str) -> Iterator[None]:
+    """Inside, an error of the trainer's own code is named as such."""
+    try:
+        yield
+    except RecdError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{name}: {what} raised {type(error).__name__}: {error} Run with --debug for its "
+            "traceback."
+        ) from error
+
+
+def _is_own(value: object, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", "") == module.__name__
+
+
+def _module(place: str, name: str) -> ModuleType:
+    """The module of a file, or of a dotted name, which is looked for beside the file, or here."""
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise DataError(f"{name}: there is no file {file}.")
+    folder, called = (file.parent, file.stem) if file else (Path.cwd(), place)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    with _named(name, "its import"):
+        module = importlib.import_module(called)
+    if file is not None and Path(module.__file__ or "").resolve() != file:
+        raise DataError(
+            f"{name}: the name {called!r} is taken by {module.__file__}. Rename the file."
+        )
+    return module
