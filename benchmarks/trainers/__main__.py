@@ -1,17 +1,19 @@
 """What recd_plugins is worth in trainers that others wrote: lines, parity, bytes, time.
 
-    python -m benchmarks.trainers --fetched FOLDER [--quick] [--json] [--only NAME]
+    python -m benchmarks.trainers [--fetched FOLDER] [--quick] [--json] [--only NAME]
 
-FOLDER holds the programs in their original form, which are not kept here:
+FOLDER, by default the current one, holds the programs in their original form, which are not kept
+here:
 
     FOLDER/examples   `examples` of github.com/pytorch/torchrec
     FOLDER/dlrm       github.com/facebookresearch/dlrm
 
-One comes with TorchRec itself. Two need faiss-cpu and pandas beside this project's packages. Each
-program runs three times under torchrun, on two gloo ranks of one thread: as it is, with the lines
-that are added, and as it is from weights that are off by one unit in the last place, which says
-what rounding does. Bytes are those that all ranks hand to collectives in a step, all of an operand
-counted; the all-reduce of dense gradients is left out. Plain is TorchRec's default plan.
+One comes with TorchRec itself. Two need faiss-cpu and pandas beside this project's packages. What
+lacks its file or a package is named and left out. Each program runs three times under torchrun, on
+two gloo ranks of one thread: as it is, with the lines that are added, and as it is from weights
+that are off by one unit in the last place, which says what rounding does. Bytes are those that all
+ranks hand to collectives in a step, all of an operand counted; the all-reduce of dense gradients is
+left out. Plain is TorchRec's default plan.
 """
 
 from __future__ import annotations
@@ -165,15 +167,21 @@ def figures(trainer: Trainer, fetched: Path, steps: int) -> Iterator[Figure]:
 def measure(quick: bool, fetched: Path, only: Sequence[str]) -> Report:
     steps = 20 if quick else 60
     chosen = [trainer for trainer in TRAINERS if not only or trainer.name in only]
+    lacks = {trainer.name: list(trainer.lacks(fetched)) for trainer in chosen}
+    here = [trainer for trainer in chosen if not lacks[trainer.name]]
+    settings: dict[str, object] = {"ranks": RANKS, "steps": steps}
+    settings["programs"] = [trainer.source for trainer in here]
+    if left := {name: f"lacks {', '.join(what)}" for name, what in lacks.items() if what}:
+        settings["not measured"] = left
     return Report(
-        figures=[one for trainer in chosen for one in figures(trainer, fetched, steps)],
-        settings={"ranks": RANKS, "steps": steps, "programs": [one.source for one in chosen]},
+        figures=[one for trainer in here for one in figures(trainer, fetched, steps)],
+        settings=settings,
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--fetched", type=Path, required=True)
+    parser.add_argument("--fetched", type=Path, default=Path())
     parser.add_argument("--only", nargs="*", default=(), choices=[one.name for one in TRAINERS])
     arguments, rest = parser.parse_known_args()
     fetched = arguments.fetched.resolve()

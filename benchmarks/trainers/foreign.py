@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Trainer:
     """Keyword arguments of the function."""
     flags: Sequence[str] = ()
     """A command line that it reads by itself."""
+    needs: Sequence[str] = ()
+    """The packages that it imports beside this project's."""
     files: Mapping[str, Any] = field(default_factory=dict)
     """YAML files that it reads where it runs."""
     registry: Mapping[str, Any]
@@ -56,6 +58,12 @@ class Trainer:
     """What the CPU needs, on both sides."""
     edits: Sequence[Edit]
     """What recd_plugins needs."""
+
+    def lacks(self, folder: Path) -> Iterator[str]:
+        """What is not here of what it takes to run it."""
+        if not (folder / self.file).is_file():
+            yield str(folder / self.file)
+        yield from (f"package {one}" for one in self.needs if not importlib.util.find_spec(one))
 
     def text(self, folder: Path, *, edited: bool) -> str:
         """The program, as it is or with the lines that are added."""
@@ -151,6 +159,7 @@ TRAINERS = (
         file="examples/retrieval/two_tower_train.py",
         call="train",
         options={"num_embeddings": 100_000, "num_iterations": 10_000, "batch_size": 128},
+        needs=("faiss",),
         registry=FLEXSHARD,
         edits=(
             Edit(
@@ -184,6 +193,7 @@ TRAINERS = (
             "--num_epochs=10000",
             "--lr=0.01",
         ),
+        needs=("pandas",),
         registry=FLEXSHARD,
         concessions=(Edit("EmbOptimType.ADAM", "EmbOptimType.EXACT_ROWWISE_ADAGRAD"),),
         edits=(

@@ -294,15 +294,15 @@ def test_files_of_one_name_in_two_partitions_are_pinned_apart(folder: Path) -> N
     def tables() -> Any:
         return opened(folder, beta=beta, train=files, test=files)
 
-    for name, half in (("beta", 0), ("beta", 1), ("rows", 0), ("rows", 1)):
+    for name, half in (("beta", 0), ("rows", 0), ("beta", 1), ("rows", 1)):
         part = rows[half::2] if name == "rows" else side(users[half::2])
         (folder / name / f"half={half}").mkdir(parents=True)
         pq.write_table(part, folder / name / f"half={half}" / "part.parquet")
-        if (name, half) == ("rows", 0):  # one folder alone has the names that it keeps later
+        if half:  # one folder alone has the names that it keeps later
+            with pytest.raises(DataError, match=rf"{name}/half=1/part\.parquet: was not there"):
+                check_pins(folder, tables())
+        if name == "rows" or half:
             write_pins(folder, tables())
-    with pytest.raises(DataError, match=r"rows/half=1/part\.parquet: was not there"):
-        check_pins(folder, tables())
-    write_pins(folder, tables())
     check_pins(folder, tables())
     pinned = json.loads((folder / "pins.json").read_text())["train"]["files"]
     names = [f"half={half}/part.parquet" for half in (0, 1)]

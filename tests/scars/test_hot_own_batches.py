@@ -228,12 +228,12 @@ def uneven_ranks() -> str:
     return str(raised.value)
 
 
-def failing_rank() -> tuple[str, str]:
-    """On a rank: what is raised where rank 1 cannot read its second window."""
+def failing_rank(first: int) -> tuple[str, str]:
+    """On a rank: what is raised where rank 1 cannot read its rows from `first` on."""
     rank = dist.get_rank()
 
     def read(rows: list[int]) -> KeyedJaggedTensor:
-        if rank == 1 and rows[0] >= 24:
+        if rank == 1 and rows[0] >= first:
             raise KeyError("a row of its own")
         return kjt_of(rows)
 
@@ -243,8 +243,9 @@ def failing_rank() -> tuple[str, str]:
     return type(raised.value).__name__, str(raised.value)
 
 
-def test_a_rank_that_cannot_read_ends_all(gloo_pool: GlooPool) -> None:
-    (kind, message), own = gloo_pool.run(failing_rank)
+@pytest.mark.parametrize("first", [0, 24], ids=["first window", "second window"])
+def test_a_rank_that_cannot_read_ends_all(gloo_pool: GlooPool, first: int) -> None:
+    (kind, message), own = gloo_pool.run(failing_rank, first)
     assert kind == "DataError"
     assert "rank 1 could not read its batches, and says why" in message
     assert own == ("KeyError", "'a row of its own'")

@@ -26,7 +26,7 @@ from recd_scars.hot_batches.hot_rows import HotRows
 __all__ = ["HotBatches", "PlansHotRows"]
 
 TO_TELL = timedelta(seconds=60)
-"""The time that a rank which fails waits for the others, to tell them, once they have a group."""
+"""The time that a rank which fails waits for the others, to tell them."""
 
 
 class PlansHotRows(Protocol):
@@ -212,7 +212,8 @@ class HotBatches:
             )
         if self._group is None:
             # Its own, for the trainer's may be busy; of gloo, for what is counted is on the CPU.
-            self._group = dist.new_group(backend="gloo")
+            within = TO_TELL if failed else None
+            self._group = dist.new_group(backend="gloo", timeout=within)
         number = int(version[:15], 16)
         failing = -(self._rank + 1) if failed else 0
         counts = torch.tensor([hot, length, -length, number, -number, failing])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def check_pins(run: Path, tables: Tables) -> None:
 
 
 def _pinned(table: Table) -> dict[str, Any]:
-    names = _names({*table.facts, *table.files}, table.path)
+    names = _names({*table.facts, *table.files}, [table.path])
     stripes = [(names[one.file], one.group, one.num_rows) for one in table.stripes]
     return {
         "path": str(table.path),
@@ -64,10 +64,10 @@ def _pinned(table: Table) -> dict[str, Any]:
 
 def _files(table: Table) -> dict[str, tuple[Location, FileFacts]]:
     """The table's files, and those of its side tables, by name."""
-    names = _names({*table.facts, *table.files}, table.path)
+    names = _names({*table.facts, *table.files}, [table.path])
     found = {names[file]: (file, facts) for file, facts in table.facts.items()}
     for number, side in enumerate(table.joins):
-        names = _names(side.facts)
+        names = _names(side.facts, side.paths)
         for file, facts in side.facts.items():
             found[f"join[{number}]/{names[file]}"] = file, facts
     return found
@@ -87,18 +87,23 @@ def _check(table: Table, before: Mapping[str, Mapping[str, Any]]) -> None:
             raise DataError(f"{file}: was not there when the run began. {cure}")
 
 
-def _names(files: Collection[Location], top: Location | None = None) -> dict[Location, str]:
+def _names(files: Collection[Location], tops: Sequence[Location]) -> dict[Location, str]:
     """Each file's path within its table, for a table may be moved: below the folder that it is, or
-    that a glob begins with, or else below the folder that all files lie in. Partitions may have
-    files of one name."""
-    for head in () if top is None else (top.parts, _before_glob(top.parts)):
-        if all(type(file) is type(top) and _is_below(file, head) for file in files):
-            above = len(head)
+    that globs begin with, whichever files are there; or else below the folder that all files lie
+    in. Partitions may have files of one name."""
+    kind, each = type(tops[0]), [top.parts for top in tops]
+    for heads in (each, [_before_glob(one) for one in each]):
+        head = _common(heads)
+        if all(type(file) is kind and _is_below(file, head) for file in files):
             break
     else:
-        folders = zip(*(file.parent.parts for file in files), strict=False)
-        above = len([*takewhile(lambda one: len({*one}) == 1, folders)])
-    return {file: "/".join(file.parts[above:]) for file in files}
+        head = _common([file.parent.parts for file in files])
+    return {file: "/".join(file.parts[len(head) :]) for file in files}
+
+
+def _common(folders: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    levels = zip(*folders, strict=False)
+    return tuple(one[0] for one in takewhile(lambda one: len({*one}) == 1, levels))
 
 
 def _before_glob(parts: tuple[str, ...]) -> tuple[str, ...]:

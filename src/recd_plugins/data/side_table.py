@@ -142,7 +142,10 @@ class SideTable:
         self._schema = schema
         self._columns = (self.key, *source_columns(schema, self.features))
         self._limit = config.memory_mib * MIB
-        files = found_files(config.table)
+        one = config.table
+        self.paths: tuple[Location, ...] = one if isinstance(one, tuple) else (one,)
+        """What the config names: folders, files, globs."""
+        files = found_files(self.paths)
         self.path: Location = next(iter(files))
         self.facts: dict[Location, FileFacts] = {}
         parts: list[_SidePart] = []

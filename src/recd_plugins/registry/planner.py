@@ -95,7 +95,7 @@ class RegistryPlanner:
             "features": brought.features,
             "profile": brought.profile,
             "batch_size": self._batch_size(brought),
-            "data_parallel": brought.batches is not None or brought.profile is not None,
+            "data_parallel": True,
         }
 
     def plan_for(
