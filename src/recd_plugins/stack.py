@@ -21,12 +21,12 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.notices import Missed, Notice, Unneeded, Unused, Unwatched
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
+from recd_plugins.planning.constraints import not_kept
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed
 from recd_plugins.planning.topology import Topology
@@ -269,7 +269,7 @@ class Stack:
             if loader is not None and split == "train":
                 read = len(loader) * self.registry.train.batch_size * world_size
                 reader = self.registry.one("reader")
-                self._usage.found(_left_out(reader, tables.train.num_rows, read))
+                self._usage.left_out(reader, tables.train.num_rows, read)
             return OpenPeriod(loader, period.fingerprint())
 
         if at is not None:
@@ -513,12 +513,12 @@ class Stack:
         if (on.device or self.device) == "cuda":
             on_machines(plan, group.size())
         planning.planned = True
-        self._usage.found(_not_kept(planning.choice, plan, constraints or {}))
+        self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
         self.dense_bytes = _bytes_beside(model, plan)
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
-            self._usage.found(_unneeded(self._features.unneeded(_looked_up(model))))
+            self._usage.unneeded(self._features.unneeded(_looked_up(model)))
         self._usage.watch(model, planner, planning.choice, adapted=bool(self._adapted))
         return plan
 
@@ -611,7 +611,7 @@ class Stack:
                 "Call `plan = stack.plan(model, ...)` first.",
             )
         if self._planning.model_is_gone:
-            self._usage.found([_planned_a_copy()])
+            self._usage.planned_a_copy()
         if not self._features.groups:
             return sharders
         if not self._adapted:
@@ -653,61 +653,6 @@ def _looked_up(model: nn.Module) -> set[str]:
     from recd_plugins.planning.model_tables import model_tables
 
     return {name for table in model_tables(model).values() for name in table.features}
-
-
-def _planned_a_copy() -> Notice:
-    """A notice that nobody sees the model in training."""
-    return Unwatched(
-        what="registry.yaml",
-        why="the model that stack.plan was given is gone, so that nobody sees what training leaves "
-        "alone",
-        cure="Hand stack.plan the model that is trained, not a copy: it stays as it is.",
-    )
-
-
-def _not_kept(
-    planning: Choice, plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]
-) -> Iterator[Notice]:
-    """A notice of tables that a plan has otherwise than the trainer's constraints of them allow."""
-    found = []
-    for path in plan.plan:
-        tables: Any = plan.plan[path]
-        for name in tables.keys() & constraints.keys():
-            how, wanted = tables[name], constraints[name]
-            kinds, kernels = wanted.sharding_types, wanted.compute_kernels
-            kept = how.sharding_type in (kinds or [how.sharding_type])
-            if not kept or how.compute_kernel not in (kernels or [how.compute_kernel]):
-                found.append(f"{name} ({how.sharding_type}, {how.compute_kernel})")
-    if found:
-        yield Unused(
-            what="stack.plan(constraints=...)",
-            why=f"it does not allow {', '.join(sorted(found))}, as `{planning.where}: "
-            f"{planning.record.name}` plans",
-            cure="Have that planner heed `context.constraints`, or take these tables out of them.",
-        )
-
-
-def _unneeded(features: Sequence[str]) -> Iterator[Notice]:
-    """Notices of features that are read for a model whose tables do not have them."""
-    if features:
-        names = ", ".join(features)
-        yield Unneeded(
-            what=f"dataset: {names}",
-            why="it is read, and no table of the model looks it up, nor what a transform makes of "
-            "it",
-            cure=f"Write `dataset.without: [{names}]`, where the model takes it from the batch in "
-            "no other way.",
-        )
-
-
-def _left_out(reader: Choice, rows: int, read: int) -> Iterator[Notice]:
-    """A notice of rows of a period that are in no batch: no later epoch has them."""
-    if read < rows:
-        yield Missed(
-            what=f"reader: {reader.record.name}",
-            why="rows of a period that fill no batch are left out, and no later epoch has them",
-            cure="Write `reader.tail: pad`, and every row is trained.",
-        )
 
 
 def _bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:

@@ -13,7 +13,7 @@ from stack_plugin import SCHEMA
 import recd_plugins as rp
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import PluginError, RecdError, RegistryError
-from recd_plugins.stack import _unneeded
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import to_lists
 from recd_plugins.testing.conformance import ContractBroken, check_record
 from recd_plugins.testing.gloo import GlooPool
@@ -55,14 +55,17 @@ EXPECTED = {
 def test_what_is_neither_looked_up_nor_made_into_something_is_not_needed(
     registry: dict[str, Any],
 ) -> None:
-    steps = rp.load({**registry, "preprocess": [CROSS]})._features
+    stack = rp.load({**registry, "preprocess": [CROSS]})
+    steps = stack._features
     assert steps.unneeded({"crossed"}) == ("item",)
     assert steps.unneeded({"item"}) == ("user_a", "user_b")
     assert steps.unneeded({"crossed", "item"}) == ()
-    (notice,) = _unneeded(("user_a", "user_b"))
-    assert "dataset: user_a, user_b is not needed" in str(notice)
-    assert "`dataset.without: [user_a, user_b]`" in str(notice)
-    assert not list(_unneeded(()))
+    stack._usage.unneeded(())  # a warning would fail the test
+    with pytest.warns(NoticeWarning) as caught:
+        stack._usage.unneeded(("user_a", "user_b"))
+    (notice,) = (str(warning.message) for warning in caught)
+    assert "dataset: user_a, user_b is not needed" in notice
+    assert "`dataset.without: [user_a, user_b]`" in notice
 
 
 @pytest.mark.parametrize("kind", ["exact", "partial"])

@@ -11,10 +11,8 @@ import pytest
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform
-from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan, plan_changes
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.tiers.tier_planner import saved_plan
 
 
 def rows(*ids: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -82,34 +80,21 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
             TierPlan.load(tmp_path / name)
 
 
-def model(**num_rows: int) -> dict[str, ModelTable]:
-    return {
-        name: ModelTable(
-            name=name,
-            module="",
-            pooled=False,
-            num_rows=rows,
-            dim=4,
-            element_bytes=4,
-            features=(name,),
-        )
-        for name, rows in num_rows.items()
-    }
-
-
 def test_a_saved_plan_is_held_to_the_model_and_the_ranks(tmp_path: Path) -> None:
     path = tmp_path / "plan.arrow"
     plan().save(path)
     here = Cluster(n_nodes=2, ranks_per_node=3)
-    assert saved_plan(path, model(a=8, b=9, c=1), here, where="sharding.plan") == plan()
-    for tables, cluster, says in (
-        (model(a=8, b=9), Cluster(n_nodes=3, ranks_per_node=2), "is for 2 nodes of 3 ranks, but h"),
-        (model(a=8, bb=9), here, "of a table 'b', but the model has none .* did you mean 'bb'"),
-        (model(a=8, b=8), here, "made of a table 'b' of 9 rows, but the model's has 8"),
-        (model(a=7, b=9), here, "names row 7 of table 'a', but the model's has 7 rows"),
+    saved = TierPlan.load(path)
+    assert saved == plan()
+    saved.check_fits({"a": 8, "b": 9, "c": 1}, here, where="sharding.plan")
+    for num_rows, cluster, says in (
+        ({"a": 8, "b": 9}, Cluster(n_nodes=3, ranks_per_node=2), "is for 2 nodes of 3 ranks, but"),
+        ({"a": 8, "bb": 9}, here, "of a table 'b', but the model has none .* did you mean 'bb'"),
+        ({"a": 8, "b": 8}, here, "made of a table 'b' of 9 rows, but the model's has 8"),
+        ({"a": 7, "b": 9}, here, "names row 7 of table 'a', but the model's has 7 rows"),
     ):
         with pytest.raises(CapabilityError, match=f"sharding.plan: .*{says}"):
-            saved_plan(path, tables, cluster, where="sharding.plan")
+            saved.check_fits(num_rows, cluster, where="sharding.plan: plan.arrow")
 
 
 def test_two_plans_differ_by_rows_that_enter_and_leave() -> None:

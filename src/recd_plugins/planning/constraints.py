@@ -24,6 +24,7 @@ __all__ = [
     "ShardingKind",
     "TableConstraint",
     "carry_given",
+    "not_kept",
     "parameter_constraints",
     "with_given",
 ]
@@ -285,3 +286,18 @@ def carry_given(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -
         for name in given.keys() & tables.keys():
             for one in CARRIED:
                 setattr(tables[name], one, getattr(given[name], one))
+
+
+def not_kept(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> list[str]:
+    """The tables that a plan has otherwise than the trainer allows, each with its sharding type and
+    kernel."""
+    found = []
+    for module in plan.plan.values():
+        tables: Any = module
+        for name in given.keys() & tables.keys():
+            how, wanted = tables[name], given[name]
+            kinds, kernels = wanted.sharding_types, wanted.compute_kernels
+            kept = how.sharding_type in (kinds or [how.sharding_type])
+            if not kept or how.compute_kernel not in (kernels or [how.compute_kernel]):
+                found.append(f"{name} ({how.sharding_type}, {how.compute_kernel})")
+    return sorted(found)

@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import CapabilityError, DataError, nearest
 from recd_plugins.planning.access.distribution import RowDistribution, named_twice
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.topology import Cluster
 
 __all__ = [
     "Coalesce",
@@ -120,6 +123,22 @@ class TablePlan:
         if named_twice(rows):
             raise DataError(f"{where}: a row is named twice; each belongs to one tier.")
 
+    def check_fits(self, num_rows: int, where: str) -> None:
+        """`CapabilityError` where the table that the model has is none of this plan's."""
+        again = "Plan again: take `plan` out of registry.yaml."
+        if self.num_rows is not None and self.num_rows != num_rows:
+            raise CapabilityError(
+                f"{where} was made of a table {self.table!r} of {self.num_rows:,} rows, but the "
+                f"model's has {num_rows:,}. {again}"
+            )
+        tiers = (self.replicated, self.per_node)
+        highest = max((int(rows.max()) for rows in tiers if len(rows)), default=-1)
+        if highest >= num_rows:
+            raise CapabilityError(
+                f"{where} names row {highest:,} of table {self.table!r}, but the model's has "
+                f"{num_rows:,} rows. {again}"
+            )
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, TablePlan)
@@ -164,6 +183,35 @@ class TierPlan:
             digest.update(plan.replicated.tobytes())
             digest.update(plan.per_node.tobytes())
         return digest.hexdigest()[:16]
+
+    def check_fits(self, num_rows: Mapping[str, int], cluster: Cluster, *, where: str) -> None:
+        """`CapabilityError` where the plan is for another cluster, or for tables that are not among
+        these of so many rows; `where` opens it."""
+        made, here = (
+            f"{one.n_nodes} nodes of {one.ranks_per_node} ranks" for one in (self, cluster)
+        )
+        if made != here:
+            raise CapabilityError(
+                f"{where} is for {made}, but here are {here}. `recd plan --ranks "
+                f"{cluster.world_size} --save FILE` makes one for these, without `plan`."
+            )
+        for name, table in self.tables.items():
+            if name not in num_rows:
+                raise CapabilityError(
+                    f"{where} has replicas of a table {name!r}, but the model has none of that "
+                    f"name that may have any; {nearest(name, num_rows)}"
+                )
+            table.check_fits(num_rows[name], where)
+
+    def in_words(self) -> str:
+        """The cluster, and the rows of each table in each tier."""
+        tables = (
+            f"{name}: {len(table.replicated):,} rows in DP, {len(table.per_node):,} in Flex, "
+            f"coalesced: {table.coalesce}"
+            for name, table in self.tables.items()
+        )
+        cluster = f"{self.n_nodes} nodes of {self.ranks_per_node} ranks"
+        return "\n".join([f"{cluster}, {len(self.tables)} tables", *tables])
 
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per table, the cluster in its metadata."""

@@ -1,11 +1,20 @@
-"""The parts of a registry that a trainer asks a stack for, and so those that it leaves alone."""
+"""The parts of a registry that a trainer asks a stack for, and the notices of those that it leaves
+alone, or that gain nothing in its job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.notices import GivesNotices, Notice, Notices, Unused
+from recd_plugins.notices import (
+    GivesNotices,
+    Missed,
+    Notice,
+    Notices,
+    Unneeded,
+    Unused,
+    Unwatched,
+)
 from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.tiers.tier_planner import TierPlanner
@@ -56,6 +65,56 @@ class Usage:
     def found(self, notices: Iterable[Notice]) -> None:
         """Take what all ranks found alike of something that was built."""
         self._give(*notices)
+
+    def unneeded(self, features: Sequence[str]) -> None:
+        """Features are read for a model whose tables do not have them."""
+        if features:
+            names = ", ".join(features)
+            self._give(
+                Unneeded(
+                    what=f"dataset: {names}",
+                    why="it is read, and no table of the model looks it up, nor what a transform "
+                    "makes of it",
+                    cure=f"Write `dataset.without: [{names}]`, where the model takes it from the "
+                    "batch in no other way.",
+                )
+            )
+
+    def left_out(self, reader: Choice, rows: int, read: int) -> None:
+        """Rows of a period may be in no batch: no later epoch has them."""
+        if read < rows:
+            self._give(
+                Missed(
+                    what=f"reader: {reader.record.name}",
+                    why="rows of a period that fill no batch are left out, and no later epoch has "
+                    "them",
+                    cure="Write `reader.tail: pad`, and every row is trained.",
+                )
+            )
+
+    def not_kept(self, planning: Choice, tables: Sequence[str]) -> None:
+        """A plan has tables otherwise than the trainer's constraints of them allow."""
+        if tables:
+            self._give(
+                Unused(
+                    what="stack.plan(constraints=...)",
+                    why=f"it does not allow {', '.join(tables)}, as `{planning.where}: "
+                    f"{planning.record.name}` plans",
+                    cure="Have that planner heed `context.constraints`, or take these tables out "
+                    "of them.",
+                )
+            )
+
+    def planned_a_copy(self) -> None:
+        """Nobody sees the model in training."""
+        self._give(
+            Unwatched(
+                what="registry.yaml",
+                why="the model that stack.plan was given is gone, so that nobody sees what "
+                "training leaves alone",
+                cure="Hand stack.plan the model that is trained, not a copy: it stays as it is.",
+            )
+        )
 
     def planned(self, planner: Planner, group: ProcessGroup | None = None) -> None:
         """Take what rank 0 found in planning; where it is an error, all ranks of the group learn

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from recd_plugins.slots import Context
     from recd_plugins.tiers.sharder import TierCluster
 
-__all__ = ["ChosenSizes", "TierPlanner", "lines", "saved_plan"]
+__all__ = ["ChosenSizes", "TierPlanner"]
 
 OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
@@ -536,8 +536,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def _from_file(self, path: Path, cluster: Cluster) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
-        self.tier_plan = saved_plan(path, self.found, cluster, where=f"{self.slot}.plan")
-        return "\n".join(lines(self.tier_plan, path))
+        num_rows = {name: table.num_rows for name, table in self.found.items()}
+        plan = TierPlan.load(path)
+        plan.check_fits(num_rows, cluster, where=f"{self.slot}.plan: {path}")
+        self.tier_plan = plan
+        return f"tier plan: as in {path}; {plan.in_words()}"
 
     def _left_in_words(self) -> list[str]:
         return [f"table {name} is left to TorchRec, for {why}" for name, why in self._left.items()]
@@ -591,58 +594,3 @@ def _listed(tables: Iterable[str], most: int = 4) -> str:
 
 def _left_alone(tables: list[str]) -> str:
     return f"{_listed(tables)} {'are' if len(tables) > 1 else 'is'} left to TorchRec"
-
-
-def saved_plan(
-    path: Path, tables: Mapping[str, ModelTable], cluster: Cluster, *, where: str
-) -> TierPlan:
-    """The plan that `TierPlan.save` wrote there, if it is for this cluster and for tables among
-    these.
-
-    `where` opens the error if it is not.
-    """
-    plan = TierPlan.load(path)
-    made, here = (f"{one.n_nodes} nodes of {one.ranks_per_node} ranks" for one in (plan, cluster))
-    if made != here:
-        raise CapabilityError(
-            f"{where}: {path} is for {made}, but here are {here}. `recd plan --ranks "
-            f"{cluster.world_size} --save FILE` makes one for these, without `plan`."
-        )
-    for name, table in plan.tables.items():
-        if name not in tables:
-            raise CapabilityError(
-                f"{where}: {path} has replicas of a table {name!r}, but the model has none of "
-                f"that name that may have any; {nearest(name, tables)}"
-            )
-        _check_rows(table, tables[name].num_rows, f"{where}: {path}")
-    return plan
-
-
-def lines(plan: TierPlan, path: Path) -> Iterator[str]:
-    """The rows of each table in words."""
-    yield (
-        f"tier plan: as in {path}; {plan.n_nodes} nodes of {plan.ranks_per_node} ranks, "
-        f"{len(plan.tables)} tables"
-    )
-    for name, table in plan.tables.items():
-        yield (
-            f"{name}: {len(table.replicated):,} rows in DP, {len(table.per_node):,} in Flex, "
-            f"coalesced: {table.coalesce}"
-        )
-
-
-def _check_rows(table: TablePlan, num_rows: int, where: str) -> None:
-    planned = table.num_rows
-    if planned is not None and planned != num_rows:
-        raise CapabilityError(
-            f"{where} was made of a table {table.table!r} of {planned:,} rows, but the model's has "
-            f"{num_rows:,}. Plan again: take `plan` out of registry.yaml."
-        )
-    highest = max(
-        (int(rows.max()) for rows in (table.replicated, table.per_node) if len(rows)), default=-1
-    )
-    if highest >= num_rows:
-        raise CapabilityError(
-            f"{where} names row {highest:,} of table {table.table!r}, but the model's has "
-            f"{num_rows:,} rows. Plan again: take `plan` out of registry.yaml."
-        )
