@@ -24,7 +24,7 @@ from recd_plugins.trainer.measure.runs_compared import (
     spread,
 )
 from recd_plugins.trainer.measure.step_cost import StepCost
-from recd_plugins.trainer.run_folder import RunReport
+from recd_plugins.trainer.run_report import RunReport
 
 COST = StepCost(
     steps=20,

@@ -18,7 +18,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.trainer.checkpoints.checkpoint import Reached
 from recd_plugins.trainer.measure.metrics import Metrics
-from recd_plugins.trainer.run_folder import RunReport
+from recd_plugins.trainer.run_report import RunReport
 
 
 def metrics(step: int, rate: float | None = None) -> dict[str, float]:

@@ -33,7 +33,7 @@ from recd_plugins.trainer.measure.forecasts import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
-from recd_plugins.trainer.run_folder import RunReport, defined
+from recd_plugins.trainer.run_report import RunReport, defined
 from recd_plugins.trainer.training import Callbacks, Training
 from recd_plugins.trainer.watchdog import Watchdog
 

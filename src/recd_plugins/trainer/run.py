@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 
-from recd_plugins.compat.versions import installed_versions
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import RegistryError
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
-from recd_plugins.planning.planner_bases import Tiered, agreed
-from recd_plugins.planning.topology import Cluster
+from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
@@ -31,16 +24,11 @@ from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.elastic import Launchers, own_place, samples_of_step, taken_over
 from recd_plugins.trainer.loop import Loop, evaluates_again
-from recd_plugins.trainer.run_folder import RunLock, RunReport, check_resumable, set_aside
+from recd_plugins.trainer.run_folder import RunLock, check_resumable, set_aside
+from recd_plugins.trainer.run_report import RunReport, keep_provenance
 from recd_plugins.trainer.watchdog import Watchdog
 
-if TYPE_CHECKING:
-    from recd_plugins.trainer.assemble import Job
-
-__all__ = [
-    "process_group",
-    "train",
-]
+__all__ = ["process_group", "train"]
 
 
 @contextmanager
@@ -198,57 +186,3 @@ def _finished(loop: Loop, report: RunReport, launchers: Launchers, run: Path) ->
     summary = loop.run()
     report.close(summary)
     return summary
-
-
-def keep_provenance(report: RunReport, stack: Stack, job: Job) -> None:
-    """Rank 0 writes registry.yaml, plan.json and environment.json."""
-    if dist.get_rank() == 0:
-        values = yaml.safe_dump(stack.registry.source.values, sort_keys=False, allow_unicode=True)
-        report.keep("registry.yaml", values)
-        report.keep("plan.json", json.dumps(_plan(stack, job)) + "\n")
-        report.keep("environment.json", json.dumps(_environment(stack, job), indent=1) + "\n")
-
-
-def _plan(stack: Stack, job: Job) -> dict[str, Any]:
-    """The plan as `recd plan --json` prints it, and where TorchRec has the tables."""
-    planner = stack.planner()
-    tiers = planner.report if isinstance(planner, Tiered) else None
-    placed = {
-        table: {
-            "sharding": sharding.sharding_type,
-            "kernel": sharding.compute_kernel,
-            "ranks": sharding.ranks,
-        }
-        for module in job.plan.plan.values()
-        for table, sharding in module.items()
-    }
-    return {
-        "plan": stack.explain(),
-        "tiers": None if tiers is None else tiers.values(),
-        "placed": placed,
-    }
-
-
-def _environment(stack: Stack, job: Job) -> dict[str, Any]:
-    cluster = Cluster.of(stack.registry.topology, dist.get_world_size())
-    devices = [
-        torch.cuda.get_device_name(number)
-        for number in range(torch.cuda.device_count())
-        if job.device.type == "cuda"
-    ]
-    return {
-        "begun": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "ranks": dist.get_world_size(),
-        "ranks_per_node": cluster.ranks_per_node,
-        "backend": dist.get_backend(),
-        "device": devices[0] if devices else "CPU",
-        "cores": os.cpu_count(),
-        "threads_a_rank": torch.get_num_threads(),
-        "load_before": round(os.getloadavg()[0], 2),
-        "system": platform.platform(),
-        "versions": {
-            "recd-plugins": version("recd-plugins"),
-            "python": platform.python_version(),
-            **installed_versions(),
-        },
-    }

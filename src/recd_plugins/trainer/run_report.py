@@ -1,0 +1,225 @@
+"""The report of a run, which rank 0 writes into its folder: metrics.jsonl, TensorBoard events, a
+summary, and what the run was made of; the console has its lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import yaml
+
+from recd_plugins.compat.versions import installed_versions
+from recd_plugins.config.whole_file import write_whole
+from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.topology import Cluster
+
+if TYPE_CHECKING:
+    from recd_plugins.stack import Stack
+    from recd_plugins.trainer.assemble import Job
+    from recd_plugins.trainer.checkpoints.checkpoint import Reached
+
+__all__ = ["RunReport", "defined", "keep_provenance"]
+
+STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
+"""The metrics of every run; a line shows those that callbacks added beside them."""
+
+
+class RunReport:
+    """The report of rank 0; the other ranks' reports are silent."""
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        speaks: bool,
+        steps: int,
+        reached: Reached | None = None,
+        again: bool = False,
+    ) -> None:
+        """Open the files of a run that begins, or goes on where `reached` says.
+
+        Of metrics those lines stay that were there when the checkpoint was made; and those of its
+        step that came later, unless an evaluation makes them `again`.
+        """
+        self._speaks = speaks
+        self._run = run
+        self._steps = steps
+        self._start = start = reached.step if reached else 0
+        self.before: list[dict[str, Any]] = []
+        """The lines of metrics that stay; none on a rank that is silent."""
+        self.lines = 0
+        """The number of lines that metrics.jsonl has."""
+        self._began = time.monotonic()
+        if not speaks:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        run.mkdir(parents=True, exist_ok=True)
+        file = run / "metrics.jsonl"
+        if reached:
+            text, self.before = _lines_before(file, start, reached.so_far.get("lines"), again)
+            self.lines = len(self.before)
+            write_whole(file, text)
+        self._file = file.open("a" if reached else "w", buffering=1)
+        self._board = SummaryWriter(
+            str(run / "tensorboard"), purge_step=start + 1 if start else None
+        )
+
+    def say(self, text: str) -> None:
+        if self._speaks:
+            print(text, flush=True)
+
+    def metrics(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics of `kind` (train or test), everywhere."""
+        if not self._speaks:
+            return
+        self.values(kind, step, metrics)
+        more = "".join(
+            f"  {name} {value:.4g}"
+            for name, value in metrics.items()
+            if name not in STANDARD_METRICS
+        )
+        tail = ""
+        if (rate := metrics.get("samples_per_second")) is not None:
+            done = step - self._start
+            left = (time.monotonic() - self._began) / done * (self._steps - step)
+            tail = f"  {rate:>9,.0f} samples/s  {_clock(left)} left"
+        self.say(
+            f"{kind:<5} step {step:>{len(str(self._steps))}}/{self._steps}  "
+            f"loss {metrics['loss']:.4f}  NE {metrics['ne']:.4f}  AUC {metrics['auc']:.4f}"
+            f"{more}{tail}"
+        )
+
+    def values(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """A line of `kind` in metrics.jsonl, its numbers on TensorBoard, nothing on the console."""
+        if not self._speaks:
+            return
+        self._file.write(json.dumps({"kind": kind, "step": step, **defined(values)}) + "\n")
+        self.lines += 1
+        for name, value in _numbers(kind, values):
+            self._board.add_scalar(name, value, step)
+
+    def keep(self, name: str, text: str) -> None:
+        """A file of the run beside its metrics, whole or not at all."""
+        if self._speaks:
+            write_whole(self._run / name, text)
+
+    def sync(self) -> None:
+        """The disk has every line that was reported: a checkpoint counts on them."""
+        if self._speaks:
+            os.fsync(self._file.fileno())
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        if not self._speaks:
+            return
+        write_whole(self._run / "summary.json", json.dumps(summary, indent=1) + "\n")
+        self._file.close()
+        self._board.close()
+        sys.stdout.flush()
+
+
+def defined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN: what is not a number becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers of a tree of mappings, by their paths."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{name}/{key}", part)
+    elif isinstance(value, int | float):
+        yield name, value
+
+
+def _lines_before(
+    file: Path, step: int, count: int | None, again: bool
+) -> tuple[str, list[dict[str, Any]]]:
+    """The lines that a resumed run keeps, as text and as values: the first `count`, and those after
+    them up to the step of its checkpoint, unless they come `again`."""
+    if not file.exists():
+        return "", []
+    kept, values = [], []
+    for number, line in enumerate(file.read_text().splitlines(keepends=True)):
+        try:
+            value = json.loads(line) if line.endswith("\n") else {}
+            late = count is not None and number >= count
+            if value["step"] <= step and not (late and again):
+                kept.append(line)
+                values.append(value)
+        except (ValueError, KeyError, TypeError):
+            break  # a torn last line
+    return "".join(kept), values
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes}:{seconds:02}"
+
+
+def keep_provenance(report: RunReport, stack: Stack, job: Job) -> None:
+    """Rank 0 writes registry.yaml, plan.json and environment.json."""
+    if dist.get_rank() == 0:
+        values = yaml.safe_dump(stack.registry.source.values, sort_keys=False, allow_unicode=True)
+        report.keep("registry.yaml", values)
+        report.keep("plan.json", json.dumps(_plan(stack, job)) + "\n")
+        report.keep("environment.json", json.dumps(_environment(stack, job), indent=1) + "\n")
+
+
+def _plan(stack: Stack, job: Job) -> dict[str, Any]:
+    """The plan as `recd plan --json` prints it, and where TorchRec has the tables."""
+    planner = stack.planner()
+    tiers = planner.report if isinstance(planner, Tiered) else None
+    placed = {
+        table: {
+            "sharding": sharding.sharding_type,
+            "kernel": sharding.compute_kernel,
+            "ranks": sharding.ranks,
+        }
+        for module in job.plan.plan.values()
+        for table, sharding in module.items()
+    }
+    return {
+        "plan": stack.explain(),
+        "tiers": None if tiers is None else tiers.values(),
+        "placed": placed,
+    }
+
+
+def _environment(stack: Stack, job: Job) -> dict[str, Any]:
+    cluster = Cluster.of(stack.registry.topology, dist.get_world_size())
+    devices = [
+        torch.cuda.get_device_name(number)
+        for number in range(torch.cuda.device_count())
+        if job.device.type == "cuda"
+    ]
+    return {
+        "begun": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "ranks": dist.get_world_size(),
+        "ranks_per_node": cluster.ranks_per_node,
+        "backend": dist.get_backend(),
+        "device": devices[0] if devices else "CPU",
+        "cores": os.cpu_count(),
+        "threads_a_rank": torch.get_num_threads(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+        "versions": {
+            "recd-plugins": version("recd-plugins"),
+            "python": platform.python_version(),
+            **installed_versions(),
+        },
+    }
