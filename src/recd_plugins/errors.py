@@ -19,6 +19,7 @@ __all__ = [
     "RecdError",
     "RegistryError",
     "VersionError",
+    "listed",
     "nearest",
     "shortened",
     "shown",
@@ -77,6 +78,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names)}."
+
+
+def listed(names: Iterable[object], most: int = 4, *, kind: str = "") -> str:
+    """The first few names behind the word for what they are, and how many more there are.
+
+    >>> listed("abcdef", kind="table"), listed([3], kind="rank"), listed("abc", 2)
+    ('tables a, b, c, d and 2 more', 'rank 3', 'a, b and 1 more')
+    """
+    every = [str(name) for name in names]
+    word = f"{kind}{'s' * (len(every) != 1)} " if kind else ""
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return f"{word}{', '.join(every[:most])}{more}"
 
 
 MOST_SHOWN = 200

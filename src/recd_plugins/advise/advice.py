@@ -24,7 +24,7 @@ from recd_plugins.advise.walk import (
 )
 from recd_plugins.config import path_of
 from recd_plugins.data.table import Progress, silent
-from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.errors import RecdError, RegistryError, listed
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
 from recd_plugins.launch.server import RankServer
 from recd_plugins.planning.remembered import remembering
@@ -384,7 +384,8 @@ def _to_measure(
         )
     sketched = [name for name, one in best.ledger.tables.items() if one.table.rows.error]
     if sketched:
-        yield f"{_some(sketched)}: rows are counted by a sketch, whose errors are in the forecast"
+        few = listed(sketched, kind="table")
+        yield f"{few}: rows are counted by a sketch, whose errors are in the forecast"
     unsure = [
         name
         for name, one in best.ledger.tables.items()
@@ -393,8 +394,8 @@ def _to_measure(
     ]
     if unsure:
         yield (
-            f"{_some(unsure)}: which rows are hot is not settled by what was counted; a longer "
-            "table, or `profile_batches`, says more"
+            f"{listed(unsure, kind='table')}: which rows are hot is not settled by what was "
+            "counted; a longer table, or `profile_batches`, says more"
         )
     close = [
         one.name
@@ -422,8 +423,3 @@ def _weighed(one: Weighed) -> dict[str, Any]:
         "at_the_end": one.at_the_end,
         "outlook": None if one.outlook is None else one.outlook.summary(),
     }
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    kind = "tables" if len(names) > 1 else "table"
-    return f"{kind} {', '.join(names[:most])}{' ...' if len(names) > most else ''}"

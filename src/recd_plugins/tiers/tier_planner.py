@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recd_plugins.errors import CapabilityError, nearest
+from recd_plugins.errors import CapabilityError, listed, nearest
 from recd_plugins.notices import GivesNotices, Missed, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
@@ -502,8 +502,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if chosen:
             return Unused(
                 what=what,
-                why=f"constraints keep {_listed(chosen)} from being row-wise with TorchRec's fused "
-                f"kernel, which a {self.kind} with replicas is",
+                why=f"constraints keep {listed(chosen, kind='table')} from being row-wise with "
+                f"TorchRec's fused kernel, which a {self.kind} with replicas is",
                 cure="Allow it in the constraints: `sharding_types: [row_wise, ...]`, "
                 "`compute_kernels: [fused, ...]`.",
             )
@@ -513,7 +513,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Why the policy is for none of the model's tables, and what would change that."""
         return Unused(
             what=f"{self.slot}: {self.name}",
-            why=f"no {self.kind} may have replicas: its options leave {_listed(every)} out",
+            why=f"no {self.kind} may have replicas: its options leave "
+            f"{listed(every, kind='table')} out",
             cure=f"Name some under `{self.slot}.tables`.",
         )
 
@@ -529,7 +530,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return Unused(
             what=f"{self.slot}: {self.name}",
             why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "
-            f"{_listed(self.found)}, so that all tables are TorchRec's",
+            f"{listed(self.found, kind='table')}, so that all tables are TorchRec's",
             cure=f"stack.explain() and `recd explain` show the prices. Take `{self.slot}` out, or "
             "tell it what the network is: `topology` in registry.yaml.",
         )
@@ -585,12 +586,5 @@ def without_rows(
     ]
 
 
-def _listed(tables: Iterable[str], most: int = 4) -> str:
-    """The first few names."""
-    names = list(tables)
-    kind = "tables" if len(names) > 1 else "table"
-    return f"{kind} {', '.join(names[:most])}{' ...' if len(names) > most else ''}"
-
-
 def _left_alone(tables: list[str]) -> str:
-    return f"{_listed(tables)} {'are' if len(tables) > 1 else 'is'} left to TorchRec"
+    return f"{listed(tables, kind='table')} {'are' if len(tables) > 1 else 'is'} left to TorchRec"

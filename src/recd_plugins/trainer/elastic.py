@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from recd_plugins.config.whole_file import write_whole
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, listed
 from recd_plugins.launch.environment import ELASTIC, launchers_store
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
@@ -90,17 +89,10 @@ def attempt(store: Store, rank: int, world_size: int, patience: float = PATIENCE
     missing = [one for one in range(world_size) if not store.check([came[one]])]
     raise RecdError(
         f"rank {rank} waited {patience:,.0f} s (train.hang_after) for the {world_size} ranks of "
-        f"its job to meet at {os.environ.get('MASTER_ADDR')}; {_these(missing)} did not come. See "
-        "whether they were started, and what keeps them: what a rank reads before is its programs, "
-        "its registry and its plugins."
+        f"its job to meet at {os.environ.get('MASTER_ADDR')}; "
+        f"{listed(missing, NAMED, kind='rank')} did not come. See whether they were started, and "
+        "what keeps them: what a rank reads before is its programs, its registry and its plugins."
     )
-
-
-def _these(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
-    return f"ranks {', '.join(map(str, ranks[:NAMED]))}{more}"
 
 
 def _left(store: Store, key: str) -> str:

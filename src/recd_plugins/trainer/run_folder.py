@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, listed
 
 __all__ = [
     "STEPS",
@@ -51,8 +51,8 @@ def check_is_run(run: Path) -> None:
     held = sorted(one.name for one in run.iterdir() if not one.name.startswith("."))
     if held and not set(held) & set(OF_A_RUN):
         raise RegistryError(
-            f"train.run: {run} is no run: it holds {', '.join(held[:3])}"
-            f"{' and more' if len(held) > 3 else ''}. Name a folder that is empty, or not there."
+            f"train.run: {run} is no run: it holds {listed(held)}. Name a folder that is empty, or "
+            "not there."
         )
 
 

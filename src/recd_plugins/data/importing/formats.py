@@ -26,7 +26,7 @@ from recd_plugins.data.files import (
 )
 from recd_plugins.data.footers import AT_ONCE
 from recd_plugins.data.snapshots import snapshot_files
-from recd_plugins.errors import DataError, shown
+from recd_plugins.errors import DataError, listed, shown
 from recd_plugins.storage.uri import Location, Stat, Uri, input_file
 
 __all__ = [
@@ -172,11 +172,11 @@ def foreign_files(
             continue
         cure = "import them apart."
         if file.format == first.format and file.header and first.header:
-            lacked = _listed(sorted(({*file.names} ^ {*first.names}) - {*absent}))
+            lacked = listed(sorted(({*file.names} ^ {*first.names}) - {*absent}), 6)
             cure = f"import them apart, or say `recd data import --absent NAME` of {lacked}."
         raise DataError(
-            f"{file.path} is {file}, with columns {_listed(file.names)}; {first.path} is {first}, "
-            f"with {_listed(first.names)}. Files of one table must be alike: {cure}"
+            f"{file.path} is {file}, with columns {listed(file.names, 6)}; {first.path} is "
+            f"{first}, with {listed(first.names, 6)}. Files of one table must be alike: {cure}"
         )
     return tuple(files)
 
@@ -576,7 +576,3 @@ def _named(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
             number += 1
         seen[own] = None
     return tuple(seen), tuple(twice)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, listed
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.access.lookups import batch_lookups
@@ -49,14 +49,14 @@ def trainer_batches(
     counting = ranks_where(group, batches is not None)
     if counting and len(counting) < group.size():
         raise DataError(
-            f"stack.plan: `batches` were given on {_listed(counting)} of {group.size()} alone. "
-            "Pass each rank its own; `[]`, where a rank has none to count."
+            f"stack.plan: `batches` were given on {listed(counting, kind='rank')} of "
+            f"{group.size()} alone. Pass each rank its own; `[]`, where a rank has none to count."
         )
     profiled = ranks_where(group, profile is not None)
     if profiled and 0 not in profiled:
         raise DataError(
-            f"stack.plan: a `profile` was given on {_listed(profiled)} of {group.size()} alone, "
-            "but rank 0 plans. Pass it there, or on all."
+            f"stack.plan: a `profile` was given on {listed(profiled, kind='rank')} of "
+            f"{group.size()} alone, but rank 0 plans. Pass it there, or on all."
         )
     looks: list[Look] = []
     found = profile if isinstance(profile, Profile) else None
@@ -88,9 +88,3 @@ def trainer_batches(
             profile=found,
             batch_size=size or in_profile,
         )
-
-
-def _listed(ranks: list[int], most: int = 4) -> str:
-    """The first few of them."""
-    kind = "ranks" if len(ranks) > 1 else "rank"
-    return f"{kind} {', '.join(map(str, ranks[:most]))}{' ...' if len(ranks) > most else ''}"

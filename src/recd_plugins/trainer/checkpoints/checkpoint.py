@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
-from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.errors import DataError, RecdError, RegistryError, listed
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.files import (
@@ -167,8 +167,7 @@ class Checkpoints:
         }
         if wrong:
             raise NotFiniteError(
-                f"after step {step} weights are not finite: {', '.join(sorted(wrong)[:4])}"
-                f"{f' and {len(wrong) - 4} more' if len(wrong) > 4 else ''}"
+                f"after step {step} weights are not finite: {listed(sorted(wrong))}"
             )
         mine = {
             "loader": loader,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.data.kept_batch import write_batch
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, listed
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -97,10 +97,6 @@ class FiniteLosses:
                 self._first = step
 
 
-SHOWN = 4
-"""Columns that a message names."""
-
-
 class FiniteInputs:
     """Keeps one sum per column and step, which is finite where all of its numbers are."""
 
@@ -141,6 +137,5 @@ class FiniteInputs:
         named = [repr(name) for name in dense] if len(dense) == len(numbered) else numbered
         names = [*named, "the label", "the weights"]
         columns = everywhere.any(0).nonzero().flatten().tolist()
-        more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
-        listed = ", ".join(names[column] for column in columns[:SHOWN])
-        return f"the batch of step {self._steps[steps[0]]} holds NaN or infinity in {listed}{more}"
+        where = listed(names[column] for column in columns)
+        return f"the batch of step {self._steps[steps[0]]} holds NaN or infinity in {where}"
