@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recd_plugins.api import DataError, RegistryError
 from recd_plugins.api.planning import RowDistribution
 
-__all__ = ["CacheSize", "Memory", "coalesced", "epoch", "marginal", "optimal_cache", "plain"]
+__all__ = ["CacheSize", "Memory", "coalesced", "epoch", "optimal_cache", "plain"]
 
 
 def plain(rows: RowDistribution, *, batch_size: float, width: int) -> float:
@@ -92,20 +92,12 @@ def cost(rows: RowDistribution, memory: Memory, cached: int) -> float:
     )
 
 
-def marginal(rows: RowDistribution, memory: Memory, cached: int) -> float:
-    """The numbers that one more row saves of each sample's; below 0, it costs (equations 8 to 10).
-
-    It saves its own way to the device, and shrinks the batch, so that others travel more often.
-    """
-    return cost(rows, memory, cached) - cost(rows, memory, cached + 1)
-
-
 def optimal_cache(rows: RowDistribution, memory: Memory, *, tolerance: float = 1e-6) -> CacheSize:
     """The |C| of least cost, of any distribution; its cost is at most `tolerance` too high.
 
-    The paper halves on the sign of `marginal`, which is right where that changes once; a
-    distribution with several plateaus changes it several times. So intervals are halved, the
-    most promising first, and one is dropped by a bound: no |C| within [low, high] costs less
+    The paper halves on the sign of what one more row saves, which is right where that changes
+    once; a distribution with several plateaus changes it several times. So intervals are halved,
+    the most promising first, and one is dropped by a bound: no |C| within [low, high] costs less
     than the rows after `high`, in the batch that `low` leaves room for.
     """
     most = min(rows.num_rows, memory.most_cached)

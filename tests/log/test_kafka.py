@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from joined_table import join_log
 from raw_messages import everything, messages_of, numbered, rows_of
 
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.growing_log import GrowingLogConfig, LogPeriod, build_growing_log
-from recd_dedup.log.join import JoinConfig, join_log
+from recd_dedup.log.join import JoinConfig
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
 from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shards import session_shards

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from joined_table import join_log
 
-from recd_dedup.log.join import JoinConfig, join_log
+from recd_dedup.log.join import JoinConfig
 from recd_dedup.log.replay import Replay, ReplayConfig, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig

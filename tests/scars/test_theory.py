@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
-from recd_scars.theory import Memory, coalesced, cost, epoch, marginal, optimal_cache, plain
+from recd_scars.theory import Memory, coalesced, cost, epoch, optimal_cache, plain
 
 CHANCES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=40)
 
@@ -24,6 +24,14 @@ def test_two_rows_by_hand() -> None:
     assert coalesced(rows, batch_size=2, width=4, cached=1) == pytest.approx(1.5 + 4 * 0.4375)
     assert epoch(rows, samples=10, batch_size=2, width=4, cached=2) == pytest.approx(5 * 1.5)
     assert epoch(rows, samples=10, batch_size=2, width=4) == pytest.approx(5 * (1.5 + 4 * 1.1875))
+
+
+def marginal(rows: RowDistribution, memory: Memory, cached: int) -> float:
+    """The numbers that one more row saves of each sample's; below 0, it costs (equations 8 to 10).
+
+    It saves its own way to the device, and shrinks the batch, so that others travel more often.
+    """
+    return cost(rows, memory, cached) - cost(rows, memory, cached + 1)
 
 
 def test_what_one_more_row_saves_by_hand() -> None:

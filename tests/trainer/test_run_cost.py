@@ -16,12 +16,19 @@ from probe_plugin import probe_registry
 from recd_plugins.data.batch import Batch
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.measure.step_cost import CostMeter, StepCost, mean_cost
+from recd_plugins.trainer.measure.step_cost import CostMeter, CostSoFar, StepCost
 
 
 def cost(**fields: Any) -> StepCost:
     plain = {"steps": 5, "step_ms": 10, "data_wait": 0.1, "dedupe_factor": None}
     return StepCost(**{**plain, "peak_memory_mib": 100, **fields})
+
+
+def mean_cost(costs: list[StepCost]) -> StepCost | None:
+    so_far = CostSoFar()
+    for one in costs:
+        so_far.add(one)
+    return so_far.mean()
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:

@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -22,9 +21,9 @@ from numpy.typing import NDArray
 
 from recd_dedup.log.codec import MessageCodec, Requests
 from recd_plugins.api import Config, LogStore, Range
-from recd_plugins.api.data import IDS, Progress, Schema, Table, TableWriter, silent
+from recd_plugins.api.data import IDS, Schema
 
-__all__ = ["Join", "JoinConfig", "JoinReport", "join_log", "joined", "samples_of", "streams_of"]
+__all__ = ["Join", "JoinConfig", "JoinReport", "joined", "samples_of", "streams_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,24 +188,6 @@ def joined(
     No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
     """
     return [samples_of(stream, schema, config, report) for stream in streams_of(store)]
-
-
-def join_log(
-    store: LogStore,
-    schema: Schema,
-    folder: Path,
-    config: JoinConfig | None = None,
-    progress: Progress = silent,
-) -> tuple[Table, JoinReport]:
-    """All samples of a log as a table, one stream after the other."""
-    report = JoinReport()
-    with TableWriter(folder, schema) as writer:
-        for stream in joined(store, schema, config or JoinConfig(), report):
-            for samples in stream:
-                writer.write(samples)
-                progress("joining requests and events", report.samples, None)
-    progress("joining requests and events", report.samples, report.samples)
-    return Table.open(folder), report
 
 
 def _filled(column: pa.Array) -> pa.Array:

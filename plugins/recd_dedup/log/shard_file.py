@@ -51,10 +51,10 @@ __all__ = [
     "file_head",
     "file_name",
     "files_of_log",
-    "fitting",
     "frame_bytes",
     "frames",
     "frames_between",
+    "messages_within",
     "name_of",
     "read_block",
     "read_payload",
@@ -441,7 +441,7 @@ class LogBlock:
         return frame_bytes(payload, messages=self.count, raw=self.raw, first=self._first)
 
 
-def fitting(messages: pa.RecordBatch, room: int) -> int:
+def messages_within(messages: pa.RecordBatch, room: int) -> int:
     """The number of messages, from the first on, that fit into `room` bytes of a block."""
     offsets, _ = _buffers(messages["message"])
     longest = int(np.diff(offsets).max(initial=0))

@@ -44,9 +44,9 @@ from recd_dedup.log.shard_file import (
     ShardFile,
     file_name,
     files_of_log,
-    fitting,
     frames,
     frames_between,
+    messages_within,
     name_of,
     read_block,
     shard_files,
@@ -387,7 +387,7 @@ class ZstdShards:
     def _append(self, shard: int, messages: pa.RecordBatch) -> None:
         block = self._blocks.setdefault(shard, LogBlock())
         while messages.num_rows:
-            fit = fitting(messages, self.config.block_bytes - block.raw)
+            fit = messages_within(messages, self.config.block_bytes - block.raw)
             if not fit and block.count:
                 self._write(shard, block)
                 continue

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from recd_plugins.errors import RecdError
 
@@ -23,7 +23,6 @@ __all__ = [
     "PARTS",
     "HandedOver",
     "ReadSeconds",
-    "TimesReading",
 ]
 
 IO, DECODE, GATHER, CONVERT = "I/O", "decode", "gather", "convert"
@@ -79,13 +78,3 @@ class HandedOver:
     def pin_memory(self) -> HandedOver:
         batch = self.batch if isinstance(self.batch, RecdError) else self.batch.pin_memory()
         return HandedOver(batch, self.seconds, self.finished)
-
-
-@runtime_checkable
-class TimesReading(Protocol):
-    """A loader that says where its reader's time goes; none must."""
-
-    @property
-    def read_seconds(self) -> Mapping[str, float]:
-        """Seconds by part, of all batches so far; the parts are the same on all ranks, and are
-        there from the start."""

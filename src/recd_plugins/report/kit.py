@@ -356,7 +356,7 @@ def bars(every: Sequence[Bar], *, unit: str = "", most: float = 0.0, words: str 
                 f'<rect x="{100 * start:.3f}%" y="{y:g}" width="{100 * width:.3f}%" height="20" '
                 f'class="part" style="fill:var(--{ink})"/>'
             )
-            marks += fitting(what, start + width / 2, width, y + 14, ink)
+            marks += words_within(what, start + width / 2, width, y + 14, ink)
         y += 20 + (14 if bar is not every[-1] else 0)
     ticks = "".join(
         f'<text x="{100 * scale.at(value):.2f}%" y="{y + 17:g}" '
@@ -369,7 +369,7 @@ def bars(every: Sequence[Bar], *, unit: str = "", most: float = 0.0, words: str 
     return f'<svg class="plot" height="{y + below + 7:g}">{"".join(marks)}{ticks}{end}</svg>'
 
 
-def fitting(words: str, middle: float, width: float, y: float, ink: str) -> list[str]:
+def words_within(words: str, middle: float, width: float, y: float, ink: str) -> list[str]:
     """Words within a part of the width, from 0 to 1: on every screen, on wide ones, or none."""
     needs = LETTER * len(words) + 10
     kind = "" if needs <= width * NARROW else " desk" if needs <= width * WIDE else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recd_plugins.report.kit import Bar, Figure, Scale, bars, escaped, fitting, number, share
+from recd_plugins.report.kit import Bar, Figure, Scale, bars, escaped, number, share, words_within
 from recd_plugins.report.sources import Sources
 from recd_plugins.trainer.measure.breakdown import PARTS
 
@@ -80,7 +80,7 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
         y += LANE
         for part, start, end in rank["thread"]:
             marks.append(_block(start, end, longest, y, THREAD, INKS[part], "part"))
-            marks += fitting(
+            marks += words_within(
                 part, (start + end) / 2 / longest, (end - start) / longest, y + 14, INKS[part]
             )
         y += THREAD + 4

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CostMeter",
+    "CostSoFar",
     "StepCost",
-    "mean_cost",
 ]
 
 _ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
@@ -122,7 +122,7 @@ class CostMeter(Callback):
         self._skips = skips
         self._memory = PeakMemory(device)
         self._counter: TrafficCounter | None = None
-        self._so_far = _CostSoFar()
+        self._so_far = CostSoFar()
         self._rates = array("d")
         for line in before:
             if line["kind"] == "cost":
@@ -277,17 +277,8 @@ def _cost_of(line: Mapping[str, Any]) -> StepCost:
     return StepCost(**{name: line[name] for name in names if name in line})
 
 
-def mean_cost(costs: Sequence[StepCost]) -> StepCost | None:
-    """The cost of a run's steps: medians of times, means of what was sampled, the highest peak."""
-    so_far = _CostSoFar()
-    for cost in costs:
-        so_far.add(cost)
-    return so_far.mean()
-
-
-class _CostSoFar:
-    """The costs so far as `mean_cost` needs them: two numbers of each, for a run may have
-    millions."""
+class CostSoFar:
+    """The costs of a run's steps so far: two numbers of each, for a run may have millions."""
 
     def __init__(self) -> None:
         self._times, self._waits = array("d"), array("d")
@@ -345,6 +336,7 @@ class _CostSoFar:
             self._sent_steps += 1
 
     def mean(self) -> StepCost | None:
+        """Medians of times, means of what was sampled, the highest peak; nothing of no steps."""
         if not self._times:
             return None
         traffic: dict[str, dict[str, float]] = {}
