@@ -17,8 +17,8 @@ from recd_plugins.errors import (
     nearest,
 )
 from recd_plugins.hooks.markers import hookimpl
-from recd_plugins.naming.patterns import check_patterns, fitting, matching
 from recd_plugins.notices import GivesNotices, Missed, Notice, NoticeWarning, Slower, Unused
+from recd_plugins.patterns import check_patterns, fitting, matching
 from recd_plugins.planning.topology import Topology
 from recd_plugins.slots import (
     CacheRecord,

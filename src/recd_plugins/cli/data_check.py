@@ -101,7 +101,7 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.importing.checking import as_foreign, check_files
     from recd_plugins.data.parquet import ParquetConfig, files_of_split
-    from recd_plugins.naming.patterns import matching
+    from recd_plugins.patterns import matching
     from recd_plugins.stack import load
 
     stack = load(path)

@@ -100,7 +100,7 @@ def layout(
     """
     with reported(debug):
         from recd_plugins.data.layout import layout_of
-        from recd_plugins.naming.patterns import check_patterns
+        from recd_plugins.patterns import check_patterns
 
         found = layout_of(table)
         names = [one.name for one in found.columns]

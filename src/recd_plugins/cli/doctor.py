@@ -98,7 +98,7 @@ def _collectives(ranks: int) -> str:
     """An all-to-all and an all-reduce, of the bytes they should give, over real ranks."""
     from recd_plugins.launch.command import launch
 
-    failure = launch(["recd_plugins.launch.collectives"], ranks, threads=1, quiet=True)
+    failure = launch(["recd_plugins.launch.try_collectives"], ranks, threads=1, quiet=True)
     if failure is not None:
         raise RecdError(
             f"{failure}\nCheck that the loopback interface is up and that no firewall closes it; "

@@ -10,7 +10,7 @@ import pyarrow as pa
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, RegistryError, nearest
-from recd_plugins.naming.patterns import matching
+from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location
 
 __all__ = ["AbsentColumns", "with_absent"]

@@ -19,7 +19,7 @@ from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.parquet_file import first_byte
 from recd_plugins.errors import DataError
-from recd_plugins.naming.patterns import matching
+from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "layout_of"]

@@ -24,8 +24,8 @@ from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError
-from recd_plugins.naming.patterns import check_patterns, matching
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["ParquetConfig", "ParquetTables", "build_parquet", "files_of_split"]

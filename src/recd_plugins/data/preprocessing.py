@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
-from recd_plugins.naming.patterns import check_patterns, matching
+from recd_plugins.patterns import check_patterns, matching
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DensePreprocess, Preprocess

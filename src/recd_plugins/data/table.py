@@ -38,7 +38,7 @@ from recd_plugins.data.selection import Selection, kept_rows
 from recd_plugins.data.side_table import PAIRS, SideTable
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.naming.patterns import matching
+from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = [

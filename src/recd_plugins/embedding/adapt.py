@@ -24,7 +24,7 @@ from recd_plugins.embedding.dedup import (
 )
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
 from recd_plugins.errors import CapabilityError
-from recd_plugins.naming.patterns import check_patterns, fitting
+from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
-from recd_plugins.naming.patterns import check_patterns, fitting
+from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.sharders import sharded_modules
 

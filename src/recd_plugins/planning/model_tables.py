@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recd_plugins.naming.patterns import check_patterns, matching
+from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.embedding_collections import embedding_collections

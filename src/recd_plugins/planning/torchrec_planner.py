@@ -11,8 +11,8 @@ from weakref import ref
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
-from recd_plugins.naming.patterns import fitting
 from recd_plugins.notices import GivesNotices, Missed, Notice
+from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
     TableConstraint,
     carry_given,

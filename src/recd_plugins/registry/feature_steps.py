@@ -22,8 +22,8 @@ from recd_plugins.data.preprocessing import (
 )
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError
-from recd_plugins.naming.patterns import check_patterns
 from recd_plugins.notices import GivesNotices, Notice
+from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry.choices import Registry

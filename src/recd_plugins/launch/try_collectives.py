@@ -1,4 +1,4 @@
-"""`python -m recd_plugins.launch.collectives`: one rank of `recd doctor`'s try at collectives."""
+"""`python -m recd_plugins.launch.try_collectives`: one rank of `recd doctor`'s try at collectives."""
 
 from __future__ import annotations
 
