@@ -23,11 +23,11 @@ from benchmarks.harness import Figure
 from recd_plugins.advise.advice import advise
 from recd_plugins.advise.trial_rank import in_turns
 from recd_plugins.advise.walk import AdviceGoal
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.topology import save_topology
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["SETTINGS", "Setting", "regrets", "searched"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.config.what_is import no_file
 from recd_plugins.data.importing.formats import files_of
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.trace import Trace
 from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.storage.no_file import no_file
 
 
 def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

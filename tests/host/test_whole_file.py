@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.config.whole_file import whole_file, write_whole
+from recd_plugins.storage.whole_file import whole_file, write_whole
 
 
 def test_a_file_is_replaced_through_a_link(tmp_path: Path) -> None:

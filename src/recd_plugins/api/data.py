@@ -1,6 +1,5 @@
 """Schemas, tables on disk, the datasets that write them, logs, and what measures a table."""
 
-from recd_plugins.config.whole_file import whole_file, write_whole
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
@@ -20,6 +19,7 @@ from recd_plugins.data.table import (
     write_table,
 )
 from recd_plugins.storage.uri import Location
+from recd_plugins.storage.whole_file import whole_file, write_whole
 
 __all__ = [
     "IDS",

@@ -22,8 +22,8 @@ from recd_plugins.cli.options import (
     server_of_ranks,
 )
 from recd_plugins.cli.written import check_writable
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.notices import hide_other_warnings
+from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

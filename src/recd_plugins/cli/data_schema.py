@@ -19,7 +19,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.written import check_writable
-from recd_plugins.config.whole_file import write_whole
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["schema"]
 

@@ -11,7 +11,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
 from recd_plugins.cli.written import check_writable
-from recd_plugins.config.whole_file import write_whole
+from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema

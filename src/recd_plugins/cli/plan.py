@@ -21,8 +21,8 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.written import PICTURES, check_writable
-from recd_plugins.config.whole_file import whole_file
 from recd_plugins.notices import hide_other_warnings
+from recd_plugins.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.distribution import Drift

@@ -11,7 +11,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.written import PICTURES, check_writable
-from recd_plugins.config.whole_file import whole_file, write_whole
+from recd_plugins.storage.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.measure.runs_compared import RunLog

@@ -25,7 +25,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.written import check_writable
-from recd_plugins.config.whole_file import whole_file
+from recd_plugins.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema

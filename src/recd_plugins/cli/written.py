@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import RegistryError
+from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import RegistryError, shown
+from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 
 __all__ = ["read_yaml", "text_of"]

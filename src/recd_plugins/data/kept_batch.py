@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.config.whole_file import whole_file
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import jagged_chunks, jagged_to_arrow
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.storage.whole_file import whole_file
 
 __all__ = ["read_batch", "write_batch"]
 

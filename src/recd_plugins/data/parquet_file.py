@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.config.what_is import no_file
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
 from recd_plugins.errors import DataError
+from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = [

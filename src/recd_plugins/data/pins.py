@@ -13,12 +13,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.data.dataset import SPLITS, Tables
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import GLOB, Location
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["PINS", "check_pins", "write_pins"]
 

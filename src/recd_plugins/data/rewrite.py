@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
 from recd_plugins.data.parquet_file import FileWriter, arrow_schema, footer_of, opened
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["RewriteConfig", "columns_after", "flattened", "map_keys", "rewrite"]
 

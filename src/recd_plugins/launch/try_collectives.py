@@ -1,4 +1,4 @@
-"""`python -m recd_plugins.launch.try_collectives`: one rank of `recd doctor`'s try at collectives."""
+"""One rank of `recd doctor`'s try at collectives: `python -m recd_plugins.launch.try_collectives`."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.config.what_is import no_file
-from recd_plugins.config.whole_file import whole_file
 from recd_plugins.errors import DataError
+from recd_plugins.storage.no_file import no_file
+from recd_plugins.storage.whole_file import whole_file
 
 __all__ = ["read_arrow", "write_arrow"]
 

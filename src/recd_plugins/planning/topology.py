@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from recd_plugins.config import Config, Range, parse
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [
     "GB",

@@ -22,11 +22,11 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError, listed
 from recd_plugins.launch.environment import ELASTIC, launchers_store
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.storage.whole_file import write_whole
 from recd_plugins.trainer.checkpoints.files import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
 from recd_plugins.trainer.run_folder import STEPS

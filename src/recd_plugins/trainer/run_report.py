@@ -20,9 +20,9 @@ import torch.distributed as dist
 import yaml
 
 from recd_plugins.compat.versions import installed_versions
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import Cluster
+from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack

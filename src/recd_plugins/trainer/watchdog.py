@@ -34,9 +34,9 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from recd_plugins.compat.pytorch import own_store
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.launch.command import EXPLAINED
 from recd_plugins.launch.first_failure import leave_failure
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["Standing", "Watchdog", "main_frames", "verdict"]
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.config.whole_file import whole_file
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import are_texts, hashes, integers, is_list, plain
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri, input_file
+from recd_plugins.storage.whole_file import whole_file
 
 __all__ = ["Counted", "VocabularyCounts", "VocabularyIds", "load_vocabulary"]
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recd_plugins.config.what_is import no_file
 from recd_plugins.data.files import (
     FileFacts,
     in_partitions,
@@ -27,6 +26,7 @@ from recd_plugins.data.files import (
 from recd_plugins.data.footers import AT_ONCE
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, listed, shown
+from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Stat, Uri, input_file
 
 __all__ = [

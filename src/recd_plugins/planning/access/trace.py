@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.config.what_is import no_file
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.counting import EXACT_ROWS, counters, distribution
 from recd_plugins.planning.access.distribution import Integers
+from recd_plugins.storage.no_file import no_file
 
 __all__ = ["Trace", "profile_trace"]
 

@@ -16,10 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.config.whole_file import write_whole
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.notices import hide_warnings
+from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["OUT_OF_MEMORY", "trial", "write_found"]
 
