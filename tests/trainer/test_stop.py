@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from recd_plugins.data.growing import NotClosed, closed_period
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.loop import Stopped, StopSignal
+from recd_plugins.trainer.stop_signal import Stopped, StopSignal
 
 
 def steps_until_stopped(

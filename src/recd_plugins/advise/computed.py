@@ -268,7 +268,7 @@ def computed(
     devices that are not here."""
     if (stack.registry.topology.device or stack.device) != stack.device:
         return Compute()
-    from recd_plugins.trainer.assemble import dense_optimizer
+    from recd_plugins.trainer.dense_optimizer import dense_optimizer
 
     device, timed, some = torch.device(stack.device), model(), list(batches())
     found = measured_compute(

@@ -75,7 +75,7 @@ def _lead(
     import torch
 
     from recd_plugins.launch.command import launch
-    from recd_plugins.trainer.assemble import try_dense_optimizer
+    from recd_plugins.trainer.dense_optimizer import try_dense_optimizer
     from recd_plugins.trainer.run_folder import check_free, check_is_run, check_resumable
 
     settings = stack.registry.train

@@ -1,4 +1,4 @@
-"""One rank of `recd doctor`'s try at collectives: `python -m recd_plugins.launch.try_collectives`."""
+"""A rank of `recd doctor`'s try at collectives: `python -m recd_plugins.launch.try_collectives`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,12 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recd_plugins.compat.torchrec import leave_weights
-from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
-from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.stack import Stack
+from recd_plugins.trainer.dense_optimizer import dense_optimizer
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
-__all__ = ["Job", "assemble", "dense_optimizer", "try_dense_optimizer", "with_sync_batch_norm"]
+__all__ = ["Job", "assemble", "with_sync_batch_norm"]
 
 
 @dataclass
@@ -88,65 +87,3 @@ def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
         )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return converted
-
-
-def dense_optimizer(stack: Stack, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The registry's optimizer of what no fused optimizer updates: any of torch.optim, or that of
-    its slot."""
-    if (factory := stack.optimizer()) is not None:
-        return factory(params)
-    settings = stack.registry.train.optimizer
-    if params:
-        try_dense_optimizer(settings, params[0].device)
-    return _made(_kind(settings), params, settings)
-
-
-def _kind(settings: OptimizerSettings) -> Callable[..., torch.optim.Optimizer]:
-    known = {name.lower(): kind for name, kind in _optimizers()}
-    kind = known.get(settings.dense.lower())
-    if kind is None:
-        raise RegistryError(
-            f"train.optimizer.dense: torch.optim has no {shown(settings.dense)} that takes dense "
-            f"gradients step by step; {nearest(settings.dense.lower(), known)}"
-        )
-    return kind
-
-
-def try_dense_optimizer(settings: OptimizerSettings, device: torch.device) -> None:
-    """`RegistryError` where torch takes the options and fails by them in the first step."""
-    kind = _kind(settings)
-    small = nn.Parameter(torch.ones(2, 2, device=device))
-    small.grad = torch.ones_like(small)
-    optimizer = _made(kind, [small], settings)
-    try:
-        optimizer.step()
-    except Exception as error:  # torch has many ways of saying it
-        raise _refused(settings, error) from error
-
-
-def _made(
-    kind: Callable[..., torch.optim.Optimizer],
-    params: list[nn.Parameter],
-    settings: OptimizerSettings,
-) -> torch.optim.Optimizer:
-    try:
-        return kind(params, lr=settings.dense_lr, **settings.dense_options)
-    except Exception as error:
-        raise _refused(settings, error) from error
-
-
-def _refused(settings: OptimizerSettings, error: Exception) -> RegistryError:
-    why = str(error).partition("\n")[0] or type(error).__name__
-    return RegistryError(
-        f"train.optimizer: torch.optim's {settings.dense} refuses the dense parameters with "
-        f"lr={settings.dense_lr:g} and dense_options={shown(dict(settings.dense_options))}: {why}. "
-        "Change dense_options, or choose another optimizer as `dense`."
-    )
-
-
-def _optimizers() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
-    # LBFGS evaluates the loss several times a step, SparseAdam takes sparse gradients alone.
-    unfit = (torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Optimizer)
-    for name, kind in vars(torch.optim).items():
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind not in unfit:
-            yield name, kind

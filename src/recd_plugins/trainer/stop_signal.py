@@ -1,0 +1,76 @@
+"""The end of a run before its time, which all ranks agree on after the same step."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["StopSignal", "Stopped"]
+
+
+class Stopped(Exception):
+    """A rank was asked to stop while all of them waited for data."""
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM: a flag that any rank's signal raises and that all ranks read alike.
+
+    Each step starts an all-reduce of one number and reads that of the step before, so the
+    agreement is never waited for.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self.by_callback = False
+        """Whether a callback asked for the stop that was agreed on."""
+        self.diverged = False
+        """Whether a rank's loss was not finite."""
+        self._group = dist.new_group(backend="gloo")
+        self._flag = torch.zeros(3)
+        self._work: dist.Work | None = None
+        self._before = {
+            number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def agreed(self, by_callback: bool = False, diverged: bool = False) -> bool:
+        """Whether any rank had been asked to stop one call ago, by a signal, by a callback or by a
+        loss that is not finite.
+
+        Every rank must call it.
+        """
+        stop = False
+        if self._work is not None:
+            self._work.wait()
+            stop = bool(self._flag.any())
+            self.by_callback, self.diverged = bool(self._flag[1]), bool(self._flag[2])
+        self._flag = torch.tensor([float(self._asked), float(by_callback), float(diverged)])
+        self._work = dist.all_reduce(
+            self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        return stop
+
+    def together(self, there: bool) -> bool:
+        """Whether data that this rank waits for are there on all ranks; `Stopped` on all of them
+        where one was asked to stop by a signal.
+
+        Every rank must call it, as often as the others.
+        """
+        flags = torch.tensor([float(self._asked), float(not there)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        if flags[0]:
+            raise Stopped
+        return not flags[1]
+
+    def close(self) -> None:
+        """Wait for the last agreement and give the signals back."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
