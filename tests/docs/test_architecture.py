@@ -1,4 +1,4 @@
-"""Rung 1 (values): docs/architecture.md walks with a batch through the files that it takes."""
+"""Rung 1 (values): docs/architecture.md names all that there is, and walks with a batch through it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TIERS = ROOT / "src/recd_plugins/tiers"
+HOST = ROOT / "src/recd_plugins"
+TIERS = HOST / "tiers"
+PAGE = ROOT / "docs/architecture.md"
 MOST_FILES = 14
 
 
@@ -21,8 +23,16 @@ def imported(name: str) -> set[str]:
     }
 
 
+def test_every_folder_and_file_of_the_host_is_named() -> None:
+    rows = re.findall(r"^\| (`.+?`) \|", PAGE.read_text(), flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+(?:\.py|/))`", row)}
+    folders = {f"{path.parent.name}/" for path in HOST.glob("*/__init__.py")}
+    files = {path.name for path in HOST.glob("*.py")} - {"__init__.py", "__main__.py"}
+    assert sorted((folders | files) - named) == []
+
+
 def test_the_walk_names_every_file_from_the_collections_down() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = PAGE.read_text()
     steps = re.findall(r"^\| \d \|.*$", text, flags=re.MULTILINE)
     walk = {name for step in steps for name in re.findall(r"`(\w+)\.py`", step)}
     reached, ahead = set(), {"tier_collections"}

@@ -16,10 +16,11 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM: a flag that any rank's signal raises and that all ranks read alike.
+    """A flag that a signal (Ctrl-C, SIGTERM), a callback or a loss that is not finite raises on any
+    rank, and that all ranks read alike.
 
-    Each step starts an all-reduce of one number and reads that of the step before, so the
-    agreement is never waited for.
+    Each step starts an all-reduce of three numbers and reads that of the step before, so that no
+    rank waits for the agreement.
     """
 
     def __init__(self) -> None:
