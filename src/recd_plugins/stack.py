@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+    from recd_plugins.data.conversion import Conversion
     from recd_plugins.data.growing import Together
-    from recd_plugins.data.transform import Conversion
     from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
@@ -444,7 +444,7 @@ class Stack:
         Without `make_batch` it takes a batch: the collate_fn of a dataset that yields batches.
         `features(batch)` gives the KJT that the batch holds, by default its only one.
         """
-        from recd_plugins.data.converted import Converting
+        from recd_plugins.data.conversion import Converting
 
         return Converting(self.convert, make_batch, features)
 
@@ -453,7 +453,7 @@ class Stack:
 
         In the process that iterates; `collate_fn=stack.converting(collate)` does it in workers.
         """
-        from recd_plugins.data.converted import ConvertedLoader
+        from recd_plugins.data.conversion import ConvertedLoader
 
         return ConvertedLoader(loader, self.converting(features=features))
 

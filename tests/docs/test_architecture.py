@@ -1,4 +1,4 @@
-"""Rung 1 (values): docs/architecture.md names all that there is, and walks with a batch through it."""
+"""Rung 1 (values): docs/architecture.md names what there is, and goes with a batch through it."""
 
 from __future__ import annotations
 

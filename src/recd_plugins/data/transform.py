@@ -13,19 +13,18 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
-from recd_plugins.data.preprocessing import ChosenTransform, Step, schema_of_keys, steps_of
+from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, DataError, PluginError, nearest
+from recd_plugins.errors import PluginError, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
-from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
 
-__all__ = ["BatchTransform", "Conversion", "DenseStep", "batch_steps", "row_wise"]
+__all__ = ["BatchTransform", "DenseStep", "batch_steps", "row_wise"]
 
 
 class BatchTransform:
@@ -211,72 +210,6 @@ def _on_ids(
     elif dedup is not None:
         _check_reached(features, names, dedup, transform)
     return features, dedup
-
-
-class Conversion:
-    """The KJT of a trainer's own batch to what an adapted model takes in its place.
-
-    That is `SparseFeatures` where features are deduplicated, else a KJT. Every worker of a loader
-    may have a copy of it, pickled or forked: it holds the converter and the transforms alone.
-    """
-
-    def __init__(
-        self, transforms: Sequence[ChosenTransform], dedup: DedupConverter | None = None
-    ) -> None:
-        self._transforms = tuple(transforms)
-        self._dedup = dedup
-        self._by_keys: dict[tuple[str, ...], BatchTransform] = {}
-
-    def __call__(
-        self, features: KeyedJaggedTensor | SparseFeatures
-    ) -> KeyedJaggedTensor | SparseFeatures:
-        """All samples' features, each id as it was; what is converted already stays."""
-        if isinstance(features, SparseFeatures):
-            return features
-        if not isinstance(features, KeyedJaggedTensor):
-            raise DataError(
-                f"convert: takes a KeyedJaggedTensor, but was given a {type(features).__name__}. "
-                "Of a batch that holds one, hand over that, or use stack.converting(collate) or "
-                "stack.converted(loader)."
-            )
-        if features.variable_stride_per_key():
-            raise DataError(
-                "convert: the keys of this KeyedJaggedTensor differ in batch size (variable "
-                "stride, VBE), so that no sample has a row under every key. Convert the features "
-                "before they become such a one, or take `dedup` and `preprocess` out of "
-                "registry.yaml."
-            )
-        keys = tuple(features.keys())
-        if keys not in self._by_keys:
-            self._by_keys[keys] = self._transform(keys)
-        plain, dedup = self._by_keys[keys].of(features)
-        if dedup is None:
-            return plain
-        made = SparseFeatures.of(plain, dedup)
-        return dataclasses.replace(made, order=keys) if set(made.keys()) == set(keys) else made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_keys": {}}
-
-    def _transform(self, keys: Sequence[str]) -> BatchTransform:
-        check_own(self._transforms)
-        steps = steps_of(self._transforms, schema_of_keys(keys)) if self._transforms else []
-        groups = getattr(self._dedup, "groups", ())
-        for step in steps:
-            groups = step.groups(groups)  # it refuses what unique samples do not allow
-        return BatchTransform(row_wise(steps), self._dedup)
-
-
-def check_own(transforms: Sequence[ChosenTransform]) -> None:
-    """`CapabilityError` for a transform of dense columns: of a batch of the trainer's own, its KJT
-    alone is converted."""
-    for one in transforms:
-        if one.dense:
-            raise CapabilityError(
-                f"{one.who} takes dense columns, but of a batch of your own `stack.convert` is "
-                "given the KeyedJaggedTensor alone. Apply it to your dense floats yourself, or "
-                "read the table by `stack.loader`."
-            )
 
 
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:

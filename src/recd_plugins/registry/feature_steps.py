@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.data.batch import Batch
-    from recd_plugins.data.transform import Conversion
+    from recd_plugins.data.conversion import Conversion
     from recd_plugins.registry.delivered import Delivered
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf
@@ -99,7 +99,7 @@ class FeatureSteps:
 
     def conversion(self) -> Conversion:
         """The conversion of a trainer's own KJT by these steps."""
-        from recd_plugins.data.transform import Conversion, check_own
+        from recd_plugins.data.conversion import Conversion, check_own
 
         check_own(self.transforms)
         self._converts = True
@@ -197,7 +197,7 @@ class FeatureSteps:
     def there(self) -> Schema:
         """The schema of the tables, whole, or that of the trainer's own batches."""
         if self._looked_at:
-            from recd_plugins.data.transform import check_own
+            from recd_plugins.data.conversion import check_own
 
             check_own(self.transforms)
             return schema_of_keys(self._looked_at[0].keys())

@@ -1,0 +1,128 @@
+"""The conversion of a trainer's own batches: of a KJT, of batches as they are made, or as a loader
+yields them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.preprocessing import ChosenTransform, schema_of_keys, steps_of
+from recd_plugins.data.transform import BatchTransform, row_wise
+from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.own_batches import FeaturesOf, features_of, replaced
+
+if TYPE_CHECKING:
+    from recd_plugins.slots import DedupConverter
+
+__all__ = ["Conversion", "ConvertedLoader", "Converting", "check_own"]
+
+
+class Conversion:
+    """The KJT of a trainer's own batch to what an adapted model takes in its place.
+
+    That is `SparseFeatures` where features are deduplicated, else a KJT. Every worker of a loader
+    may have a copy of it, pickled or forked: it holds the converter and the transforms alone.
+    """
+
+    def __init__(
+        self, transforms: Sequence[ChosenTransform], dedup: DedupConverter | None = None
+    ) -> None:
+        self._transforms = tuple(transforms)
+        self._dedup = dedup
+        self._by_keys: dict[tuple[str, ...], BatchTransform] = {}
+
+    def __call__(
+        self, features: KeyedJaggedTensor | SparseFeatures
+    ) -> KeyedJaggedTensor | SparseFeatures:
+        """All samples' features, each id as it was; what is converted already stays."""
+        if isinstance(features, SparseFeatures):
+            return features
+        if not isinstance(features, KeyedJaggedTensor):
+            raise DataError(
+                f"convert: takes a KeyedJaggedTensor, but was given a {type(features).__name__}. "
+                "Of a batch that holds one, hand over that, or use stack.converting(collate) or "
+                "stack.converted(loader)."
+            )
+        if features.variable_stride_per_key():
+            raise DataError(
+                "convert: the keys of this KeyedJaggedTensor differ in batch size (variable "
+                "stride, VBE), so that no sample has a row under every key. Convert the features "
+                "before they become such a one, or take `dedup` and `preprocess` out of "
+                "registry.yaml."
+            )
+        keys = tuple(features.keys())
+        if keys not in self._by_keys:
+            self._by_keys[keys] = self._transform(keys)
+        plain, dedup = self._by_keys[keys].of(features)
+        if dedup is None:
+            return plain
+        made = SparseFeatures.of(plain, dedup)
+        return dataclasses.replace(made, order=keys) if set(made.keys()) == set(keys) else made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_keys": {}}
+
+    def _transform(self, keys: Sequence[str]) -> BatchTransform:
+        check_own(self._transforms)
+        steps = steps_of(self._transforms, schema_of_keys(keys)) if self._transforms else []
+        groups = getattr(self._dedup, "groups", ())
+        for step in steps:
+            groups = step.groups(groups)  # it refuses what unique samples do not allow
+        return BatchTransform(row_wise(steps), self._dedup)
+
+
+def check_own(transforms: Sequence[ChosenTransform]) -> None:
+    """`CapabilityError` for a transform of dense columns: of a batch of the trainer's own, its KJT
+    alone is converted."""
+    for one in transforms:
+        if one.dense:
+            raise CapabilityError(
+                f"{one.who} takes dense columns, but of a batch of your own `stack.convert` is "
+                "given the KeyedJaggedTensor alone. Apply it to your dense floats yourself, or "
+                "read the table by `stack.loader`."
+            )
+
+
+class Converting:
+    """Makes batches as `make_batch` does, with converted features in place of their KJT.
+
+    The batch that was made stays as it is: a dataset may yield it again.
+    """
+
+    def __init__(
+        self,
+        convert: Conversion,
+        make_batch: Callable[..., Any] | None = None,
+        features: FeaturesOf | None = None,
+    ) -> None:
+        self._convert = convert
+        self._make_batch = make_batch
+        self._features = features
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        batch = args[0] if self._make_batch is None else self._make_batch(*args, **kwargs)
+        features = features_of(batch, self._features)
+        return replaced(batch, features, self._convert(features))
+
+
+class ConvertedLoader:
+    """A loader whose batches are converted; whatever else it has, as `state_dict`, is its own."""
+
+    def __init__(self, loader: Iterable[Any], convert: Callable[[Any], Any]) -> None:
+        self._loader = loader
+        self._convert = convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._convert, self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
