@@ -20,7 +20,14 @@ from recd_dedup.dedup import calibrate
 from recd_dedup.dedup.advisor import Limits, advise_rows
 from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
-from recd_dedup.dedup.worth import BY_GROUP, HANDLING, Bytes, FeatureUse, Seconds, StepPrices
+from recd_dedup.dedup.worth import (
+    CALLS_OF_A_FEATURE,
+    CALLS_OF_A_GROUP,
+    Bytes,
+    FeatureUse,
+    Seconds,
+    StepPrices,
+)
 from recd_plugins.api.embedding import OfPooling
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -69,7 +76,7 @@ def test_what_a_group_saves_and_costs_in_seconds() -> None:
     cost = worth(copy=1e-9, call=1e-6).cost(["seen", "bought"])
     assert cost["conversion"] == pytest.approx(2e-3)
     assert cost["expansion"] == pytest.approx(1e-9 * 32 * (8 + 4))  # no pooling is known
-    assert cost["handling"] == pytest.approx(1e-6 * (BY_GROUP + 2 * HANDLING))
+    assert cost["handling"] == pytest.approx(1e-6 * (CALLS_OF_A_GROUP + 2 * CALLS_OF_A_FEATURE))
 
 
 def test_rows_that_are_exchanged_are_copied_twice() -> None:

@@ -30,7 +30,13 @@ from typing import NamedTuple
 import numpy as np
 
 from recd_dedup.dedup.sample import SampledBatches
-from recd_plugins.api.embedding import A_PART, BESIDE, BY_GROUP, HANDLING, OfPooling
+from recd_plugins.api.embedding import (
+    CALLS_OF_A_FEATURE,
+    CALLS_OF_A_GROUP,
+    CALLS_OF_A_PART,
+    CALLS_OF_A_STEP,
+    OfPooling,
+)
 
 __all__ = ["Bytes", "FeatureUse", "Nothing", "Seconds", "StepPrices", "Worth"]
 
@@ -170,7 +176,7 @@ class Seconds(Worth):
         sums = [group for group in groups if self._are_sums(group)]
         kept, why = tuple(groups), []
         prices = self._prices
-        a_part, beside = A_PART * prices.call + prices.waits, BESIDE * prices.call
+        a_part, beside = CALLS_OF_A_PART * prices.call + prices.waits, CALLS_OF_A_STEP * prices.call
         for some, costs, what in ((sums, a_part, "sums"), (kept, beside, "anything")):
             left = [group for group in some if group in kept]
             gain, pays = sum(map(self.net, left)), self.sure * costs
@@ -221,7 +227,7 @@ class Seconds(Worth):
             "pooling": sum(max(0.0, seconds) for seconds in more),
             "conversion": sum(prices.conversion[name] for name in group),
             "expansion": prices.copy * copied,
-            "handling": prices.call * (BY_GROUP + HANDLING * tables),
+            "handling": prices.call * (CALLS_OF_A_GROUP + CALLS_OF_A_FEATURE * tables),
         }
 
     def words(self, parts: Mapping[str, float]) -> str:

@@ -3,7 +3,6 @@
 from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_on_cpu_backward
 from recd_plugins.embedding.adapt import poolings_by_feature
 from recd_plugins.embedding.expand import cells_of, expand_rows
-from recd_plugins.embedding.handling import A_PART, BESIDE, BY_GROUP, HANDLING
 from recd_plugins.embedding.pooling import PoolsUnique
 from recd_plugins.embedding.scored import weighed
 from recd_plugins.embedding.timing import (
@@ -14,13 +13,19 @@ from recd_plugins.embedding.timing import (
     seconds_of_lookups,
     seconds_of_pooling,
 )
+from recd_plugins.embedding.unique_calls import (
+    CALLS_OF_A_FEATURE,
+    CALLS_OF_A_GROUP,
+    CALLS_OF_A_PART,
+    CALLS_OF_A_STEP,
+)
 from recd_plugins.tiers.mapped_tables import mapped
 
 __all__ = [
-    "A_PART",
-    "BESIDE",
-    "BY_GROUP",
-    "HANDLING",
+    "CALLS_OF_A_FEATURE",
+    "CALLS_OF_A_GROUP",
+    "CALLS_OF_A_PART",
+    "CALLS_OF_A_STEP",
     "OfPooling",
     "PoolsUnique",
     "cells_of",

@@ -14,15 +14,21 @@ from recd_plugins.sparse.groups import Groups
 if TYPE_CHECKING:
     from recd_plugins.planning.model_tables import ModelTable
 
-__all__ = ["A_PART", "BESIDE", "BY_GROUP", "HANDLING", "calls_of_unique_samples"]
+__all__ = [
+    "CALLS_OF_A_FEATURE",
+    "CALLS_OF_A_GROUP",
+    "CALLS_OF_A_PART",
+    "CALLS_OF_A_STEP",
+    "calls_of_unique_samples",
+]
 
-BY_GROUP = 50
+CALLS_OF_A_GROUP = 50
 """Calls of a feature group, in reader, exchange and expansion."""
-HANDLING = 100
+CALLS_OF_A_FEATURE = 100
 """Calls, forward and backward, of a feature on unique samples: stand-ins, slices, lookups."""
-BESIDE = 1500
+CALLS_OF_A_STEP = 1500
 """Calls of a step that looks up unique samples beside others."""
-A_PART = 2500
+CALLS_OF_A_PART = 2500
 """Calls of a further part of a collection: its exchanges of ids and of sums, and its lookup."""
 
 
@@ -33,5 +39,5 @@ def calls_of_unique_samples(groups: Groups, tables: Mapping[str, ModelTable]) ->
     if not any(looked_up.values()):
         return 0
     sums = any(looked_up[name] for name, table in tables.items() if table.pooled)
-    each = BY_GROUP * len(groups) + HANDLING * sum(map(len, looked_up.values()))
-    return each + BESIDE + A_PART * sums
+    each = CALLS_OF_A_GROUP * len(groups) + CALLS_OF_A_FEATURE * sum(map(len, looked_up.values()))
+    return each + CALLS_OF_A_STEP + CALLS_OF_A_PART * sums
