@@ -21,6 +21,7 @@ import pytest
 import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
+from recd_plugins.trainer import stop_signal
 from recd_plugins.trainer import watchdog as watch
 from recd_plugins.trainer.watchdog import Standing, Watchdog, main_frames, verdict
 
@@ -57,6 +58,11 @@ def test_who_hangs(standings: list[Standing], hang: list[int], wait: list[int]) 
     assert text.count(" hangs (") == len(hang)
     assert "All ranks stand alike" not in text
     assert "no rank has made a step for 30 s (train.hang_after)" in text
+
+
+def test_a_rank_at_the_agreement_of_a_step_waits_for_the_others() -> None:
+    assert watch._waits(f"{stop_signal.__file__}:56 agreed")
+    assert not watch._waits("reader.py:3 read")
 
 
 def test_ranks_that_stand_alike_wait_for_each_other() -> None:

@@ -57,7 +57,7 @@ WAITS = (
     os.path.join("torch", "distributed", ""),
     os.path.join("torchrec", "distributed", ""),
     os.path.join("recd_plugins", "tiers", ""),
-    os.path.join("recd_plugins", "trainer", "loop.py"),
+    os.path.join("recd_plugins", "trainer", "stop_signal.py"),
 )
 """Parts of the files in which a rank stands while it waits for the others."""
 WAITS_IN_BACKWARD = "_engine_run_backward"
