@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import threading
 from collections import Counter
 from itertools import chain, islice
 
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
 from recd_plugins.data import local_loader
+from recd_plugins.data.local_loader import RankBatches
+from recd_plugins.data.order import Shares
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.sample import Spread
-from recd_plugins.testing.resume import check_resume
+from recd_plugins.testing.resume import assert_same_batch, check_resume
 
 # Batches
 
@@ -80,6 +83,22 @@ def test_epochs_differ_where_shuffled_and_seeds_give_the_same(table, options):
     assert (first == second) == (options == {"shuffle": False})
     assert [first, second] == [epoch(again := open_loader(table, **options)), epoch(again)]
     assert epoch(open_loader(table, prefetch=False, **options)) == first
+
+
+def test_two_threads_load_the_windows_that_none_does(table):
+    order, shares = open_loader(table).source.order, Shares(world_size=1, streams=1)
+    none, two = (
+        RankBatches(table, order, shares, rank=0, prefetch=threads, transform=None)
+        for threads in (0, 2)
+    )
+    before = {*threading.enumerate()}
+    for theirs, ours in zip(none.batches(0, 1), two.batches(0, 1), strict=True):
+        assert_same_batch(theirs.batch, ours.batch)
+    begun = two.batches(0, 0)
+    next(begun)
+    assert {*threading.enumerate()} - before
+    begun.close()
+    assert not {*threading.enumerate()} - before
 
 
 @pytest.mark.parametrize("workers", [0, 2])

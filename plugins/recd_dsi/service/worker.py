@@ -57,6 +57,8 @@ CURSORS = 3
 """Places at which a worker reads at once: each has a window or two in memory."""
 STREAMS = 1024
 """Clients whose announcements are remembered."""
+LOADING = 2
+"""Threads that load windows: this process has no trainer, which would need the processors."""
 TRIES = 3
 """How often a stripe is read until it counts as damaged."""
 TOGETHER, TOGETHER_BYTES = 16, 1 << 20
@@ -243,7 +245,7 @@ class _OpenJob:
             self._order,
             shares,
             rank=consumer,
-            prefetch=True,
+            prefetch=LOADING,
             transform=self._transform,
         )
         rank.left_out, rank.tries = self._job.left_out, TRIES

@@ -1,9 +1,9 @@
 """A consumer's batches: the stripes of a window are decoded, gathered in order, cut and joined.
 
 Memory holds, per stream of the consumer, the window in use and, while the next one is loaded,
-that one twice (decoded, and in its order); allocators keep what is freed. A window is
-`reader.window` stripes at 8 bytes an id, 4 a length or float; of the features that a `dedup`
-converter takes, each different row once.
+that one twice (decoded, and in its order), and where two threads load them the one behind that,
+decoded; allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a
+length or float; of the features that a `dedup` converter takes, each different row once.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class WindowPart:
     """The columns that were asked for beside the features, [b] int64 each."""
 
 
+Decoded = tuple[list[DecodedRows], ReadSeconds]
+"""The pieces of a window, and the seconds that they took."""
 Loaded = tuple[list[WindowPart], Mapping[str, float]]
 """The parts of a window, and the seconds that they took."""
 
@@ -71,7 +73,7 @@ class BatchReader:
         *,
         unjoined: Collection[str] = (),
         beside: Mapping[str, str] | None = None,
-        prefetch: bool = True,
+        prefetch: int = 1,
         threads: bool = True,
         left_out: Collection[int] = (),
         tries: int = 1,
@@ -79,8 +81,9 @@ class BatchReader:
         """Features `unjoined` come as columns beside the batches, not in them.
 
         With them come those of `ASKABLE` that `beside` names, each from a column of the table.
-        `prefetch` loads each stream's next window in a thread, while this one is used. Rows of
-        the stripes `left_out` are empty, and weigh 0; others are tried so many times.
+        `prefetch` threads load each stream's next window while this one is used; with two, one
+        gathers a window while the other decodes the next. Rows of the stripes `left_out` are empty,
+        and weigh 0; others are tried so many times.
         """
         names = table.schema.sparse_names
         self._features = [name for name in names if name not in unjoined]
@@ -108,18 +111,19 @@ class BatchReader:
         length = self._order.num_batches
         stop = length if stop is None else min(stop, length)
         if not self._prefetch:
-            yield from self._batches(epoch, range(first, stop), None)
+            yield from self._batches(epoch, range(first, stop), ())
             return
-        pool = ThreadPoolExecutor(1, thread_name_prefix="recd-reader")
+        pools = [ThreadPoolExecutor(1, "recd-reader") for _ in range(self._prefetch)]
         try:
-            yield from self._batches(epoch, range(first, stop), pool)
+            yield from self._batches(epoch, range(first, stop), pools)
         finally:
-            pool.shutdown(cancel_futures=True)
+            for pool in pools:  # what is decoded no more, nobody waits for to gather it
+                pool.shutdown(cancel_futures=True)
 
     def _batches(
-        self, epoch: int, wanted: range, pool: Executor | None
+        self, epoch: int, wanted: range, pools: Sequence[Executor]
     ) -> Iterator[tuple[Batch, Columns]]:
-        streams = [self._parts(epoch, stream, wanted, pool) for stream in self._streams]
+        streams = [self._parts(epoch, stream, wanted, pools) for stream in self._streams]
         for batch in wanted:
             parts = []
             for stream in streams:
@@ -130,20 +134,20 @@ class BatchReader:
             yield self._join(parts)
 
     def _parts(
-        self, epoch: int, stream: int, wanted: range, pool: Executor | None
+        self, epoch: int, stream: int, wanted: range, pools: Sequence[Executor]
     ) -> Iterator[WindowPart]:
         """The stream cut at the borders of batches and of windows."""
         end = wanted.stop * self._order.rows_per_batch
         windows = takewhile(
             lambda window: window.position < end, self._order.windows(epoch, stream, wanted.start)
         )
-        if pool is None:
+        if not pools:
             for window in windows:
-                yield from self._given(self._load(window))
+                yield from self._given(self._gather(window, self._decode(window)))
             return
         ahead: deque[Future[Loaded]] = deque()
         for window in windows:
-            ahead.append(pool.submit(self._load, window))
+            ahead.append(self._load(window, pools))
             if len(ahead) == 2:
                 yield from self._given(ahead.popleft().result())
         while ahead:
@@ -157,14 +161,24 @@ class BatchReader:
         while parts:
             yield parts.pop()
 
-    def _load(self, window: ReadWindow) -> Loaded:
-        """The window's rows in order, cut at the borders of batches, and what that took."""
+    def _load(self, window: ReadWindow, pools: Sequence[Executor]) -> Future[Loaded]:
+        """The window, decoded by the first thread and gathered by the last."""
+        decoded = pools[0].submit(self._decode, window)
+        return pools[-1].submit(lambda: self._gather(window, decoded.result()))
+
+    def _decode(self, window: ReadWindow) -> Decoded:
+        """The window's rows as they lie in their stripes, and what that took."""
         began, seconds = time.perf_counter(), ReadSeconds()
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
-        decoded = time.perf_counter()
         io = self._stripes.io_seconds()
         seconds.add(IO, io)
-        seconds.add(DECODE, decoded - began - io)
+        seconds.add(DECODE, time.perf_counter() - began - io)
+        return pieces, seconds
+
+    def _gather(self, window: ReadWindow, decoded: Decoded) -> Loaded:
+        """The window's rows in order, cut at the borders of batches, and what that took."""
+        began = time.perf_counter()
+        pieces, seconds = decoded
         runs = None
         if self._session_id is not None:
             runs = runs_of(piece.keys[self._session_id] for piece in pieces)
@@ -184,7 +198,7 @@ class BatchReader:
             strict=True,
         )
         found = [WindowPart(*part) for part in parts]
-        seconds.add(GATHER, time.perf_counter() - decoded)
+        seconds.add(GATHER, time.perf_counter() - began)
         return found, seconds.parts
 
     def _asked(

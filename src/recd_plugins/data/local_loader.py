@@ -59,9 +59,10 @@ class RankBatches(IterableDataset[HandedOver]):
         shares: Shares,
         *,
         rank: int,
-        prefetch: bool,
+        prefetch: int,
         transform: Transform | None,
     ) -> None:
+        """`prefetch` threads load windows ahead, as a `BatchReader`'s."""
         self.epoch = 0
         """The epoch that the next `iter` reads."""
         self.first = 0
@@ -132,7 +133,7 @@ class RankBatches(IterableDataset[HandedOver]):
             drawn = {b: starts[b // workers] for b in wanted if b // workers < len(starts)}
             if not drawn:
                 continue
-            reader = self._reader(worker, prefetch=False, threads=True)
+            reader = self._reader(worker, prefetch=0, threads=True)
             stream = self._shares.streams_of(self._rank, worker)[0]
             begins = [window.position for window in self.order.windows(epoch, stream)]
             found = _by_window(
@@ -151,7 +152,7 @@ class RankBatches(IterableDataset[HandedOver]):
         each = len(streams) * max(1, self._shares.workers)
         return self.order.num_rows * each // self._shares.streams
 
-    def _reader(self, worker: int, *, prefetch: bool, threads: bool) -> BatchReader:
+    def _reader(self, worker: int, *, prefetch: int, threads: bool) -> BatchReader:
         return BatchReader(
             self._table,
             self.order,
