@@ -325,6 +325,7 @@ class Fetching:
             batch=run.start,
             stop=run.stop,
             client=self._client,
+            awaited=run.start == self._next,
             shared=self._options.shared_bytes > 0 and remote.address not in self._apart,
             ahead=tuple(ahead[:MOST_RANGES]),
         )

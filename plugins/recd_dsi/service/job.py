@@ -100,6 +100,8 @@ class Request(Config):
     stop: int
     """Behind the last."""
     client: str
+    awaited: bool = True
+    """Whether the trainer waits for the first: then that leaves as soon as it is made."""
     shared: bool = False
     """Whether bodies may come by shared memory (`SharedRing`)."""
     ahead: tuple[tuple[int, ...], ...] = ()

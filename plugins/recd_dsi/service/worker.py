@@ -65,8 +65,8 @@ TOGETHER, TOGETHER_BYTES = 16, 1 << 20
 """Batches that go in one message at most, and how large they may be together, if they are more than
 one."""
 LINGER = 0.02
-"""Seconds that batches wait for those behind them, as each message costs both sides; the first
-ones of a request do not."""
+"""Seconds that batches wait for those behind them, as each message costs both sides; what a trainer
+waits for does not."""
 MALLOPT = {-8: 1, -3: 1 << 30, -1: 1 << 30, -2: 64 << 20}
 """glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one area of memory for all
 threads, which keeps up to 1 GiB that nobody uses."""
@@ -324,7 +324,7 @@ class Maker:
         most = min(TOGETHER, max(1, TOGETHER_BYTES // size))
         last = min(first + most, request.stop) - 1
         there: dict[int, pa.RecordBatch] = {}
-        if last > first > request.batch:
+        if last > first and (first > request.batch or not request.awaited):
             # What is wrong with one of them is said once it is the first.
             with contextlib.suppress(TimeoutError, RecdError):
                 there[last] = self._batch(job, request, last, LINGER)
