@@ -83,6 +83,20 @@ def test_batches_are_the_same_at_any_address() -> None:
         found.weights[0] = 9.0
 
 
+def test_labels_that_a_trainer_keeps_hold_no_body() -> None:
+    ours = clustered()
+    ours.weights = torch.arange(16.0)
+    body = torch.frombuffer(bytearray(body_of(batch_to_record(ours))), dtype=torch.uint8).clone()
+    found = only(without_bodies([batch_to_record(ours)]), body)
+    assert_same_batch(found, ours)
+
+    def in_body(tensor: torch.Tensor) -> bool:
+        return 0 <= tensor.data_ptr() - body.data_ptr() < len(body)
+
+    parts = (found.dense, found.labels, found.weights)
+    assert [in_body(part) for part in parts] == [True, False, False]
+
+
 def test_many_batches_go_in_one_record() -> None:
     ours = [batch(item) for item in (9, 300, 1 << 40, 7)]
     records = [batch_to_record(one) for one in ours]

@@ -44,6 +44,9 @@ WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary(
 ALIGNED = 64
 """Bytes: tensors begin at multiples of it, in the buffer and, as torch's own do, in memory."""
 TENSORS = ("dense", "labels", "weights")
+KEPT = ("labels", "weights")
+"""Tensors that trainers keep, for their metrics: each has memory of its own, for a view would hold
+that of the body, and of all bodies that came with it."""
 MOST_DIMENSIONS = 8
 LARGEST = 1 << 30
 """Bytes of a tensor."""
@@ -337,7 +340,8 @@ class _Unpacked:
             shape = sides[: one.dimensions]
             del sides[: one.dimensions]
             numbers, first = self._taken(one, shape, body, first)
-            if aligned and one.narrow is not None and one.stored == one.wide:
+            as_it_was = one.narrow is not None and one.stored == one.wide
+            if aligned and as_it_was and one.name not in KEPT:
                 self._numbers[one.name] = numbers.reshape(shape)
             else:
                 copied.append((one, shape, numbers))
