@@ -54,7 +54,7 @@ __all__ = ["TRIES", "Worker", "WorkerOptions", "settle"]
 WAIT = 600.0
 """Seconds that a call waits for its batch at most; callers have deadlines of their own."""
 CURSORS = 3
-"""Places at which a worker reads at once: each has a window or two in memory."""
+"""Places at which a worker reads at once: each has up to three windows in memory."""
 STREAMS = 1024
 """Clients whose announcements are remembered."""
 LOADING = 2
