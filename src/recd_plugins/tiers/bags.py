@@ -7,7 +7,7 @@ from home; where TorchRec sums them at home, the tiers' sums are added to its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,8 @@ class _GroupBags:
     replicated: Lookups
     replica: Tensor | None
     """[H, D]: the rows of the tier `replicated` on this rank."""
-    place: Callable[[Tensor], Tensor]
-    """Gives the places of positions in that tier."""
+    places: Tensor
+    """[n] int64: the places of the rows that `replicated` looks up."""
     per_node: Lookups | None
     node_rows: Tensor | None
     """[u, D]: the rows that this rank asked of its node."""
@@ -121,7 +121,7 @@ class _GroupBags:
             like=group.replicas.group.like,
             replicated=lookups(routed.replicated.positions, routed.replicated.at),
             replica=None if tier is None else tier.rows,
-            place=group.replicas.replicated_layout.place,
+            places=group.places,
             per_node=None if asked is None else lookups(asked.inverse, routed.per_node.at),
             node_rows=None if group.node_rows is None else group.node_rows.wait(),
             missed=missed,
@@ -148,7 +148,7 @@ class _GroupBags:
     def hot_gradients(self, sums: Tensor) -> HotGradients:
         """The gradients of the tiers' rows, from those of the sums [F · B, D] float32."""
         hot = self.replicated
-        replicated = Entries(self.place(hot.which), sums, hot.bags, hot.weights)
+        replicated = Entries(self.places, sums, hot.bags, hot.weights)
         if self.per_node is None or self.node_rows is None:
             return HotGradients(replicated, None)
         return HotGradients(replicated, self.per_node.gradients(sums, len(self.node_rows)))

@@ -13,11 +13,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
@@ -54,11 +56,17 @@ def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collec
     """Each rank says which rows of all shares it touched: `mine` [W, R] bool.
 
     Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
-    node again. For a hot batch it sends its node all W · R/8 at first, by no all-to-all.
+    node again. For a hot batch it sends its node all W · R/8 at first, by no all-to-all; so do two
+    ranks of one node, for whom these are as many bytes, at once.
     """
-    if hot:
+    alone = nodes.n_nodes == 1
+    if hot or (alone and nodes.ranks_per_node == 2):
         every = yield nodes.node.all_gather(_pack(mine))
         by_rank = every[:, nodes.node.rank]
+        if alone:  # it knows all there is to know
+            of_ranks = _unpack(by_rank, mine.shape[1])
+            by_node = of_ranks.any(0, keepdim=True)
+            return Touched(mine, of_ranks, by_node, _unpack(_any(every), mine.shape[1]))
     else:
         by_rank = yield nodes.node.all_to_all(_pack(mine))
     # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
@@ -115,8 +123,17 @@ def begins(bags: Tensor, count: int) -> Tensor:
 def _marked(places: Tensor, count: int) -> Tensor:
     """[count] bool: which places are among `places`."""
     marked = torch.zeros(count, dtype=torch.bool, device=places.device)
-    marked[places] = True
+    if places.is_cuda:
+        marked[places] = True
+    else:
+        _mark(places.numpy(), marked.numpy())
     return marked
+
+
+@kernel
+def _mark(places: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]) -> None:
+    for place in places:
+        marked[np.uintp(place)] = True
 
 
 @dataclass(frozen=True)
@@ -147,20 +164,20 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
     def __init__(
         self,
         replicas: GroupReplicas,
-        positions: Tensor,
+        places: Tensor,
         asked: AskedIds | None,
         nodes: Nodes,
         *,
         hot: bool = False,
     ) -> None:
-        """The batch touches `positions` of the tier `replicated`; a hot one, those alone."""
+        """The batch touches these `places` of the tier `replicated`; a hot one, those alone."""
         super().__init__()
         self._replicas, self._nodes = replicas, nodes
         self._exchange = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))
         self._touched = None
         layout = replicas.replicated_layout
         if layout.count:
-            mine = _marked(layout.place(positions), layout.num_places)
+            mine = _marked(places, layout.num_places)
             mine = mine.view(layout.ranks_per_node, layout.share_rows)
             self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
 
@@ -250,10 +267,14 @@ class RoutedGroup(Multistreamable):
         """The ids of the batch that are the group's."""
         return slice(self.start, self.start + sum(self.segments.lengths))
 
+    @cached_property
+    def places(self) -> Tensor:
+        """[n] int64: the places of the ids that the tier `replicated` has."""
+        return self.replicas.replicated_layout.place(self.routed.replicated.positions)
+
     def request(self, nodes: Nodes) -> GroupRequest:
         """Ask the node for rows of its tier, and find out what all ranks touch."""
-        positions = self.routed.replicated.positions
-        return GroupRequest(self.replicas, positions, self.asked, nodes, hot=self.hot)
+        return GroupRequest(self.replicas, self.places, self.asked, nodes, hot=self.hot)
 
     def answer_node(self, answer: GroupAnswer, nodes: Nodes) -> None:
         """Send the node's ranks the rows that they asked of this one."""
@@ -264,7 +285,7 @@ class RoutedGroup(Multistreamable):
             self.node_rows = answer.exchange.send_back(rows, nodes.node)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        tensors = [self.routed.missed, *self.routed.replicated, *self.routed.per_node]
+        tensors = [self.routed.missed, *self.routed.replicated, *self.routed.per_node, self.places]
         if self.asked is not None:
             tensors += [self.asked.ids, self.asked.counts, self.asked.inverse]
         for tensor in tensors:

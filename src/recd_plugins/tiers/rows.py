@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
@@ -121,19 +124,20 @@ class _JoinRows(Function):
     ) -> Tensor:
         ctx.sources, ctx.update, ctx.home_shape = sources, update, home.shape
         routed = sources.group.routed
-        parts = [(routed.missed, _chosen(home, sources.missed_inverse))]
+        hits = routed.replicated
+        parts = [(routed.missed, home, sources.missed_inverse)]
         if sources.replicated is not None:
-            rows = sources.replicated.index_select(0, routed.replicated.positions)
-            parts.append((routed.replicated.at, rows))
+            parts.append((hits.at, sources.replicated, hits.positions))
         if sources.per_node is not None:
-            parts.append((routed.per_node.at, _chosen(sources.per_node, sources.per_node_inverse)))
-        count = sum(len(at) for at, _ in parts)
-        for at, rows in parts:
+            parts.append((routed.per_node.at, sources.per_node, sources.per_node_inverse))
+        count = sum(len(at) for at, _, _ in parts)
+        for at, rows, which in parts:
             if len(at) == count:
-                return rows.to(home.dtype, copy=rows is home)
+                chosen = _chosen(rows, which)
+                return chosen.to(home.dtype, copy=chosen is home)
         joined = home.new_empty(count, home.shape[1])
-        for at, rows in parts:
-            joined.index_copy_(0, at, rows.to(home.dtype))
+        for at, rows, which in parts:
+            _put(joined, at, rows, which)
         return joined
 
     @staticmethod
@@ -146,8 +150,7 @@ class _JoinRows(Function):
             per_node = _summed(
                 gradient, routed.per_node.at, sources.per_node_inverse, len(sources.per_node)
             ).float()
-        layout = sources.group.replicas.replicated_layout
-        places = layout.place(routed.replicated.positions)
+        places = sources.group.places
         # Where all ids are in the tier, each has the gradient of its own number.
         at = None if len(places) == len(gradient) else routed.replicated.at
         ctx.update.accumulate(HotGradients(Entries(places, gradient.float(), at), per_node))
@@ -167,6 +170,31 @@ def joined_rows(home: Tensor, alive: Tensor, sources: _Sources, update: GroupUpd
 
 def _chosen(rows: Tensor, which: Tensor | None) -> Tensor:
     return rows if which is None else rows.index_select(0, which)
+
+
+def _put(joined: Tensor, at: Tensor, rows: Tensor, which: Tensor | None) -> None:
+    """`joined[at[i]] = rows[which[i]]` for each i; by default row i is the i-th."""
+    types = {joined.dtype, rows.dtype}
+    if joined.is_cuda or types != {torch.float32}:
+        joined.index_copy_(0, at, _chosen(rows, which).to(joined.dtype))
+        return
+    which = at.new_empty(0) if which is None else which.contiguous()
+    _put_rows(joined.numpy(), at.numpy(), rows.detach().contiguous().numpy(), which.numpy())
+
+
+@kernel
+def _put_rows(
+    joined: npt.NDArray[np.float32],
+    at: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.float32],
+    which: npt.NDArray[np.int64],
+) -> None:
+    """Without `which` row i is the i-th. No row is copied on the way."""
+    for i in range(len(at)):
+        row = rows[np.uintp(which[i] if which.size else i)]
+        target = joined[np.uintp(at[i])]
+        for column in range(len(row)):
+            target[column] = row[column]
 
 
 def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) -> Tensor:

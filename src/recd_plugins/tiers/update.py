@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,9 @@ __all__ = [
     "add_rows",
     "side_stream",
 ]
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Counts: TypeAlias = list[list[int]]
 
 COPIED_ROWS = 1 << 13
 """Gradients that are copied at a time."""
@@ -192,23 +195,11 @@ class Chunks:
         self._touched = touched
         self._own = own
         self._width = width
-        shares, size = touched.anywhere.shape
-        places = touched.anywhere.flatten().nonzero().squeeze(1)
-        # Of all rows there are millions, of those that are touched thousands.
-        starts = torch.arange(shares + 1, device=places.device) * size
-        sizes: list[int] = torch.searchsorted(places, starts).diff().tolist()
-        self._union = [rows - size * i for i, rows in enumerate(places.split(sizes))]
-        self.count = -(-max(sizes) // width)
+        found = _chunks_on_device if touched.mine.is_cuda else _chunks
         # How many rows of each share come before each chunk, of those that this rank has gradients
         # for, [W, count + 1]; and of this rank's share, of those that each rank has some for.
-        ends = width * torch.arange(self.count + 1, device=places.device)
-        theirs = [(touched.by_rank[rank], self._union[own]) for rank in range(len(touched.by_rank))]
-        before = [
-            torch.nn.functional.pad(some[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
-            for some, rows in [*zip(touched.mine, self._union, strict=True), *theirs]
-        ]
-        counts: list[list[int]] = torch.stack(before).tolist()
-        self._before, self._theirs = counts[: len(sizes)], counts[len(sizes) :]
+        self._union, self._before, self._theirs = found(touched, own, width)
+        self.count = len(self._theirs[0]) - 1
 
     def rows(self, number: int, share: int | None = None) -> Tensor:
         """The rows of a chunk in one share, by default this rank's own."""
@@ -249,6 +240,64 @@ class Chunks:
                 parts.append(ranked.cut(at[number], at[number + 1], taken - first[number]))
                 taken += first[number + 1] - first[number]
             yield Entries.joined(parts)
+
+
+def _chunks(touched: Touched, own: int, width: int) -> tuple[Sequence[Tensor], Counts, Counts]:
+    """The rows of each share that any rank touched, and the two counts that `Chunks` keeps."""
+    rows, sizes, before = _count_chunks(
+        touched.mine.numpy(), touched.by_rank.numpy(), touched.anywhere.numpy(), own, width
+    )
+    counts: Counts = before.tolist()
+    return torch.from_numpy(rows).split(sizes.tolist()), counts[: len(sizes)], counts[len(sizes) :]
+
+
+@kernel
+def _count_chunks(mine: Bools, by_rank: Bools, anywhere: Bools, own: int, width: int) -> Any:
+    shares, size = anywhere.shape
+    sizes = np.zeros(shares, np.int64)
+    for share in range(shares):
+        for row in range(size):
+            sizes[share] += anywhere[share, row]
+    count = -(-sizes.max() // width)
+    rows = np.empty(sizes.sum(), np.int64)
+    before = np.zeros((shares + len(by_rank), count + 1), np.int64)
+    at = 0
+    for share in range(shares):
+        first = at
+        for row in range(size):
+            if anywhere[share, row]:
+                rows[at] = row
+                number = (at - first) // width
+                before[share, number + 1] += mine[share, row]
+                if share == own:
+                    for rank in range(len(by_rank)):
+                        before[shares + rank, number + 1] += by_rank[rank, row]
+                at += 1
+    for part in range(len(before)):
+        for number in range(count):
+            before[part, number + 1] += before[part, number]
+    return rows, sizes, before
+
+
+def _chunks_on_device(
+    touched: Touched, own: int, width: int
+) -> tuple[Sequence[Tensor], Counts, Counts]:
+    """`_chunks` in torch's own operations, forty of them, wherever the bits live."""
+    shares, size = touched.anywhere.shape
+    places = touched.anywhere.flatten().nonzero().squeeze(1)
+    # Of all rows there are millions, of those that are touched thousands.
+    starts = torch.arange(shares + 1, device=places.device) * size
+    sizes: list[int] = torch.searchsorted(places, starts).diff().tolist()
+    union = [rows - size * i for i, rows in enumerate(places.split(sizes))]
+    count = -(-max(sizes) // width)
+    ends = width * torch.arange(count + 1, device=places.device)
+    theirs = [(some, union[own]) for some in touched.by_rank]
+    before = [
+        torch.nn.functional.pad(some[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
+        for some, rows in [*zip(touched.mine, union, strict=True), *theirs]
+    ]
+    counts: Counts = torch.stack(before).tolist()
+    return union, counts[:shares], counts[shares:]
 
 
 @dataclass(frozen=True)
@@ -299,7 +348,7 @@ class Reduction:
         def chunk(number: int, part: Entries) -> Collectives[None]:
             rows = chunks.rows(number)
             summed = yield from self._in_node(chunks, number, part, touched)
-            summed = yield from self._across(summed, touched.by_node[:, rows])
+            summed = yield from self._across(summed, touched.by_node, rows)
             stepped = tier.share.update(rows, summed.mul_(scale), optimizer)
             if node.size > 1:
                 del summed
@@ -332,7 +381,7 @@ class Reduction:
 
         def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
             own = rows[first:last]
-            summed = yield from self._across(part.summed(len(own)), by_node[:, own])
+            summed = yield from self._across(part.summed(len(own)), by_node, own)
             tier.share.update(own, summed.mul_(scale), optimizer)
 
         chunks = zip(pairwise(firsts), parts, strict=False)
@@ -356,10 +405,11 @@ class Reduction:
         summed = yield node.reduce_scatter(padded.flatten(0, 1))
         return summed[: len(shares[node.rank])]
 
-    def _across(self, sums: Tensor, by_node: Tensor) -> Collectives[Tensor]:
+    def _across(self, sums: Tensor, by_node: Tensor, own: Tensor) -> Collectives[Tensor]:
         """The sum over nodes of `sums` [n, D], the same on all nodes.
 
-        `by_node` [N, n] says which node touched which.
+        They are of the rows `own` [n] of this rank's share, and `by_node` [N, R] says which node
+        touched which of these.
 
         Bytes in all: 2 (N - 1) n rows by a ring over all rows, (N - 1) N m by gathering at most
         m touched ones of each node. The cheaper one is taken.
@@ -367,6 +417,7 @@ class Reduction:
         across = self.nodes.across
         if across.size == 1:
             return sums
+        by_node = by_node[:, own]
         most = int(by_node.sum(1).max()) if len(sums) else 0
         if across.size * most >= 2 * len(sums):
             # Even with nothing to send it counts as a step: chunks must keep their order.
