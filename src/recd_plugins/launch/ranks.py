@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import importlib
-import importlib.util
 import io
 import logging
 import os
@@ -27,15 +25,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from recd_plugins.launch.environment import HOST, die_with_parent, rank_environment
 from recd_plugins.launch.fork_server import fork_server
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch import Tensor
+from recd_plugins.launch.packed import Reference, pack, unpack
 
 __all__ = ["Group", "Place", "Ranks", "RanksFailed"]
 
@@ -56,14 +50,6 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """The variable by which torch asks the driver how many devices there are without beginning to
 use one. fbgemm's CUDA build asks on import, and what is forked from a process that uses CUDA
 cannot use it."""
-
-ARRAYS = frozenset(
-    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
-)
-"""The types of numbers that torch and numpy both have."""
-
-Reference = dict[str, tuple[str, str]]
-"""Module as pickled to (module to import, its file): where a rank finds what it is sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +142,7 @@ class Ranks:
         the stacks of those that hang, and what they printed.
         """
         __tracebackhide__ = True
-        payload, modules = _pack((function, tuple(args), dict(kwargs or {})))
+        payload, modules = pack((function, tuple(args), dict(kwargs or {})))
         name = getattr(function, "__qualname__", repr(function))
         try:
             for rank, process in enumerate(self._processes):
@@ -324,90 +310,6 @@ class _Call:
     payload: bytes
 
 
-class _Pickler(pickle.Pickler):
-    """Notes which file each module comes from that it refers to. Tensors go as arrays of numpy,
-    which takes a tenth of the time that torch's own way takes for small ones."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.modules: Reference = {}
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type | FunctionType):
-            if "<" in value.__qualname__:
-                raise pickle.PicklingError(
-                    f"{value.__qualname__} of {value.__module__} cannot be sent to a rank: "
-                    "define it at the top of its module."
-                )
-            module = sys.modules.get(value.__module__)
-            file = getattr(module, "__file__", None)
-            if file is not None:
-                spec = getattr(module, "__spec__", None)
-                name = "__mp_main__" if value.__module__ == "__main__" else value.__module__
-                self.modules[value.__module__] = (spec.name if spec else name, file)
-        elif _is_array(value):
-            return _tensor_of, (value.numpy(),)
-        return NotImplemented
-
-
-def _is_array(value: Any) -> TypeGuard[Tensor]:
-    """Whether it is a tensor of which an array of numpy says all."""
-    torch = sys.modules.get("torch")
-    return (
-        torch is not None
-        and type(value) is torch.Tensor
-        and value.is_cpu
-        and value.layout == torch.strided
-        and value.is_contiguous()
-        and not value.requires_grad
-        and not value.is_neg()
-        and not value.__dict__
-        and str(value.dtype).removeprefix("torch.") in ARRAYS
-    )
-
-
-def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Imports modules that only pytest knew how to import, by their file."""
-
-    def __init__(self, call: _Call) -> None:
-        super().__init__(io.BytesIO(call.payload))
-        self._modules = call.modules
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in self._modules:
-            module, file = self._modules[module]
-            _import(module, file)
-        return super().find_class(module, name)
-
-
-def _pack(value: object) -> tuple[bytes, Reference]:
-    """`value` pickled, and where the modules come from that it refers to."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    return file.getvalue(), pickler.modules
-
-
-def _import(name: str, file: str) -> None:
-    """Have module `name` from `file`: by its name if that leads there, else by its path."""
-    if name not in sys.modules and name != "__mp_main__":
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if getattr(sys.modules.get(name), "__file__", None) == file:
-        return
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-
 def _serve(connection: Connection, printed: Path, place: Place) -> None:
     """Report, wait to be released, take the next call; until the parent closes or dies."""
     os.setsid()  # Ctrl-C is the parent's business; and what a rank starts is killed with it
@@ -447,7 +349,7 @@ def _serve(connection: Connection, printed: Path, place: Place) -> None:
 def _answer(call: _Call) -> bytes:
     """The result that the function returned, or its traceback, pickled."""
     try:
-        return _pack(("done", _run(call)))[0]
+        return pack(("done", _run(call)))[0]
     except BaseException as error:  # SystemExit too: the rank lives on
         return pickle.dumps(("raised", "raised\n" + "".join(traceback.format_exception(error))))
 
@@ -457,5 +359,5 @@ def _run(call: _Call) -> Any:
     os.chdir(call.folder)
     if call.group is not None:
         call.group.join()
-    function, args, kwargs = _Unpickler(call).load()
+    function, args, kwargs = unpack(call.payload, call.modules)
     return function(*args, **kwargs)
