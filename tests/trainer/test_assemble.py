@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDi
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
+from recd_plugins.compat.pytorch import TorchDispatchMode
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.registry.settings import OptimizerSettings
@@ -24,6 +26,7 @@ from recd_plugins.testing.parity import TABLE_OPTIMIZERS, assert_parity, referen
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.trained import Trained
 from recd_plugins.trainer.assemble import assemble, with_sync_batch_norm
+from recd_plugins.trainer.dense_optimizer import dense_optimizer
 
 TABLES = ("item", "shop", "history")
 CPU = torch.device("cpu")
@@ -42,6 +45,38 @@ def train_assembled(registry: dict[str, Any], batches: list[list[Batch]]) -> Tra
     )
 
 
+class AllReduces(TorchDispatchMode):
+    """Has the sizes of all-reduces, DDP's among them, while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "allreduce" in str(func):
+            self.sizes += [tensor.numel() for tensor in args[0]]
+        return func(*args, **(kwargs or {}))
+
+
+def train_in_parts(
+    registry: dict[str, Any], batches: list[list[Batch]]
+) -> tuple[Trained, list[list[int]]]:
+    """On a rank: what comes of dense gradients of which each parameter's travel by themselves; and
+    the sizes of the all-reduces of each step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recd_plugins.trainer.assemble.LEAST_PART", 1)
+        patch.setattr("recd_plugins.trainer.assemble.DENSE_PARTS", 1000)
+        trained = train_assembled(registry, batches)
+        job = assemble(load(registry), CPU)
+    mine = iter([step[dist.get_rank()] for step in batches])
+    sizes = []
+    for _ in batches:
+        with AllReduces() as counted:
+            job.pipeline.progress(mine)
+        sizes.append(sorted(counted.sizes))
+    return trained, sizes
+
+
 def optimizer(**options: Any) -> dict[str, Any]:
     # An eps well above the noise of float32 sums, which Adagrad would turn into steps.
     return {"tables_lr": 0.1, "tables_eps": 1e-4, "dense": "sgd", "dense_lr": 0.1, **options}
@@ -58,6 +93,18 @@ def test_the_tables_optimizer_reaches_fbgemm(
     (ours, *_) = gloo_pool.run(train_assembled, registry, batches, world_size=world_size)
     settings = OptimizerSettings(**options)
     assert_parity(ours, *reference_of(Probe, batches, optimizer=settings, seed=3))
+
+
+def test_dense_gradients_travel_in_parts(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    options = optimizer(tables="sgd")
+    registry = probe_registry(tmp_path, optimizer=options, seed=3)
+    batches = random_batches(SCHEMA, steps=3, world_size=2)
+    settings = OptimizerSettings(**options)
+    expected = reference_of(Probe, batches, optimizer=settings, seed=3)
+    for ours, sizes in gloo_pool.run(train_in_parts, registry, batches):
+        assert_parity(ours, *expected)
+        # A bias and a weight; in the first step ranks agree on the parts, too.
+        assert sizes[1:] == [[1, 34]] * 2
 
 
 def test_parity_would_tell_another_rate_or_seed(tmp_path: Path, gloo_pool: GlooPool) -> None:
@@ -95,6 +142,26 @@ def test_any_of_torchs_optimizers_trains_the_dense_parameters(
     if options:
         with pytest.raises(AssertionError):
             assert_parity(ours, *reference_of(Probe, batches, optimizer=without))
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"), [({}, True), ({"foreach": True}, None), ({"fused": False}, False)]
+)
+def test_adam_steps_all_parameters_by_one_call(
+    options: dict[str, bool], fused: bool | None, tmp_path: Path
+) -> None:
+    registry = probe_registry(tmp_path, optimizer={"dense_options": options, "dense_lr": 0.1})
+    found = []
+    for make in (partial(dense_optimizer, load(registry)), partial(torch.optim.Adam, lr=0.1)):
+        weights = nn.Parameter(torch.linspace(-1, 1, 7))
+        made = make([weights])
+        for _ in range(5):
+            weights.grad = weights.detach() + 0.3
+            made.step()
+        found.append((made.defaults["fused"], weights.detach()))
+    (ours, stepped), (theirs, expected) = found
+    assert (ours, theirs) == (fused, None)
+    torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-6)
 
 
 def assembled(registry: dict[str, Any]) -> list[str] | str:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -20,6 +21,11 @@ from recd_plugins.trainer.dense_optimizer import dense_optimizer
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 __all__ = ["Job", "assemble", "with_sync_batch_norm"]
+
+DENSE_PARTS = 8
+"""Parts that ranks all-reduce the dense gradients in: all but the last travel beside backward."""
+LEAST_PART, MOST_PART = 1 << 18, 25 << 20
+"""Bytes of a part: an all-reduce of fewer takes hardly less time, one of more is torch's own."""
 
 
 @dataclass
@@ -45,7 +51,13 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     model = stack.adapt(model)
     initialisers = table_initialisers(model)
     plan = stack.plan(model, sharders=stack.default_sharders())
-    sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+    sharded = DistributedModelParallel(
+        model,
+        device=device,
+        plan=plan,
+        sharders=stack.sharders(),
+        data_parallel_wrapper=_in_parts(stack.dense_bytes),
+    )
     leave_weights(sharded)
     initialise_tables(sharded, initialisers, settings.seed)
     dense: list[torch.optim.Optimizer] = []
@@ -69,6 +81,17 @@ def assemble(stack: Stack, device: torch.device) -> Job:
         plan=plan,
         device=device,
     )
+
+
+def _in_parts(dense_bytes: int) -> DefaultDataParallelWrapper:
+    """Has ranks all-reduce so many bytes of gradients part by part, as soon as backward has one.
+
+    TorchRec's default is 25 MB by one call, so that of a smaller model no gradient travels before
+    the last one is there.
+    """
+    size = min(max(dense_bytes / DENSE_PARTS, LEAST_PART), MOST_PART)
+    # By the list the first step, after which torch orders them anew, has parts of this size too.
+    return DefaultDataParallelWrapper(ddp_kwargs={"bucket_cap_mb_list": [size / (1 << 20)]})
 
 
 def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 
 __all__ = ["dense_optimizer", "try_dense_optimizer"]
+
+WAYS = {"capturable", "differentiable", "foreach", "fused"}
+"""The options of torch's optimizers that say how a step is done."""
 
 
 def dense_optimizer(stack: Stack, params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -54,9 +58,21 @@ def _made(
     settings: OptimizerSettings,
 ) -> torch.optim.Optimizer:
     try:
-        return kind(params, lr=settings.dense_lr, **settings.dense_options)
+        given = settings.dense_options
+        return kind(params, lr=settings.dense_lr, **_in_one_call(kind, params, given), **given)
     except Exception as error:
         raise _refused(settings, error) from error
+
+
+def _in_one_call(
+    kind: Callable[..., torch.optim.Optimizer], params: list[nn.Parameter], given: Mapping[str, Any]
+) -> dict[str, bool]:
+    """On the CPU, Adam's step of all parameters at once, unless the options say how to do it.
+
+    Torch would step them one by one, by ten calls each: for 250 small ones in three times the time.
+    """
+    fits = kind in (torch.optim.Adam, torch.optim.AdamW) and not WAYS & given.keys()
+    return {"fused": True} if fits and all(one.device.type == "cpu" for one in params) else {}
 
 
 def _refused(settings: OptimizerSettings, error: Exception) -> RegistryError:
