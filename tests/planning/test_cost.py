@@ -183,6 +183,20 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
     )  # fmt: skip
 
 
+def test_on_a_cpu_rows_that_a_node_seldom_touches_are_numbered() -> None:
+    cpu = Cluster.of(Topology(ranks_per_node=W, device="cpu"), N * W)
+    for q, marked in ((1e-5, 32 * (1 - (1 - 1e-5) ** (B * W))), (0.02, 1)):
+        row = RowDistribution.of([1], [q])
+        ours = Prices(cluster=cpu, batch_size=B, k=K)
+        theirs = dataclasses.replace(ours, cluster=CLUSTER)
+        cost, with_bits = (one.per_node(row, R).total(row.counts) for one in (ours, theirs))
+        fewer = 1 / 8 * (1 - marked) * N / 2 / W
+        assert cost.ar_cross == pytest.approx(with_bits.ar_cross - fewer)
+        assert cost.between_nodes == pytest.approx(with_bits.between_nodes - N * W * fewer)
+        assert cost.marked == pytest.approx(marked / W)
+        assert cost.summed == with_bits.summed
+
+
 def test_gradients_of_replicas_are_summed_chunk_by_chunk() -> None:
     """Two nodes of a rank: each gathers the rows that the other touched, in 7 + 2 * 3 passes."""
     pair = Cluster.of(Topology(ranks_per_node=1), 2)

@@ -46,6 +46,10 @@ ID_BYTES = 8
 TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
 
+NUMBER_BITS = 32
+"""For each of these rows, where nodes number them since that takes fewer bytes: of the tier
+`per_node` on a CPU."""
+
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
 of the rows that any rank touched; by gathering the rows that each node touched; or by
@@ -305,18 +309,20 @@ class Prices:
         rows_accessed   s
         dynamic_memory  2 s r; coalesced (2 s + pB) r
         a2a_intra       s (2 r + 8)
-        ar_cross        t r / W + N / 16 W (no bits where the reduce is dense)
+        ar_cross        t r / W + b N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
         summed          as for DP
-        marked          1 / W; dense none
-        with s = appears(B), or pB where ids are not coalesced; and t, v as for DP.
+        marked          b / W; dense none
+        with s = appears(B), or pB where ids are not coalesced; t, v as for DP; and b = 1, but on a
+        CPU min(1, 32 appears(B W)), for there nodes number the rows that they touch, if few.
         """
         accesses = rows.p * self.batch_size
         plain = coalesce == "none" and not self.ask_once
         sent = accesses if plain else rows.appear(self.batch_size)
         spread = 0.0 if plain else accesses
         n, w, _ = self._shape
-        across = self._across(rows, width)
+        bit = self._bit(rows)
+        across = self._across(rows, width, bit)
         return Cost(
             static_memory=self.k * width / w,
             ids_sent=sent,
@@ -327,7 +333,7 @@ class Prices:
             between_nodes=2 * (n - 1) * across,
             local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
             summed=self._summed(rows) * width,
-            marked=0.0 if self.reduce == "dense" else 1 / w,
+            marked=0.0 if self.reduce == "dense" else bit / w,
             coalesced=0.0 * accesses if plain else accesses,
         )
 
@@ -359,8 +365,15 @@ class Prices:
             gathered = np.where(cheaper, (7 + 3 * n) * touched, 0.0)
         return 4 * own + (12 * union + gathered) / w
 
-    def _across(self, rows: RowDistribution, width: Any) -> Any:
-        """t r: bytes of a row that an all-reduce across nodes carries, and of the bits before."""
+    def _bit(self, rows: RowDistribution) -> Any:
+        """b of `per_node`: the share of its bit that it takes to say whether nodes touch a row."""
+        if self.cluster.side_stream:
+            return 1.0
+        touched = rows.appear(self.batch_size * self.cluster.ranks_per_node)
+        return np.minimum(1.0, NUMBER_BITS * touched)
+
+    def _across(self, rows: RowDistribution, width: Any, bit: Any = 1.0) -> Any:
+        """t r: bytes of a row that an all-reduce across nodes carries, and of its `bit` before."""
         n, w, _ = self._shape
         union = self._union(rows)
         if n == 1:
@@ -371,7 +384,7 @@ class Prices:
             carried = rows.appear(self.batch_size * w) * n / 2
             if self.reduce == "touched":
                 carried = np.minimum(carried, union)
-        bits = 0.0 if self.reduce == "dense" else TOUCHED_BYTES * n / 2
+        bits = 0.0 if self.reduce == "dense" else TOUCHED_BYTES * bit * n / 2
         return carried * width + bits
 
 

@@ -1,7 +1,8 @@
 """A batch that is routed: the tier and position of each id, and what ranks exchange about them.
 
 While TorchRec sends ids home, the ranks of a node ask each other for rows of the tier `per_node`,
-and all ranks find out by bits which rows the batch touches, before any gradient moves.
+and all ranks find out by bits, or by numbers, which rows the batch touches, before any gradient
+moves.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ __all__ = [
     "RoutedBatch",
     "RoutedGroup",
     "Touched",
+    "TouchedByNode",
     "begins",
     "check_hot",
     "exchange_touched",
+    "exchange_touched_by_node",
 ]
+
+NUMBER_BITS = 32
+"""Bits by which a row that was touched is named, where it has no bit of its own among all rows."""
 
 
 class Touched(NamedTuple):
@@ -78,10 +84,44 @@ def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collec
     return Touched(mine, of_ranks, of_nodes, _unpack(anywhere, size))
 
 
-def _touched_by_node(mine: Tensor, nodes: Nodes) -> Collectives[Tensor]:
-    """[N, R] bool by node, from the rows of this rank's share that its node touched: `mine` [R]."""
-    by_node = yield nodes.across.all_gather(_pack(mine))
-    return _unpack(by_node, len(mine))
+class TouchedByNode(NamedTuple):
+    """The rows of this rank's share of the tier `per_node` that nodes have gradients for."""
+
+    rows: Tensor
+    """[u] int64, ascending: those that any node touched."""
+    by_node: Tensor
+    """[N, u] bool: which of them each node touched."""
+
+
+def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collectives[TouchedByNode]:
+    """Each node says which of the `size` rows of this rank's share it touched: `ids` [n], in any
+    order and several times.
+
+    Every rank sends its peers across nodes how many they are, and then 4 bytes for each, or R/8
+    bytes if that is less. On CUDA, which would be waited for, it sends the latter at once.
+    """
+    if not ids.is_cuda:
+        mine = ids.unique()
+        counts = (yield nodes.across.all_gather(torch.tensor([len(mine)]))).flatten().tolist()
+        most = max(counts)
+        if NUMBER_BITS * most < size:
+            sent = mine.new_zeros(most, dtype=torch.int32)
+            sent[: len(mine)] = mine
+            every = yield nodes.across.all_gather(sent)
+            return _together([one[:n] for one, n in zip(every, counts, strict=True)])
+    packed = yield nodes.across.all_gather(_pack(_marked(ids, size)))
+    by_node = _unpack(packed, size)
+    rows = by_node.any(0).nonzero().squeeze(1)
+    return TouchedByNode(rows, by_node[:, rows])
+
+
+def _together(each: Sequence[Tensor]) -> TouchedByNode:
+    """The rows that each node touched, which ascend."""
+    rows = torch.cat(list(each)).unique()
+    by_node = torch.zeros(len(each), len(rows), dtype=torch.bool)
+    for touched, own in zip(by_node, each, strict=True):
+        touched[torch.searchsorted(rows, own)] = True
+    return TouchedByNode(rows.long(), by_node)
 
 
 def _any(packed: Tensor) -> Tensor:
@@ -145,7 +185,7 @@ class GroupAnswer(Multistreamable):
     """The rows of the tier `per_node` that the node's ranks ask each other for."""
     touched: CollectiveSequence[Touched] | None
     """The rows of the tier `replicated` that the batch touches. It may run until backward."""
-    touched_by_node: CollectiveSequence[Tensor] | None
+    touched_by_node: CollectiveSequence[TouchedByNode] | None
     """The same of this rank's share of the tier `per_node`."""
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -192,8 +232,8 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
         if self._exchange is None:
             return GroupAnswer(None, self._touched, None)
         exchange = self._exchange.finish()
-        mine = _marked(exchange.ids, self._replicas.per_node_layout.share_rows)
-        by_node = CollectiveSequence(_touched_by_node(mine, self._nodes))
+        size = self._replicas.per_node_layout.share_rows
+        by_node = CollectiveSequence(exchange_touched_by_node(exchange.ids, size, self._nodes))
         return GroupAnswer(exchange, self._touched, by_node)
 
     def _wait_impl(self) -> Awaitable[GroupAnswer]:
@@ -283,6 +323,10 @@ class RoutedGroup(Multistreamable):
             assert self.replicas.per_node_tier is not None
             rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
             self.node_rows = answer.exchange.send_back(rows, nodes.node)
+            if not rows.is_cuda:
+                # Its last collective has the time till backward. A device waits for none before.
+                assert answer.touched_by_node is not None
+                answer.touched_by_node.advance()
 
     def record_stream(self, stream: torch.Stream) -> None:
         tensors = [self.routed.missed, *self.routed.replicated, *self.routed.per_node, self.places]

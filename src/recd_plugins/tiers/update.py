@@ -34,7 +34,7 @@ from recd_plugins.tiers.collectives import (
     in_flight,
 )
 from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
-from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched
+from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched, TouchedByNode
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
 __all__ = [
@@ -363,14 +363,16 @@ class Reduction:
         yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
 
     def per_node(
-        self, tier: PerNodeTier, entries: Entries, by_node: Tensor, optimizer: RowOptimizer
+        self,
+        tier: PerNodeTier,
+        entries: Entries,
+        touched: TouchedByNode,
+        optimizer: RowOptimizer,
     ) -> Collectives[None]:
         """Update this rank's share of rows that every node has; `entries` are its node's."""
         scale = self.division.scale(self.nodes.world.size)
-        union = by_node.any(0)
-        rows = union.nonzero().squeeze(1)
-        order = union.cumsum(0, dtype=torch.int32)[entries.places] - 1
-        ranked, width = entries.at(order), self.chunk_rows
+        rows, by_node = touched
+        ranked, width = entries.at(torch.searchsorted(rows, entries.places)), self.chunk_rows
         firsts = [*range(0, len(rows), width), len(rows)]
         parts: Iterable[Entries] = [ranked]
         if len(rows) > width:
@@ -381,7 +383,8 @@ class Reduction:
 
         def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
             own = rows[first:last]
-            summed = yield from self._across(part.summed(len(own)), by_node, own)
+            columns = slice(first, last)
+            summed = yield from self._across(part.summed(len(own)), by_node, columns)
             tier.share.update(own, summed.mul_(scale), optimizer)
 
         chunks = zip(pairwise(firsts), parts, strict=False)
@@ -405,11 +408,12 @@ class Reduction:
         summed = yield node.reduce_scatter(padded.flatten(0, 1))
         return summed[: len(shares[node.rank])]
 
-    def _across(self, sums: Tensor, by_node: Tensor, own: Tensor) -> Collectives[Tensor]:
+    def _across(
+        self, sums: Tensor, by_node: Tensor, columns: Tensor | slice
+    ) -> Collectives[Tensor]:
         """The sum over nodes of `sums` [n, D], the same on all nodes.
 
-        They are of the rows `own` [n] of this rank's share, and `by_node` [N, R] says which node
-        touched which of these.
+        They are of the rows that have the n `columns` of `by_node`, by which node touched them.
 
         Bytes in all: 2 (N - 1) n rows by a ring over all rows, (N - 1) N m by gathering at most
         m touched ones of each node. The cheaper one is taken.
@@ -417,7 +421,7 @@ class Reduction:
         across = self.nodes.across
         if across.size == 1:
             return sums
-        by_node = by_node[:, own]
+        by_node = by_node[:, columns]
         most = int(by_node.sum(1).max()) if len(sums) else 0
         if across.size * most >= 2 * len(sums):
             # Even with nothing to send it counts as a step: chunks must keep their order.
