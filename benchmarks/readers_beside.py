@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import Figure, Report, alternate, main, spread
-from benchmarks.reader import BATCH_SIZE, CHUNK_ROWS, SCHEMA, _chunks, _epoch_of, _read_with_pyarrow
+from benchmarks.limits import decoding
+from benchmarks.reader import BATCH_SIZE, CHUNK_ROWS, SCHEMA, _chunks, _epoch_of
 from recd_plugins.data.local_reader import LocalReaderConfig
 from recd_plugins.data.table import Table, write_table
 
@@ -38,11 +39,12 @@ def measure(quick: bool) -> Report:
 
 def beside(table: Table, rounds: int, cache: Path) -> Report:
     sides: dict[str, Callable[[], int]] = {
-        "pyarrow alone, no batches": lambda: _read_with_pyarrow(table),
+        "pyarrow alone, no batches": decoding(table, COLUMNS),
         "local reader, shuffled": _epoch_of(table, LocalReaderConfig()),
         "pyarrow.dataset loop, in order": lambda: _dataset_loop(table),
     }
-    missing = [name for name in ("ray", "pandas", "datasets") if find_spec(name) is None]
+    installed = {one.name for one in distributions()}
+    missing = [name for name in ("ray", "pandas", "datasets") if name not in installed]
     if not {"ray", "pandas"} & {*missing}:  # Ray Data needs both
         sides["Ray Data, local shuffle"] = lambda: _ray(table)
     if "datasets" not in missing:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.dsi.layouts import flattening, reordering
+from benchmarks.dsi.layouts import flattening, reordering, striping
 from benchmarks.dsi.over_s3 import over_s3
 from benchmarks.dsi.selecting import selecting
 from benchmarks.dsi.transforms import transforms
@@ -27,6 +27,7 @@ def measure(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         figures += flattening(Path(folder) / "maps", rounds, rows=8_000 if quick else 40_000)
         figures += reordering(Path(folder) / "order")
+        figures.append(striping(Path(folder) / "stripes", rounds))
         figures.append(selecting(Path(folder) / "rows", rows=500_000 if quick else 1_000_000))
         figures += over_s3(Path(folder) / "s3", rounds)
     settings = {"batch_size": BATCH_SIZE, "rounds": rounds, "torch_threads": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.recd_data.quotient import quotient
 from recd_plugins.data.layout import layout_of
 from recd_plugins.data.rewrite import RewriteConfig, flattened, rewrite
 
-__all__ = ["flattening", "list_table", "only_file", "reordering"]
+__all__ = ["flattening", "list_table", "only_file", "reordering", "striping"]
 
 LISTS = pa.list_(pa.int64())
 
@@ -120,6 +121,50 @@ def reordering(
             f"{foretold.read:,}",
         ),
     ]
+
+
+def striping(
+    folder: Path, rounds: int, *, rows: int = 20_000, columns: int = 40, wanted: int = 10
+) -> Figure:
+    """Reading columns that lie first, of stripes of half of the rows and of a twentieth."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "source.parquet"
+    pq.write_table(list_table(rows, columns), source, compression="zstd", use_dictionary=False)
+    names = [f"c{n}" for n in range(wanted)]
+    sides = {"large": rows // 2, "small": rows // 20}
+    tables = {name: folder / name for name in sides}
+    readings, windows = {}, {}
+    for name, stripe in sides.items():
+        stripes = RewriteConfig(first=tuple(names), rows_per_stripe=stripe, stripes_per_file=20)
+        rewrite(source, tables[name], stripes)
+        readings[name] = layout_of(tables[name]).reading(names)
+        file = pq.ParquetFile(only_file(tables[name]))
+        windows[name] = 2 * file.read_row_group(0, columns=names).nbytes
+
+    def read(table: Path) -> None:
+        file = pq.ParquetFile(only_file(table), pre_buffer=True)
+        for group in range(file.num_row_groups):
+            file.read_row_group(group, columns=names)
+
+    measured = alternate(
+        {name: dropped(partial(read, table)) for name, table in tables.items()},
+        rounds,
+        of="striping",
+    )
+    large, small = readings["large"], readings["small"]
+    seconds = ", ".join(
+        f"{store} {small.seconds[store] / large.seconds[store]:.1f}x" for store in large.seconds
+    )
+    return quotient(
+        "stripes ten times as large",
+        measured["small"],
+        measured["large"],
+        unit="x rows/s",
+        note=f"{wanted} of {columns} columns, {rows:,} rows in the page cache; {small.ios} and "
+        f"{large.ios} I/Os, {small.read:,} and {large.read:,} bytes, by `recd data layout` "
+        f"{seconds} faster; the price: a window of two stripes has {windows['small'] / 1e6:.2g} "
+        f"and {windows['large'] / 1e6:.2g} MB of these columns in memory",
+    )
 
 
 class Counting(io.RawIOBase):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.dsi.layouts import flattening, reordering
+from benchmarks.dsi.layouts import flattening, reordering, striping
 from benchmarks.dsi.over_s3 import over_s3
 from benchmarks.dsi.transforms import DENSE, IN_PLACE, NEW, transforms
 
@@ -28,6 +28,8 @@ def test_each_figure_is_there_and_layouts_are_counted(tmp_path: Path) -> None:
     assert 0.9 < read.share <= 1
     assert unique.limit is not None
     assert unique.limit.value == pytest.approx(8)
+    stripes = striping(tmp_path / "stripes", 1, rows=400, columns=8, wanted=2)
+    assert "20 and 2 I/Os" in stripes.note
     whole, layout = over_s3(tmp_path / "s3", 1, rows=400, columns=40, wanted=8)
     assert (whole.target, layout.target) == (3, None)
     assert "18, 4 and 4 requests" in whole.note

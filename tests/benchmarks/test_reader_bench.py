@@ -94,10 +94,12 @@ READER = """
 import sys
 from itertools import islice
 from pathlib import Path
-from benchmarks import reader
+from benchmarks import reader, readers_beside
 from benchmarks.harness import main
 
 table = reader.write_table(Path(sys.argv.pop()) / "table", reader.SCHEMA, reader._chunks(3000))
+beside = readers_beside.beside(table, 1, Path())
+assert all(one.value > 0 for one in beside.figures)
 main("reader", lambda quick: reader.compare(table, rounds=2))
 """
 

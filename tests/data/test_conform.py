@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import Counter
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
 from recd_plugins.config import parse
-from recd_plugins.data.conform.dates import date_digits, texts_to_ms
+from recd_plugins.data.conform.dates import DATE_DIGITS, date_digits, texts_to_ms
 from recd_plugins.data.conform.hashing import hash_integers, hash_texts
 from recd_plugins.data.conform.keys import times_of
 from recd_plugins.data.conform.rows import conform
@@ -222,3 +224,21 @@ def test_a_time_that_is_none_is_named_beside_fractions_and_nulls_are_filled_by_a
         times_of(days, "dd/mm/yyyy", "error", spot)
     filled = times_of(days, "dd/mm/yyyy", Fill(value="01/01/1970"), spot)
     assert filled.to_pylist() == [86_400_000, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "unit"),
+    [
+        *((pa.array([None], pa.int64()), unit) for unit in DATE_DIGITS),
+        (pa.array([None], pa.date32()), "ms"),
+        (pa.array([None], pa.timestamp("us", "UTC")), "yyyymmdd"),
+    ],
+)
+def test_the_time_that_an_error_shows_stands_for_nulls(column, unit) -> None:
+    spot = Spot("a file", "at")
+    with pytest.raises(DataError) as told:
+        times_of(column, unit, "error", spot)
+    shown = re.search(r"\{value: (.*?)\}\}", str(told.value))
+    assert shown is not None
+    filled = times_of(column, unit, Fill(value=yaml.safe_load(shown[1])), spot)
+    assert filled.null_count == 0

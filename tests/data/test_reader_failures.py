@@ -182,16 +182,17 @@ def test_batches_of_workers_carry_no_more_than_themselves(table):
 
 
 def test_no_thread_outlives_its_iterator(table):
-    def readers() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if "recd-reader" in thread.name]
+    def threads(name: str) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if name in thread.name]
 
     running = iter(open_loader(table))
     next(running)
-    assert len(readers()) == 1
+    assert len(threads("recd-reader")) == 1
+    assert bool(threads("recd-copies")) == (pa.cpu_count() > 1)
     running.close()
     epoch(open_loader(table))
     del running
-    assert readers() == []
+    assert threads("recd-reader") + threads("recd-copies") == []
 
 
 @pytest.mark.ranks

@@ -17,6 +17,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.files import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing import survey as surveys
 from recd_plugins.data.importing.formats import files_of, foreign_files
 from recd_plugins.data.importing.reading import blocks
@@ -245,8 +246,8 @@ def test_numbers_turn_out_to_have_fractions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the sample did not show is read, and a check has nothing against it."""
-    monkeypatch.setattr(surveys, "FIRST_BYTES", 1_000)
-    monkeypatch.setattr(surveys, "SPOT_BYTES", 100)
+    monkeypatch.setattr(samples, "FIRST_BYTES", 1_000)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 100)
     lines = [f"{one % 2},{one % 90},{one % 50}" for one in range(20_000)]
     lines[7_777] = "0.5,3.5,abc"
     path = text(tmp_path / "c.csv", "label,count,item\n" + "\n".join(lines) + "\n")
@@ -313,14 +314,16 @@ def test_parts_of_an_export_share_the_first_ones_header(tmp_path: Path) -> None:
 def test_keys_of_json_that_come_late_are_found_and_those_of_no_line_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveys, "FIRST_BYTES", 1_000)
-    monkeypatch.setattr(surveys, "SPOT_BYTES", 100)
+    monkeypatch.setattr(samples, "FIRST_BYTES", 1_000)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 100)
     rows: list[dict[str, Any]] = [
         {"label": one % 2, "item": one % 9, "user": {"name": "u"}, "price": None}
         for one in range(3_000)
     ]
     rows[1_234] |= {"user": {"name": "u", "age": 33}, "price": 2.5, "tags": ["a", "b"]}
     path = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    found = {one.name: one for one in surveys.survey(foreign_files([path]), ["tags"]).columns}
+    assert (found["label"].nulls, found["item"].nulls, found["tags"].values) == (0, 0, 2)
     schema: dict[str, Any] = {
         "session_id": None,
         "timestamp": None,

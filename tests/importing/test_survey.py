@@ -16,7 +16,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing import survey as surveys
+from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import Proposal, propose
 from recd_plugins.data.importing.reading import split_texts
@@ -116,8 +116,8 @@ def test_numbers_of_lists_and_vectors(tmp_path: Path) -> None:
 
 def test_a_large_file_is_sampled_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of its end count, and how many rows there are is an estimate close to the truth."""
-    monkeypatch.setattr(surveys, "FIRST_BYTES", 4_096)
-    monkeypatch.setattr(surveys, "SPOT_BYTES", 2_048)
+    monkeypatch.setattr(samples, "FIRST_BYTES", 4_096)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 2_048)
     rows = 40_000
     table = pa.table({"label": [0, 1] * (rows // 2), "item_id": [f"i{one}" for one in range(rows)]})
     found = survey(foreign_files([write(tmp_path / "c.csv", table)]))

@@ -11,13 +11,13 @@ import torch
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_dsi.transforms import Clamp, FirstX, SigridHash
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.keyed import with_feature, with_ids
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
 from recd_plugins.testing.batches import from_lists, to_lists
@@ -278,6 +278,58 @@ def test_declared_keys_replace_those_of_their_group():
     found = RowWise(Sum())(partial, ["a", "b", "c"]).validate()
     assert found.groups == result.groups
     assert to_lists(found.to_kjt()) == to_lists(result.to_kjt())
+
+
+class Count:
+    """Adds how many ids a row of `b` has, as an id."""
+
+    takes = ("b",)
+    changes_keys = True
+
+    def made(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, None]:
+        lengths = features["b"].lengths()
+        return lengths.long(), torch.ones_like(lengths), None
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return with_feature(features, "count", *self.made(features))
+
+
+class CountAmongOthers(Count):
+    adds = "count"
+
+
+@settings(max_examples=at_most(30))
+@given(
+    features=samples(),
+    groups=st.sampled_from(GROUPINGS),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    weighed=st.booleans(),
+)
+def test_what_says_that_it_adds_is_copied_once_to_the_same(features, groups, dtype, weighed):
+    features = with_ids(
+        features,
+        features.values().to(dtype),
+        lengths=features.lengths(),
+        weights=features.values().float() if weighed else None,
+    )
+    kinds = (InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor)
+    forms = [features, *(kind.from_kjt(features, groups) for kind in kinds)]
+    for form in forms:
+        found, whole = (
+            RowWise(one, lambda keys: [*keys, "count"])(form, ["b"])
+            for one in (CountAmongOthers(), Count())
+        )
+        found, whole = (
+            one if isinstance(one, KeyedJaggedTensor) else one.validate().kjt
+            for one in (found, whole)
+        )
+        assert found.keys() == whole.keys()
+        assert torch.equal(found.values(), whole.values())
+        assert torch.equal(found.lengths(), whole.lengths())
+        assert found.length_per_key() == whole.length_per_key()
+        if weighed:
+            assert torch.equal(found.weights(), whole.weights())
+        assert (found.weights_or_none() is None) == (not weighed)
 
 
 class Constant:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.sparse.jagged import Jagged, Scratch
+from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows.pool import RowBlock, gather_blocks, join_blocks
 from recd_plugins.testing.batches import to_lists
 
@@ -33,7 +35,8 @@ B: Rows = [[], [7], [8], []]
 def test_rows_in_order_cut_and_joined_again() -> None:
     columns = [[jagged(A[:3]), jagged(A[3:])], [jagged(B[:1], torch.int32), jagged(B[1:])]]
     order = [3, 0, 2, 2, 1]
-    first, second = gather_blocks(columns, np.array(order), [2, 3], Scratch())
+    with ThreadPoolExecutor(2) as pool:
+        first, second = gather_blocks(columns, np.array(order), [2, 3], pool.map)
     assert lists(first) == [[A[3], A[0]], [B[3], B[0]]]
     assert lists(second) == [[A[2], A[2], A[1]], [B[2], B[2], B[1]]]
     assert lists(join_blocks([second, first])) == [
@@ -43,7 +46,7 @@ def test_rows_in_order_cut_and_joined_again() -> None:
 
 
 def test_a_block_as_a_kjt() -> None:
-    (block,) = gather_blocks([[jagged(A)], [jagged(B)]], np.arange(4), [4], Scratch())
+    (block,) = gather_blocks([[jagged(A)], [jagged(B)]], np.arange(4), [4])
     features = block.kjt(["a", "b"])
     assert to_lists(features) == {"a": A, "b": B}
     assert features.values().dtype == torch.int64
@@ -52,7 +55,7 @@ def test_a_block_as_a_kjt() -> None:
 
 
 def test_without_features_there_are_still_samples() -> None:
-    made = gather_blocks([], np.arange(3), [1, 2], Scratch())
+    made = gather_blocks([], np.arange(3), [1, 2])
     assert [block.kjt([]).stride() for block in made] == [1, 2]
     assert join_blocks(made).kjt([]).stride() == 3
 
@@ -68,7 +71,7 @@ def test_without_features_there_are_still_samples() -> None:
 def test_any_order_and_any_cuts(rows, order, cuts, parts) -> None:
     bounds = [0, *sorted(cut for cut in cuts if cut < len(order)), len(order)]
     columns = [[jagged(feature[:parts]), jagged(feature[parts:])] for feature in rows]
-    made = gather_blocks(columns, np.array(order), np.diff(bounds).tolist(), Scratch())
+    made = gather_blocks(columns, np.array(order), np.diff(bounds).tolist())
     expected = [[feature[row] for row in order] for feature in rows]
     for block, start, stop in zip(made, bounds, bounds[1:], strict=False):
         assert lists(block) == [feature[start:stop] for feature in expected]

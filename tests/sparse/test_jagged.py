@@ -10,7 +10,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.sparse import jagged
 from recd_plugins.sparse.jagged import (
     Jagged,
-    Scratch,
     WeightedJagged,
     concat,
     slice_rows,
@@ -78,15 +77,6 @@ def test_no_features():
     features = to_kjt({})
     assert features.keys() == []
     assert features.values().numel() == 0
-
-
-def test_scratch_is_used_again():
-    scratch = Scratch()
-    first = concat([column([[1, 2, 3]])], scratch)
-    second = concat([column([[4], [5]])], scratch)
-    assert second.values.data_ptr() == first.values.data_ptr()
-    assert lists_of(second) == [[4], [5]]
-    assert lists_of(concat([column([[6] * 100])], scratch)) == [[6] * 100]
 
 
 @given(lists=columns, data=st.data())

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged, as_bits
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged, as_bits
 from recd_plugins.sparse.rows.pool import (
     Picked,
     RowPool,
@@ -151,8 +151,8 @@ def test_rows_of_a_scored_feature_are_one_where_ids_and_weights_agree(pairs, dat
         same = [bits[other] == bits[row] for other in order]
         assert [other == number for other in numbers] == same
     found = join_picked([picked, picked])
-    (block,) = gather_blocks(columns, np.array(order * 2), [len(order) * 2], Scratch())
-    joined = join_blocks(gather_blocks(columns, np.array(order * 2), [len(order)] * 2, Scratch()))
+    (block,) = gather_blocks(columns, np.array(order * 2), [len(order) * 2])
+    joined = join_blocks(gather_blocks(columns, np.array(order * 2), [len(order)] * 2))
     for one in (found, block, joined):
         both = one.kjt(["plain", "scored"])
         wanted = [pair for row in order * 2 for pair in pairs[row]]

@@ -81,7 +81,14 @@ class FirstX(nn.Module):
         self.n = n
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        starts, weights = features.offsets()[:-1], features.weights_or_none()
+        weights = features.weights_or_none()
+        if weights is None and features.values().is_cpu:
+            lengths = features.lengths().contiguous().numpy()
+            left = np.minimum(lengths, lengths.dtype.type(self.n))
+            ids = features.values().contiguous().numpy()
+            kept = torch.from_numpy(_first(ids, lengths, left, left.sum()))
+            return with_ids(features, kept, lengths=torch.from_numpy(left))
+        starts = features.offsets()[:-1]
         lengths = features.lengths().clamp(max=self.n)
         return with_ids(
             features,
@@ -95,6 +102,21 @@ class FirstX(nn.Module):
 
     def extra_repr(self) -> str:
         return f"n={self.n}"
+
+
+@kernel
+def _first(
+    ids: npt.NDArray[Any], lengths: npt.NDArray[Any], left: npt.NDArray[Any], numel: int
+) -> npt.NDArray[Any]:
+    kept = np.empty(numel, ids.dtype)
+    at = begin = 0
+    for row in range(len(lengths)):
+        source, target = ids[begin : begin + left[row]], kept[at : at + left[row]]
+        for i in range(len(source)):
+            target[i] = source[i]
+        begin += lengths[row]
+        at += left[row]
+    return kept
 
 
 def build_first_x(config: FirstXConfig, context: Context) -> FirstX:

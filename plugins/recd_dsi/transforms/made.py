@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -39,6 +40,8 @@ __all__ = [
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Words = tuple[I64, I64]
+"""Ids and lengths of a feature's rows, as compiled loops take them."""
 
 
 class Rows(NamedTuple):
@@ -63,7 +66,11 @@ class Rows(NamedTuple):
             None if weights is None else weights[first:last],
         )
 
-    def words(self) -> tuple[I64, I64]:
+    @classmethod
+    def of_words(cls, ids: I64, lengths: I64) -> Rows:
+        return cls(torch.from_numpy(ids), torch.from_numpy(lengths))
+
+    def words(self) -> Words:
         """Ids and lengths, for compiled loops."""
         return self.ids.contiguous().numpy(), self.lengths.contiguous().numpy()
 
@@ -71,6 +78,18 @@ class Rows(NamedTuple):
     def begins(self) -> Tensor:
         """[B]: where each begins."""
         return self.lengths.cumsum(0) - self.lengths
+
+
+def _words(features: KeyedJaggedTensor, names: Sequence[str]) -> Iterator[Words]:
+    """`Rows.of(...).words()` of some features on the CPU, without tensors on the way: to make them
+    takes longer than a small batch's ids."""
+    ids, lengths = features.values().numpy(), features.lengths().numpy()
+    keys, ends, stride = features.keys(), features.offset_per_key(), features.stride()
+    for place in map(keys.index, names):
+        yield (
+            np.ascontiguousarray(ids[ends[place] : ends[place + 1]], np.int64),
+            np.ascontiguousarray(lengths[place * stride : (place + 1) * stride], np.int64),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +112,14 @@ class NewFeature(nn.Module, ABC):
         self.takes = takes
         self.config = config
 
+    @property
+    def adds(self) -> str | None:
+        """The feature that comes behind those that it takes; none where these go."""
+        return self.config.into if self.config.keep else None
+
     @abstractmethod
     def made(self, features: KeyedJaggedTensor) -> Rows:
-        """The rows of the new feature."""
+        """The rows of the new feature, of those that it takes among others."""
 
     @abstractmethod
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
@@ -166,15 +190,19 @@ class NGram(NewFeature):
         self.n, self.modulo, self._key = config.n, config.modulo, key_of(config.salt)
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
+        if features.values().is_cpu and len(self.takes) == 1:
+            return self._by_kernel(*_words(features, self.takes))
         rows = _side_by_side([Rows.of(features, name) for name in self.takes])
-        counts = (rows.lengths - (self.n - 1)).clamp_(min=0)
         if rows.ids.is_cpu:
-            made = torch.empty(int(counts.sum()), dtype=torch.int64)
-            _n_grams(
-                *rows.words(), self.n, np.int64(self._key), np.int64(self.modulo), made.numpy()
-            )
-            return Rows(made, counts)
+            return self._by_kernel(rows.words())
+        counts = (rows.lengths - (self.n - 1)).clamp_(min=0)
         return Rows(self._by_torch(rows, counts), counts)
+
+    def _by_kernel(self, words: Words) -> Rows:
+        counts = np.maximum(words[1] - (self.n - 1), 0)
+        made = np.empty(counts.sum(), np.int64)
+        _n_grams(*words, self.n, np.int64(self._key), np.int64(self.modulo), made)
+        return Rows.of_words(made, counts)
 
     def _by_torch(self, rows: Rows, counts: Tensor) -> Tensor:
         first = torch.repeat_interleave(rows.begins - (counts.cumsum(0) - counts), counts)
@@ -254,14 +282,15 @@ class Cartesian(NewFeature):
         self.modulo, self._key = config.modulo, key_of(config.salt)
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
-        left, right = (Rows.of(features, name) for name in self.takes)
-        counts = left.lengths * right.lengths
-        if left.ids.is_cpu:
-            made = torch.empty(int(counts.sum()), dtype=torch.int64)
+        if features.values().is_cpu:
+            a, b = _words(features, self.takes)
+            counts = a[1] * b[1]
+            made = np.empty(counts.sum(), np.int64)
             key, modulo = np.int64(self._key), np.int64(self.modulo)
-            _pairs(*left.words(), *right.words(), key, modulo, made.numpy())
-            return Rows(made, counts)
-        return Rows(self._by_torch(left, right), counts)
+            _pairs(*a, *b, key, modulo, made)
+            return Rows.of_words(made, counts)
+        left, right = (Rows.of(features, name) for name in self.takes)
+        return Rows(self._by_torch(left, right), left.lengths * right.lengths)
 
     def _by_torch(self, left: Rows, right: Rows) -> Tensor:
         partners = torch.repeat_interleave(right.lengths, left.lengths)  # of each left id
@@ -307,11 +336,11 @@ class Intersection(NewFeature):
         super().__init__((config.left, config.right), config)
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
+        if features.values().is_cpu and features.weights_or_none() is None:
+            a, b = _words(features, self.takes)
+            made, lengths = np.empty_like(a[0]), np.empty_like(a[1])
+            return Rows.of_words(made[: _intersected(*a, *b, made, lengths)], lengths)
         left, right = (Rows.of(features, name) for name in self.takes)
-        if left.ids.is_cpu and left.weights is None:
-            made, lengths = torch.empty_like(left.ids), torch.empty_like(left.lengths)
-            args = (*left.words(), *right.words(), made.numpy(), lengths.numpy())
-            return Rows(made[: _intersected(*args)], lengths)
         return _kept(left, in_rows(left, right))
 
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
@@ -333,12 +362,11 @@ class Union(NewFeature):
         super().__init__((config.left, config.right), config)
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
+        if features.values().is_cpu and features.weights_or_none() is None:
+            a, b = _words(features, self.takes)
+            made, lengths = np.empty(len(a[0]) + len(b[0]), np.int64), np.empty_like(a[1])
+            return Rows.of_words(made[: _united(*a, *b, made, lengths)], lengths)
         left, right = (Rows.of(features, name) for name in self.takes)
-        if left.ids.is_cpu and left.weights is None and right.weights is None:
-            made = torch.empty(len(left.ids) + len(right.ids), dtype=torch.int64)
-            lengths = torch.empty_like(left.lengths)
-            args = (*left.words(), *right.words(), made.numpy(), lengths.numpy())
-            return Rows(made[: _united(*args)], lengths)
         more = _kept(right, ~in_rows(right, left))
         joined = _side_by_side([left, more])
         if left.weights is None or more.weights is None:
@@ -512,11 +540,12 @@ class Enumerate(NewFeature):
         self.longest = config.longest
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
+        if features.values().is_cpu:
+            ((ids, lengths),) = _words(features, self.takes)
+            made = np.empty(len(ids), np.int64)
+            _count_up(lengths, self.longest, made)
+            return Rows.of_words(made, lengths)
         rows = Rows.of(features, self.takes[0])
-        if rows.ids.is_cpu:
-            made = torch.empty(len(rows.ids), dtype=torch.int64)
-            _count_up(rows.words()[1], self.longest, made.numpy())
-            return Rows(made, rows.lengths)
         return Rows(places_in_rows(rows.lengths).clamp_(max=self.longest - 1), rows.lengths)
 
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:

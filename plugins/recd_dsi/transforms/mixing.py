@@ -38,13 +38,12 @@ def fold(columns: Sequence[Tensor], key: int, modulo: int = 0) -> Tensor:
     h is read as a signed number, of which the remainder in [0, modulo) is taken; none where modulo
     is 0.
     """
-    first = columns[0]
-    if first.is_cpu:
-        stacked = first[None] if len(columns) == 1 else torch.stack(tuple(columns))
-        out = torch.empty_like(first, memory_format=torch.contiguous_format)
-        words = stacked.contiguous().numpy().view(np.uint64)
-        _fold(words, np.int64(key), np.int64(modulo), out.numpy())
-        return out
+    if columns[0].is_cpu:
+        words = [column.contiguous().numpy().view(np.uint64) for column in columns]
+        stacked = words[0][None] if len(words) == 1 else np.stack(words)
+        out = np.empty(stacked.shape[1], np.int64)
+        _fold(stacked, np.int64(key), np.int64(modulo), out)
+        return torch.from_numpy(out)
     return fold_by_torch(columns, key, modulo)
 
 

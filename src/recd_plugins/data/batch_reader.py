@@ -31,8 +31,8 @@ from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.stripes import DamagedStripe, Stripe
 from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
-from recd_plugins.sparse.rows.pool import Picked, RowBlock, gather_blocks, join_blocks
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
 from recd_plugins.storage.uri import Location
 
 __all__ = ["BatchReader", "StripeReader", "key_column"]
@@ -82,8 +82,9 @@ class BatchReader:
 
         With them come those of `ASKABLE` that `beside` names, each from a column of the table.
         `prefetch` threads load each stream's next window while this one is used; with two, one
-        gathers a window while the other decodes the next. Rows of the stripes `left_out` are empty,
-        and weigh 0; others are tried so many times.
+        gathers a window while the other decodes the next. `threads`: as many as Arrow has decode,
+        and copy the features of a window. Rows of the stripes `left_out` are empty, and weigh 0;
+        others are tried so many times.
         """
         names = table.schema.sparse_names
         self._features = [name for name in names if name not in unjoined]
@@ -91,13 +92,13 @@ class BatchReader:
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
+        self._threads = pa.cpu_count() if threads else 1
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
         keys = {*self._beside.values(), *filter(None, [self._session_id])}
         self._stripes = StripeReader(
             table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
         )
-        self._scratch = Scratch()
         self.seconds = ReadSeconds()
         """The seconds that the windows took whose batches have begun."""
 
@@ -110,20 +111,20 @@ class BatchReader:
         """
         length = self._order.num_batches
         stop = length if stop is None else min(stop, length)
-        if not self._prefetch:
-            yield from self._batches(epoch, range(first, stop), ())
-            return
+        copies = ThreadPoolExecutor(self._threads, "recd-copies")
+        each: Each = copies.map if self._threads > 1 else map
         pools = [ThreadPoolExecutor(1, "recd-reader") for _ in range(self._prefetch)]
         try:
-            yield from self._batches(epoch, range(first, stop), pools)
+            yield from self._batches(epoch, range(first, stop), pools, each)
         finally:
-            for pool in pools:  # what is decoded no more, nobody waits for to gather it
+            # What is decoded no more, nobody waits for to gather it, and then to copy it.
+            for pool in (*pools, copies):
                 pool.shutdown(cancel_futures=True)
 
     def _batches(
-        self, epoch: int, wanted: range, pools: Sequence[Executor]
+        self, epoch: int, wanted: range, pools: Sequence[Executor], each: Each
     ) -> Iterator[tuple[Batch, Columns]]:
-        streams = [self._parts(epoch, stream, wanted, pools) for stream in self._streams]
+        streams = [self._parts(epoch, stream, wanted, pools, each) for stream in self._streams]
         for batch in wanted:
             parts = []
             for stream in streams:
@@ -134,7 +135,7 @@ class BatchReader:
             yield self._join(parts)
 
     def _parts(
-        self, epoch: int, stream: int, wanted: range, pools: Sequence[Executor]
+        self, epoch: int, stream: int, wanted: range, pools: Sequence[Executor], each: Each
     ) -> Iterator[WindowPart]:
         """The stream cut at the borders of batches and of windows."""
         end = wanted.stop * self._order.rows_per_batch
@@ -143,11 +144,11 @@ class BatchReader:
         )
         if not pools:
             for window in windows:
-                yield from self._given(self._gather(window, self._decode(window)))
+                yield from self._given(self._gather(window, self._decode(window), each))
             return
         ahead: deque[Future[Loaded]] = deque()
         for window in windows:
-            ahead.append(self._load(window, pools))
+            ahead.append(self._load(window, pools, each))
             if len(ahead) == 2:
                 yield from self._given(ahead.popleft().result())
         while ahead:
@@ -161,10 +162,10 @@ class BatchReader:
         while parts:
             yield parts.pop()
 
-    def _load(self, window: ReadWindow, pools: Sequence[Executor]) -> Future[Loaded]:
+    def _load(self, window: ReadWindow, pools: Sequence[Executor], each: Each) -> Future[Loaded]:
         """The window, decoded by the first thread and gathered by the last."""
         decoded = pools[0].submit(self._decode, window)
-        return pools[-1].submit(lambda: self._gather(window, decoded.result()))
+        return pools[-1].submit(lambda: self._gather(window, decoded.result(), each))
 
     def _decode(self, window: ReadWindow) -> Decoded:
         """The window's rows as they lie in their stripes, and what that took."""
@@ -175,7 +176,7 @@ class BatchReader:
         seconds.add(DECODE, time.perf_counter() - began - io)
         return pieces, seconds
 
-    def _gather(self, window: ReadWindow, decoded: Decoded) -> Loaded:
+    def _gather(self, window: ReadWindow, decoded: Decoded, each: Each) -> Loaded:
         """The window's rows in order, cut at the borders of batches, and what that took."""
         began = time.perf_counter()
         pieces, seconds = decoded
@@ -192,7 +193,7 @@ class BatchReader:
             _take([piece.dense for piece in pieces], order).split(sizes),
             _take([piece.labels for piece in pieces], order).split(sizes),
             weights.split(sizes),
-            gather_blocks(features, order, sizes, self._scratch),
+            gather_blocks(features, order, sizes, each),
             Picked.of(unjoined, order).cut(sizes),
             self._asked(pieces, order, sizes),
             strict=True,

@@ -18,7 +18,7 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
-from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import gather_blocks
 
 __all__ = ["DecodedRows", "absent_rows", "batch_of", "decode_rows"]
@@ -83,7 +83,6 @@ def batch_of(rows: pa.Table, schema: ForeignSchema, where: str = "rows") -> Batc
         [decoded.features[name] for name in whole.sparse_names],
         np.arange(rows.num_rows),
         [rows.num_rows],
-        Scratch(),
     )
     return Batch(
         dense=decoded.dense,

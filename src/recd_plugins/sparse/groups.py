@@ -77,6 +77,6 @@ def is_padded(groups: Groups, unique_counts: Sequence[int], lengths: Tensor) -> 
     stop = 0
     for group, count in zip(groups, unique_counts, strict=True):
         start, stop = stop, stop + len(group)
-        if some[start:stop, count:].any():
+        if count < rows.shape[1] and some[start:stop, count:].any():
             return False
     return True

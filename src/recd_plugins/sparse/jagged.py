@@ -21,7 +21,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = [
     "Jagged",
-    "Scratch",
     "WeightedJagged",
     "as_bits",
     "concat",
@@ -41,26 +40,10 @@ class Jagged(NamedTuple):
     """[B]."""
 
 
-class Scratch:
-    """Memory for ids, used again and again: fresh pages cost more than the copy into them."""
-
-    def __init__(self) -> None:
-        self._values = torch.empty(0, dtype=torch.int64)
-
-    def take(self, numel: int) -> Tensor:
-        """[numel] int64, uninitialised; it takes the place of what was taken before."""
-        if self._values.numel() < numel:
-            self._values = torch.empty(numel + numel // 8, dtype=torch.int64)
-        return self._values[:numel]
-
-
-def concat(parts: Sequence[Jagged], scratch: Scratch | None = None) -> Jagged:
-    """The rows of `parts`, one part after another; in `scratch`, until its next use.
-
-    Values become int64 and lengths int32.
-    """
+def concat(parts: Sequence[Jagged]) -> Jagged:
+    """The rows of `parts`, one part after another. Values become int64 and lengths int32."""
     numel = sum(part.values.numel() for part in parts)
-    values = torch.empty(numel, dtype=torch.int64) if scratch is None else scratch.take(numel)
+    values = torch.empty(numel, dtype=torch.int64)
     lengths = torch.empty(sum(part.lengths.numel() for part in parts), dtype=torch.int32)
     # numpy, since torch.cat wakes threads, which a reader should leave to the model.
     if parts:

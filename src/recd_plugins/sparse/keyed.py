@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain, groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -48,36 +50,78 @@ def with_feature(
     values: Tensor,
     lengths: Tensor,
     weights: Tensor | None = None,
+    *,
+    last: Collection[str] = (),
 ) -> KeyedJaggedTensor:
     """The same features and, behind them, one of this name: B rows of `lengths` [B].
 
     Its ids weigh 1 where those of others have weights and it was given none, and the other way
-    about.
+    about. The features that `last` names come right before it, behind the others.
     """
-    held, ids = features.weights_or_none(), features.values()
+    held, ids, own = features.weights_or_none(), features.values(), features.lengths()
     if held is None and weights is not None:
         held = weights.new_ones(ids.numel())
     elif held is not None and weights is None:
         weights = held.new_ones(values.numel())
-    own, known = features.lengths(), features.length_per_key_or_none()
+    order = _Order.of(features, last)
     return type(features)(
-        keys=[*features.keys(), name],
-        values=_joined(ids, values.to(ids.dtype) if not ids.numel() else values),
-        weights=None if held is None or weights is None else _joined(held, weights),
-        lengths=_joined(own, lengths.to(own.dtype)),
+        keys=[*order.keys, name],
+        values=_joined(ids, order.ids, values if order.numel else values.to(ids.dtype)),
+        weights=None if held is None or weights is None else _joined(held, order.ids, weights),
+        lengths=_joined(own, order.rows, lengths.to(own.dtype)),
         stride=features.stride(),
-        length_per_key=None if known is None else [*known, values.numel()],
+        length_per_key=None if order.numels is None else [*order.numels, values.numel()],
     )
 
 
-def _joined(one: Tensor, other: Tensor) -> Tensor:
-    """One behind the other. On the CPU torch's own cat wakes its threads; those belong to the
-    model, and to wait for them costs more than they save."""
-    if any(type(part) is not Tensor or part.dtype not in BY_NUMPY for part in (one, other)):
-        return torch.cat((one, other))
-    if not (one.is_cpu and other.is_cpu) or one.requires_grad or other.requires_grad:
-        return torch.cat((one, other))
-    return torch.from_numpy(np.concatenate((one.numpy(), other.numpy())))
+class _Order(NamedTuple):
+    """Keys in another order, and where their ids and rows lie."""
+
+    keys: list[str]
+    numels: list[int] | None
+    """The ids of each key, where somebody knows them."""
+    numel: int
+    """The ids of those that are last, or of all."""
+    ids: list[slice]
+    rows: list[slice]
+
+    @classmethod
+    def of(cls, features: KeyedJaggedTensor, last: Collection[str]) -> _Order:
+        """The keys that are last behind the others, each in its order."""
+        keys = features.keys()
+        if not last:
+            known, all_ids = features.length_per_key_or_none(), features.values().numel()
+            return cls(keys, known, all_ids, [slice(None)], [slice(None)])
+        numels, stride = features.length_per_key(), features.stride()
+        runs: tuple[list[range], list[range]] = ([], [])
+        stop = 0
+        for is_last, run in groupby(keys, frozenset(last).__contains__):
+            start, stop = stop, stop + len([*run])
+            runs[is_last].append(range(start, stop))
+        ends = [0, *accumulate(numels)]
+        places = [place for run in chain(*runs) for place in run]
+        return cls(
+            [keys[place] for place in places],
+            [numels[place] for place in places],
+            sum(numels[place] for run in runs[1] for place in run),
+            [slice(ends[run.start], ends[run.stop]) for run in chain(*runs)],
+            [slice(run.start * stride, run.stop * stride) for run in chain(*runs)],
+        )
+
+
+def _joined(whole: Tensor, spans: Sequence[slice], more: Tensor) -> Tensor:
+    """Spans of one tensor end to end, and another tensor behind them. On the CPU torch's own cat
+    wakes its threads; those belong to the model, and to wait for them costs more than they save."""
+    if not (_is_numpys(whole) and _is_numpys(more)):
+        return torch.cat((*(whole[span] for span in spans), more))
+    numbers = whole.numpy()
+    return torch.from_numpy(np.concatenate((*(numbers[span] for span in spans), more.numpy())))
+
+
+def _is_numpys(part: Tensor) -> bool:
+    """Whether numpy can have its memory."""
+    plain = type(part) is Tensor and part.dtype in BY_NUMPY
+    return plain and part.is_cpu and not part.requires_grad
 
 
 BY_NUMPY = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})

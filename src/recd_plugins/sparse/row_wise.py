@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
-from recd_plugins.sparse.keyed import with_ids
+from recd_plugins.sparse.keyed import with_feature, with_ids
 
 __all__ = ["KjtTransform", "RowWise", "SomeKeys"]
 
@@ -38,6 +38,9 @@ class RowWise:
     - `elementwise = True`: an id's result depends on that id alone, and rows keep their lengths.
       Then it runs on a partial IKJT's shared values; else on its unique samples, each spread
       out, and what they share is found anew.
+    - `adds`, a name: the features that it takes stay, and one of this name comes behind them, whose
+      ids, lengths and weights or none `made(features)` gives. Among `features` it finds by their
+      names those that it takes; others may lie between them.
     """
 
     def __init__(
@@ -55,7 +58,10 @@ class RowWise:
         self.name = name or _name_of(transform)
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
-        self._changes_keys: bool = makes is not None or getattr(transform, "changes_keys", False)
+        self._adds: str | None = getattr(transform, "adds", None)
+        self._changes_keys: bool = bool(
+            makes is not None or self._adds or getattr(transform, "changes_keys", False)
+        )
 
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
         """The features transformed; of `keys` alone, if given, while the others stay."""
@@ -80,7 +86,9 @@ class RowWise:
             made = features.from_ikjt(self._on_ikjt(features.to_ikjt(), chosen))
         return cast("Features", made)
 
-    def _on_kjt(self, features: KeyedJaggedTensor, chosen: Collection[str]) -> KeyedJaggedTensor:
+    def _on_kjt(self, features: KeyedJaggedTensor, chosen: list[str]) -> KeyedJaggedTensor:
+        if self._adds is not None and not features.variable_stride_per_key():
+            return self._with_added(features, chosen, self._adds)
         keys = features.keys()
         if len(chosen) == len(keys):
             return self._run(features)
@@ -89,7 +97,7 @@ class RowWise:
         given = [part for part, (taken, _) in zip(parts, runs, strict=True) if taken]
         others = [part for part, (taken, _) in zip(parts, runs, strict=True) if not taken]
         result = self._run(_joined(given, features.stride()))
-        if result.keys() == list(chosen):
+        if result.keys() == chosen:
             pieces = iter(_cut(result, [count for taken, count in runs if taken]))
             left = iter(others)
             parts = [next(pieces if taken else left) for taken, _ in runs]
@@ -98,7 +106,7 @@ class RowWise:
         return _joined(parts, features.stride())
 
     def _on_ikjt(
-        self, features: InverseKeyedJaggedTensor, chosen: Collection[str]
+        self, features: InverseKeyedJaggedTensor, chosen: list[str]
     ) -> InverseKeyedJaggedTensor:
         if not self._changes_keys:
             some = SomeKeys(features, chosen)
@@ -131,7 +139,7 @@ class RowWise:
                 "Name all that it takes in one group of dedup.groups."
             )
 
-    def _on_shared_values(self, features: Shared, chosen: Collection[str]) -> Shared:
+    def _on_shared_values(self, features: Shared, chosen: list[str]) -> Shared:
         kjt = self._on_kjt(features.kjt, chosen)
         if not torch.equal(kjt.lengths(), features.kjt.lengths()):
             raise PluginError(
@@ -147,23 +155,36 @@ class RowWise:
                 f"preprocess: {self.name} made a {type(result).__name__} of a KeyedJaggedTensor, "
                 "but must return one."
             )
-        if result.keys() != features.keys() and not self._changes_keys:
+        self._check(result.keys(), result.stride(), features.keys(), features.stride())
+        return result
+
+    def _with_added(
+        self, features: KeyedJaggedTensor, chosen: list[str], name: str
+    ) -> KeyedJaggedTensor:
+        """What `_run` makes of the chosen and the others before it, by one copy of each id."""
+        transform: Any = self.transform
+        values, lengths, weights = transform.made(features)
+        self._check([*chosen, name], lengths.numel(), chosen, features.stride())
+        return with_feature(features, name, values, lengths, weights, last=chosen)
+
+    def _check(self, made: list[str], num_rows: int, given: list[str], stride: int) -> None:
+        """`PluginError` where keys or rows came out that may not."""
+        if made != given and not self._changes_keys:
             raise PluginError(
-                f"preprocess: {self.name} made the keys {result.keys()} of {features.keys()}. Keep "
+                f"preprocess: {self.name} made the keys {made} of {given}. Keep "
                 "them and their order, or let the transform say `changes_keys = True`."
             )
-        if self._makes is not None and result.keys() != self._made(tuple(features.keys())):
+        if self._makes is not None and made != self._made(tuple(given)):
             raise PluginError(
-                f"preprocess: {self.name} made the keys {result.keys()} of {features.keys()}, but "
-                f"its `schema` says {self._made(tuple(features.keys()))}. Let both name the same, "
+                f"preprocess: {self.name} made the keys {made} of {given}, but "
+                f"its `schema` says {self._made(tuple(given))}. Let both name the same, "
                 "in one order."
             )
-        if result.stride() != features.stride():
+        if num_rows != stride:
             raise PluginError(
-                f"preprocess: {self.name} made {result.stride()} rows of {features.stride()}. Keep "
+                f"preprocess: {self.name} made {num_rows} rows of {stride}. Keep "
                 "one row for each: a row without ids is an empty one."
             )
-        return result
 
     def _made(self, keys: tuple[str, ...]) -> list[str]:
         if keys not in self._known and self._makes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,12 +40,8 @@ CURE = (
     "Say what stands for it under `nulls` of the schema, as `nulls: {%s: drop}` (the row) or "
     "`{%s: {value: %s}}`."
 )
-SOME_DAY = {
-    "yyyy-mm-dd": '"1970-01-01"',
-    "dd/mm/yyyy": '"01/01/1970"',
-    "mm/dd/yyyy": '"01/01/1970"',
-}
-"""A time as its text, in YAML."""
+DIGITS = {"yyyy": "1970", "yy": "70", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
+"""Those of some day. Minutes may be 1, too."""
 
 
 def sessions_of(
@@ -69,8 +66,7 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     array = plain(array)
     if array.type == pa.int64() and unit == "ms" and not array.null_count:
         return array
-    shown = SOME_DAY.get(unit, "0") if are_texts(array.type) else "0"
-    array = _filled(array, nulls, spot, shown)
+    array = _filled(array, nulls, spot, _some_time(array.type, unit))
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
@@ -96,6 +92,17 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
         if bad.any():
             raise _too_far(bad, spot)
     return _scaled(counts.view(np.int64), unit, spot)
+
+
+def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
+    """A time as a column of such a type says it, in YAML."""
+    if pa.types.is_date(kind) or (are_texts(kind) and unit == "yyyy-mm-dd"):
+        return '"1970-01-01"'
+    if are_texts(kind):
+        return '"01/01/1970"'
+    if unit in DATE_DIGITS and not pa.types.is_timestamp(kind):
+        return re.sub("y+|[^y]{2}", lambda part: DIGITS[part[0]], unit)
+    return "0"
 
 
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:

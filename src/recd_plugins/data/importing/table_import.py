@@ -1,23 +1,15 @@
-"""A table of foreign files: streamed, in segments that are whole or not there.
-
-While it works, `<destination>.part` holds the segments that are done, with which an import that was
-killed goes on; the destination appears whole, at its end. For a table on a store that folder is of
-this machine, `<its name>.part` where the import runs; at the end its files are copied, in which
-time the table says that it is not whole.
-"""
+"""A table of foreign files: streamed, in segments that a killed import need not write again."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +20,15 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import missing
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
 from recd_plugins.data.dataset import SPLITS, Split
-from recd_plugins.data.files import UNFINISHED
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile
+from recd_plugins.data.importing.import_folder import (
+    JOURNAL,
+    VOCABULARIES,
+    ImportFolder,
+    Segment,
+    write_json,
+)
 from recd_plugins.data.importing.negatives import (
     Catalogue,
     CatalogueBuilder,
@@ -51,7 +49,7 @@ from recd_plugins.data.importing.reading import (
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, TableWriter, silent
+from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location, Uri
 
@@ -61,11 +59,6 @@ R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
 """Rows after which what is done is kept for good."""
-JOURNAL = "done.json"
-JOB = "import.json"
-VOCABULARIES = "vocabularies"
-COPIED = 16 << 20
-"""Bytes that are copied to a store at a time."""
 VERSION = 2
 """The version of how a table is made: an import that another version began starts anew."""
 
@@ -108,8 +101,6 @@ class TableImport:
         `absent` from a file are nulls there."""
         self._files = files
         self._to = destination
-        part = f"{destination.name}.part"
-        self._part = Path(part) if isinstance(destination, Uri) else destination.with_name(part)
         self._asked = schema
         self._schema = schema
         self._least_count = least_count
@@ -117,6 +108,7 @@ class TableImport:
         self._absent = tuple(absent)
         self._read_as = read_as
         self._split = split
+        self._folder = ImportFolder(destination, self._splits)
         self._negatives = negatives
         self._progress = progress
         self._workers = workers
@@ -129,7 +121,7 @@ class TableImport:
         type, from the first row on."""
         self._check()
         key = self._fingerprint()
-        widened = self._begin(key)
+        widened = self._folder.begin(key)
         for column in widened:
             self._widen(column)
         while True:
@@ -142,7 +134,7 @@ class TableImport:
                     raise
                 note = f"{error.column}: read as {what}, for {error}".removesuffix(f". {MEND}")
                 widened[error.column] = note
-                self._begin_anew(key, widened)
+                self._folder.begin_anew(key, widened)
         return dataclasses.replace(imported, notes=(*widened.values(), *imported.notes))
 
     def _widen(self, column: str) -> str | None:
@@ -154,12 +146,7 @@ class TableImport:
         return "numbers with fractions" if pa.types.is_floating(kind) else "text"
 
     def _check(self) -> None:
-        if isinstance(self._to, Uri):
-            there = self._to.exists() and not any(self._to.rglob(UNFINISHED))
-        else:
-            there = self._to.exists() and (not self._to.is_dir() or any(self._to.iterdir()))
-        if there:
-            raise DataError(f"{self._to}: is there already. Name another folder, or remove it.")
+        self._folder.check_free()
         if self._split is not None and self._split.column is None and not self._schema.timestamp:
             raise DataError(
                 "--split-by time: the schema has no timestamp. Name its column there, or split by "
@@ -221,12 +208,12 @@ class TableImport:
         self._schema = self._with_vocabularies()
         if self._negatives is not None:
             self._catalogue = self._items()
-        done = self._done_segments()
+        done = self._folder.done()
         resumed = len(done)
         position = Position(**done[-1]["after"]) if done else Position()
         if not done or not done[-1]["last"]:
             self._write_segments(position, len(done))
-            done = self._done_segments()
+            done = self._folder.done()
         rows: dict[str, int] = {
             split: sum(one["rows"][split] for one in done) for split in self._splits
         }
@@ -237,7 +224,7 @@ class TableImport:
             if not rows[split]:
                 raise self._no_rows(split, dropped)
         self._note_share(rows)
-        self._publish(len(done))
+        self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
         return Imported(
@@ -271,8 +258,6 @@ class TableImport:
             "column."
         )
 
-    # What is there of an import that was killed
-
     def _fingerprint(self) -> str:
         files = [(str(_named(file.path)), file.size, file.mtime_ns) for file in self._files]
         options = [
@@ -285,35 +270,10 @@ class TableImport:
         made += [self._absent] if self._absent else []
         return sha256(json.dumps(made).encode()).hexdigest()
 
-    def _begin(self, key: str) -> dict[str, str]:
-        """The working folder of this very import, and the columns that it had to widen, each with
-        the note of it; what another import left is removed."""
-        file = self._part / JOB
-        if file.exists():
-            job = json.loads(file.read_text())
-            if job["key"] == key:
-                return dict(job.get("widened", {}))
-        self._begin_anew(key, {})
-        return {}
-
-    def _begin_anew(self, key: str, widened: Mapping[str, str]) -> None:
-        shutil.rmtree(self._part, ignore_errors=True)
-        self._part.mkdir(parents=True)
-        _write_json(self._part / JOB, {"key": key, "widened": widened})
-
-    def _done_segments(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        while (file := self._segment(len(found)) / JOURNAL).exists():
-            found.append(json.loads(file.read_text()))
-        return found
-
-    def _segment(self, number: int) -> Path:
-        return self._part / f"segment-{number:05}"
-
     # Passes before the rows are written
 
     def _time_cut(self) -> int:
-        file = self._part / "cut.json"
+        file = self._folder.path / "cut.json"
         assert self._split is not None
         assert self._schema.timestamp is not None
         if not file.exists():
@@ -328,7 +288,7 @@ class TableImport:
 
             for _, found in self._mapped(times, [name], Position(), "reading times"):
                 quantile.add(found[timestamp].to_numpy())
-            _write_json(file, {"cut": quantile.cut(self._split.share, name)})
+            write_json(file, {"cut": quantile.cut(self._split.share, name)})
         return int(json.loads(file.read_text())["cut"])
 
     def _with_vocabularies(self) -> ForeignSchema:
@@ -339,7 +299,7 @@ class TableImport:
         bare = [one for one in self._asked.sparse if one.ids == "vocabulary" and not one.vocabulary]
         if not bare:
             return self._asked
-        folder = self._part / VOCABULARIES
+        folder = self._folder.path / VOCABULARIES
         journal = folder / JOURNAL
         if not journal.exists():
             counts = {one.table_name: VocabularyCounts(one.name) for one in bare}
@@ -382,7 +342,7 @@ class TableImport:
                         f"{table}: {left:,} of {one.num_values:,} values have no id of their own "
                         f"(num_ids {most:,}, least count {self._least_count:,})"
                     )
-            _write_json(journal, {"sizes": sizes, "notes": self._notes})
+            write_json(journal, {"sizes": sizes, "notes": self._notes})
         saved = json.loads(journal.read_text())
         self._notes = saved["notes"]
         return dataclasses.replace(
@@ -427,7 +387,7 @@ class TableImport:
 
     def _items(self) -> Catalogue:
         assert self._negatives is not None
-        file = self._part / "items.arrow"
+        file = self._folder.path / "items.arrow"
         if not file.exists():
             builder = CatalogueBuilder(item_columns(self._made, self._negatives))
             clicks = self._mapped(self._clicks, self._columns, Position(), "reading items")
@@ -452,19 +412,19 @@ class TableImport:
 
     def _write_segments(self, start: Position, number: int) -> None:
         last = Position()
-        segment: _Segment | None = None
+        segment: Segment | None = None
         try:
             mapped = self._mapped(self._rows, self._columns, start, f"writing {self._to.name}")
             for block, (rows, dropped) in mapped:
                 if segment is None:
-                    segment = _Segment(self._segment(number), self._splits, self._made)
+                    segment = self._folder.segment(number, self._made)
                 segment.write(rows, dropped)
                 if block.after is not None:
                     last = block.after
                     if segment.num_rows >= SEGMENT_ROWS:
                         segment.close(last, is_last=False)
                         segment, number = None, number + 1
-            segment = segment or _Segment(self._segment(number), self._splits, self._made)
+            segment = segment or self._folder.segment(number, self._made)
             segment.close(last, is_last=True)
         except BaseException:
             if segment is not None:
@@ -544,52 +504,9 @@ class TableImport:
 
     # The end
 
-    def _publish(self, segments: int) -> None:
-        """All segments as one folder, under its name in one step."""
-        whole = self._part / "whole"
-        shutil.rmtree(whole, ignore_errors=True)
-        for split in self._splits:
-            folder = whole / split if self._split else whole
-            folder.mkdir(parents=True)
-            files = [
-                file
-                for number in range(segments)
-                for file in sorted((self._segment(number) / split).glob("*.parquet"))
-            ]
-            for number, file in enumerate(files):
-                _link(file, folder / f"part-{number:05}.parquet")
-        made = self._part / VOCABULARIES
-        if made.is_dir():
-            for file in sorted(made.glob("*.parquet")):
-                (whole / VOCABULARIES).mkdir(exist_ok=True)
-                _link(file, whole / VOCABULARIES / file.name)
-        (whole / "schema.yaml").write_text(self._schema_text(), encoding="utf-8")
-        if isinstance(self._to, Uri):
-            self._copy(whole, self._to)
-        else:
-            if self._to.exists():
-                self._to.rmdir()  # empty, as `_check` saw
-            whole.rename(self._to)
-        shutil.rmtree(self._part)
-
-    def _copy(self, whole: Path, to: Uri) -> None:
-        """Copy to a store: tables say that they are not whole until all is there."""
-        marks = [to / split / UNFINISHED if self._split else to / UNFINISHED
-                 for split in self._splits]  # fmt: skip
-        for mark in marks:
-            mark.write_text("")
-        files = sorted(file for file in whole.rglob("*") if file.is_file())
-        for number, file in enumerate(files, 1):
-            target = to / file.relative_to(whole).as_posix()
-            with file.open("rb") as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink, COPIED)
-            self._progress(f"copying to {to}", number, len(files))
-        for mark in marks:
-            mark.unlink()
-
     def _schema_text(self) -> str:
         """The schema by which the files became rows: for more of them, and for serving."""
-        own = self._part / VOCABULARIES
+        own = self._folder.path / VOCABULARIES
         sparse = tuple(
             dataclasses.replace(
                 one,
@@ -608,44 +525,6 @@ class TableImport:
         )
 
 
-class _Segment:
-    """A stretch of the files, written as a table of each split; there as a whole, or not at all."""
-
-    def __init__(self, folder: Path, splits: Sequence[Split], schema: Schema) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        self._folder = folder
-        self._writers = {split: TableWriter(folder / split, schema) for split in splits}
-        self._dropped: Counter[str] = Counter()
-        self.num_rows = 0
-
-    def write(self, rows: Mapping[Split, pa.Table], dropped: Counter[str]) -> None:
-        for split, part in rows.items():
-            if part.num_rows:
-                self._writers[split].write(part)
-                self.num_rows += part.num_rows
-        self._dropped.update(dropped)
-
-    def close(self, after: Position, *, is_last: bool) -> None:
-        counts = {}
-        for split, writer in self._writers.items():
-            writer.close()
-            counts[split] = writer.num_rows
-            if not writer.num_rows:
-                shutil.rmtree(self._folder / split)
-        journal = {
-            "after": dataclasses.asdict(after),
-            "last": is_last,
-            "rows": counts,
-            "dropped": self._dropped,
-        }
-        _write_json(self._folder / JOURNAL, journal)
-
-    def abort(self) -> None:
-        for writer in self._writers.values():
-            writer.abort()
-
-
 def _file_of(table: str) -> str:
     """The file of a table's vocabulary: a name may have a slash."""
     return f"{table.replace('%', '%25').replace('/', '%2F')}.parquet"
@@ -659,17 +538,3 @@ def _together(files: Sequence[ForeignFile]) -> str:
 def _named(location: Location) -> Location:
     """The name that it is called by from anywhere."""
     return location if isinstance(location, Uri) else location.absolute()
-
-
-def _write_json(file: Path, values: Mapping[str, Any]) -> None:
-    aside = file.with_suffix(".new")
-    aside.write_text(json.dumps(values))
-    aside.rename(file)
-
-
-def _link(file: Path, name: Path) -> None:
-    """The same file under another name; a copy where the file system has no links."""
-    try:
-        os.link(file, name)
-    except OSError:
-        shutil.copyfile(file, name)

@@ -1,24 +1,29 @@
 """The rows that a reader holds of a window: gathered, or each different one kept once.
 
-All of it runs on CPU, on the thread that calls: torch's own cat and index would wake its
-threads. Those belong to the model, and to wait for them costs more than they save.
+All of it runs on CPU, on the thread that calls or on those of an executor that it hands over:
+torch's own cat and index would wake torch's threads. Those belong to the model, and to wait for
+them costs more than they save.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.sparse.jagged import Jagged, Scratch, WeightedJagged, concat
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.sparse.rows.gather import AHEAD
+from recd_plugins.sparse.rows.memory import array_like, prefetch
 from recd_plugins.sparse.rows.unique import HALF, MIX, hash_row
 
 __all__ = [
+    "Each",
     "Picked",
     "RowBlock",
     "RowPool",
@@ -38,6 +43,8 @@ Numbers: TypeAlias = npt.NDArray[Any]
 F32: TypeAlias = npt.NDArray[np.float32]
 Column: TypeAlias = "Sequence[Jagged | WeightedJagged]"
 """The rows of a feature, in parts: all of them with weights, or none."""
+Each: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
+"""A call for each number: `map`, or that of an executor."""
 
 
 class RowBlock(NamedTuple):
@@ -62,39 +69,89 @@ class RowBlock(NamedTuple):
 
 
 def gather_blocks(
-    columns: Sequence[Column], rows: I64, sizes: Sequence[int], scratch: Scratch
+    columns: Sequence[Column],
+    rows: I64,
+    sizes: Sequence[int],
+    each: Each = map,
 ) -> list[RowBlock]:
     """Rows `rows` [N], in this order, cut into blocks of `sizes`.
 
     `columns` are the features; the rows of each come in parts, the same rows for all of them.
+    Where `each` is an executor's, several features are copied at a time.
     """
-    cuts = np.cumsum(sizes)[:-1]
+    cuts = np.cumsum([0, *sizes])
     if not columns:
         return [RowBlock(np.empty(0, np.int64), np.empty((0, size), np.int32)) for size in sizes]
     lengths = np.stack([_lengths(parts) for parts in columns]).take(rows, axis=1)
-    numels = np.add.reduceat(lengths, [0, *cuts], axis=1, dtype=np.int64)  # [K, blocks]
+    numels = np.add.reduceat(lengths, cuts[:-1], axis=1, dtype=np.int64)  # [K, blocks]
     values = [np.empty(numel, np.int64) for numel in numels.sum(axis=0)]
     scored = any(map(_is_scored, columns))
-    weights = [np.ones(numel, np.float32) if scored else None for numel in numels.sum(axis=0)]
-    ends = numels.cumsum(axis=0)
-    spans = [np.stack(span, axis=1).tolist() for span in zip(ends - numels, ends, strict=True)]
-    chosen = np.split(rows, cuts)
-    for parts, span in zip(columns, spans, strict=True):
+    weights = [np.ones(numel, np.float32) for numel in numels.sum(axis=0)] if scored else []
+    of_ids, of_weights = _targets(values, numels), _targets(weights, numels)
+
+    def copy(feature: int) -> None:
         # Feature by feature, since the rows of one fit the cache where those of all do not.
-        every = [_rows(part) for part in parts]
-        ids, counts = concat(every, scratch) if len(every) > 1 else every[0]
-        offsets = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts.numpy(), out=offsets[1:])
-        source = ids.numpy()
-        for out, some, (start, end) in zip(values, chosen, span, strict=True):
-            _copy_rows(source, offsets, some, out[start:end])
+        parts, order = columns[feature], (rows, lengths[feature], cuts)
+        found = _LaidOut.of(parts, [part.values for part in parts])
+        found.copy(*order, of_ids[feature], values[0])
         if _is_scored(parts):
-            scores = np.concatenate([_weights(part) for part in parts])
-            for of_block, some, (start, end) in zip(weights, chosen, span, strict=True):
-                assert of_block is not None
-                _copy_rows(scores, offsets, some, of_block[start:end])
-    cut = np.split(lengths, cuts, axis=1)
-    return [RowBlock(*one) for one in zip(values, cut, weights, strict=True)]
+            found = _LaidOut.of(parts, [torch.from_numpy(_weights(part)) for part in parts])
+            found.copy(*order, of_weights[feature], weights[0])
+
+    for _ in each(copy, range(len(columns))):
+        pass  # an executor's errors are raised here
+    cut = np.split(lengths, cuts[1:-1], axis=1)
+    scores: Sequence[F32 | None] = weights or [None] * len(values)
+    return [RowBlock(*one) for one in zip(values, cut, scores, strict=True)]
+
+
+class _LaidOut(NamedTuple):
+    """The rows of a feature, where they lie: its parts need not be joined to copy some."""
+
+    numbers: Sequence[Tensor]
+    """The parts' ids, or weights."""
+    place: I64
+    """[3], as `Addresses` has it, of memory that all of them lie in."""
+    begins: I64
+    """[N]: where in it each row begins."""
+
+    @classmethod
+    def of(cls, parts: Column, numbers: Sequence[Tensor]) -> _LaidOut:
+        if len({one.dtype for one in numbers}) > 1:
+            numbers = [one.long() for one in numbers]
+        size = numbers[0].element_size()
+        numbers = [one.contiguous() for one in numbers]
+        numbers = [one.clone() if one.data_ptr() % size else one for one in numbers]
+        some = [one for one in numbers if one.numel()] or numbers
+        first = min(one.data_ptr() for one in some)
+        end = max(one.data_ptr() + size * one.numel() for one in some)
+        begins = np.empty(sum(part.lengths.numel() for part in parts), np.int64)
+        done = 0
+        for part, one in zip(parts, numbers, strict=True):
+            lengths = part.lengths.numpy()
+            of_part = begins[done : done + len(lengths)]
+            np.cumsum(lengths, out=of_part)
+            of_part -= lengths
+            of_part += (one.data_ptr() - first) // size
+            done += len(lengths)
+        return cls(numbers, np.array([first, (end - first) // size, size]), begins)
+
+    def copy(self, rows: I64, lengths: I32, cuts: I64, targets: I64, into: Numbers) -> None:
+        """Lay rows, of these lengths, end to end in their blocks' targets [blocks, 3], which are of
+        the type of `into`."""
+        like = self.numbers[0][:0].numpy()
+        _copy_rows(self.place, self.begins, rows, lengths, cuts, targets, like, into[:0])
+
+
+def _targets(blocks: Sequence[Numbers], numels: I64) -> I64:
+    """[K, blocks, 3]: the place, as `Addresses` has it, of each feature's numbers in each block."""
+    targets = np.empty((*numels.shape, 3), np.int64)
+    if blocks:
+        size = blocks[0].itemsize
+        starts = numels.cumsum(axis=0) - numels
+        targets[..., 0] = [block.ctypes.data for block in blocks] + starts * size
+        targets[..., 1], targets[..., 2] = numels, size
+    return targets
 
 
 def join_blocks(parts: Sequence[RowBlock]) -> RowBlock:
@@ -148,15 +205,31 @@ def _pairs(part: Jagged | WeightedJagged) -> Jagged:
 
 
 @kernel
-def _copy_rows(values: npt.NDArray[Any], offsets: I64, rows: I64, out: I64) -> None:
-    """Lays rows `values[offsets[r] : offsets[r + 1]]`, for each r of `rows`, end to end."""
-    at = 0
-    for row in rows:
-        source = values[offsets[row] : offsets[row + 1]]
-        target = out[at : at + len(source)]
-        for i in range(len(source)):
-            target[i] = source[i]
-        at += len(source)
+def _copy_rows(
+    place: I64,
+    begins: I64,
+    rows: I64,
+    lengths: I32,
+    cuts: I64,
+    targets: I64,
+    like: Numbers,
+    into: Numbers,
+) -> None:
+    """Lays rows `rows[cuts[b] : cuts[b + 1]]`, of `lengths` [N], end to end in target b: row r
+    begins at `begins[r]` of the place. `like` and `into` are of the types of both."""
+    values = array_like(place, like)
+    for block in range(len(targets)):
+        out, at = array_like(targets[block], into), 0
+        for n in range(cuts[block], cuts[block + 1]):
+            ahead = min(n + AHEAD, len(rows) - 1)
+            later = begins[rows[ahead]]
+            prefetch(values, np.uintp(later), np.uintp(later + lengths[ahead]))
+            begin = begins[rows[n]]
+            source = values[begin : begin + lengths[n]]
+            target = out[at : at + len(source)]
+            for i in range(len(source)):
+                target[i] = source[i]
+            at += len(source)
 
 
 class RowPool:

@@ -1,0 +1,187 @@
+"""The folder of an import that is under way: segments that are whole or not there, and the end,
+when they appear as one table.
+
+It is `<destination>.part`; an import that was killed goes on with what lies there. For a table on a
+store it is of this machine, `<its name>.part` where the import runs; at the end its files are
+copied, in which time the table says that it is not whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.files import UNFINISHED
+from recd_plugins.data.importing.reading import Position
+from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import Progress, TableWriter
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location, Uri
+
+__all__ = ["JOURNAL", "VOCABULARIES", "ImportFolder", "Segment", "write_json"]
+
+JOURNAL = "done.json"
+JOB = "import.json"
+VOCABULARIES = "vocabularies"
+Place = TypeVar("Place", Path, Uri)
+COPIED = 16 << 20
+"""Bytes that are copied to a store at a time."""
+
+
+class ImportFolder:
+    """What is done of an import into a table, or into a table of each split."""
+
+    def __init__(self, destination: Location, splits: Sequence[Split]) -> None:
+        part = f"{destination.name}.part"
+        self.path = Path(part) if isinstance(destination, Uri) else destination.with_name(part)
+        self._to = destination
+        self._splits = splits
+
+    def check_free(self) -> None:
+        """`DataError` where the table's place is taken."""
+        if isinstance(self._to, Uri):
+            there = self._to.exists() and not any(self._to.rglob(UNFINISHED))
+        else:
+            there = self._to.exists() and (not self._to.is_dir() or any(self._to.iterdir()))
+        if there:
+            raise DataError(f"{self._to}: is there already. Name another folder, or remove it.")
+
+    def begin(self, key: str) -> dict[str, str]:
+        """Keep what this very import, which the key is of, has done; the columns that it had to
+        widen, each with the note of it. What another import left is removed."""
+        file = self.path / JOB
+        if file.exists():
+            job = json.loads(file.read_text())
+            if job["key"] == key:
+                return dict(job.get("widened", {}))
+        self.begin_anew(key, {})
+        return {}
+
+    def begin_anew(self, key: str, widened: Mapping[str, str]) -> None:
+        """Remove what is done, since other columns are widened than before."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        write_json(self.path / JOB, {"key": key, "widened": widened})
+
+    def done(self) -> list[dict[str, Any]]:
+        """The journals of the segments that are whole."""
+        found: list[dict[str, Any]] = []
+        while (file := self._segment(len(found)) / JOURNAL).exists():
+            found.append(json.loads(file.read_text()))
+        return found
+
+    def segment(self, number: int, schema: Schema) -> Segment:
+        """A new segment."""
+        return Segment(self._segment(number), self._splits, schema)
+
+    def publish(self, schema: str, progress: Progress) -> None:
+        """All segments as one folder, with the text of the schema, under its name in one step."""
+        whole = self.path / "whole"
+        shutil.rmtree(whole, ignore_errors=True)
+        segments = range(len(self.done()))
+        for split in self._splits:
+            folder = self._table(whole, split)
+            folder.mkdir(parents=True)
+            files = [
+                file
+                for number in segments
+                for file in sorted((self._segment(number) / split).glob("*.parquet"))
+            ]
+            for number, file in enumerate(files):
+                _link(file, folder / f"part-{number:05}.parquet")
+        made = self.path / VOCABULARIES
+        if made.is_dir():
+            for file in sorted(made.glob("*.parquet")):
+                (whole / VOCABULARIES).mkdir(exist_ok=True)
+                _link(file, whole / VOCABULARIES / file.name)
+        (whole / "schema.yaml").write_text(schema, encoding="utf-8")
+        if isinstance(self._to, Uri):
+            self._copy(whole, self._to, progress)
+        else:
+            if self._to.exists():
+                self._to.rmdir()  # empty, as `check_free` saw
+            whole.rename(self._to)
+        shutil.rmtree(self.path)
+
+    def _copy(self, whole: Path, to: Uri, progress: Progress) -> None:
+        """Copy to a store: tables say that they are not whole until all is there."""
+        marks = [self._table(to, split) / UNFINISHED for split in self._splits]
+        for mark in marks:
+            mark.write_text("")
+        files = sorted(file for file in whole.rglob("*") if file.is_file())
+        for number, file in enumerate(files, 1):
+            target = to / file.relative_to(whole).as_posix()
+            with file.open("rb") as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink, COPIED)
+            progress(f"copying to {to}", number, len(files))
+        for mark in marks:
+            mark.unlink()
+
+    def _table(self, whole: Place, split: Split) -> Place:
+        """The folder of a split's table; that of a table without splits is the whole."""
+        return whole / split if len(self._splits) > 1 else whole
+
+    def _segment(self, number: int) -> Path:
+        return self.path / f"segment-{number:05}"
+
+
+class Segment:
+    """A stretch of the files, written as a table of each split; there as a whole, or not at all."""
+
+    def __init__(self, folder: Path, splits: Sequence[Split], schema: Schema) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._folder = folder
+        self._writers = {split: TableWriter(folder / split, schema) for split in splits}
+        self._dropped: Counter[str] = Counter()
+        self.num_rows = 0
+
+    def write(self, rows: Mapping[Split, pa.Table], dropped: Counter[str]) -> None:
+        for split, part in rows.items():
+            if part.num_rows:
+                self._writers[split].write(part)
+                self.num_rows += part.num_rows
+        self._dropped.update(dropped)
+
+    def close(self, after: Position, *, is_last: bool) -> None:
+        counts = {}
+        for split, writer in self._writers.items():
+            writer.close()
+            counts[split] = writer.num_rows
+            if not writer.num_rows:
+                shutil.rmtree(self._folder / split)
+        journal = {
+            "after": dataclasses.asdict(after),
+            "last": is_last,
+            "rows": counts,
+            "dropped": self._dropped,
+        }
+        write_json(self._folder / JOURNAL, journal)
+
+    def abort(self) -> None:
+        for writer in self._writers.values():
+            writer.abort()
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write a file that is there as a whole, or not at all."""
+    aside = file.with_suffix(".new")
+    aside.write_text(json.dumps(values))
+    aside.rename(file)
+
+
+def _link(file: Path, name: Path) -> None:
+    """The same file under another name; a copy where the file system has no links."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)

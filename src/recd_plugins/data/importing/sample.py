@@ -1,0 +1,401 @@
+"""A bounded sample of foreign files: their first rows, and rows from places all over them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.importing.formats import ELEMENTS, ForeignFile, field_at, fields_of
+from recd_plugins.data.importing.reading import (
+    Block,
+    ColumnTypes,
+    blocks,
+    is_within,
+    num_bytes,
+)
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import input_file
+
+__all__ = ["JsonKeys", "Sample", "sample", "undressed"]
+
+FILES = 8
+"""Files that are sampled, spread over all of them."""
+FIRST_BYTES = 1 << 20
+SPOTS = 16
+"""Places of a file at which it is sampled, beside its beginning."""
+SPOT_BYTES = 256 << 10
+PACKED_BYTES = 4 << 20
+"""Unpacked bytes that are sampled of a compressed file, at its beginning: others are dear."""
+LATE_LINES = 64
+"""Lines that are sampled for a key which the sample lacks."""
+GROUP_ROWS = 8_192
+"""Rows that are sampled of a row group."""
+CHANGED = re.compile(r"Column\(([^)]*)\) changed from")
+"""What Arrow says of a key of JSON with values of several types."""
+
+
+@dataclass(frozen=True)
+class JsonKeys:
+    """What lines of JSON say of their keys."""
+
+    nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The fields of objects, and where they lie."""
+    mixed: set[str] = field(default_factory=set)
+    """The keys that have values of several types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The columns of some rows of foreign files."""
+
+    columns: Mapping[str, pa.ChunkedArray]
+    """Each column's rows. Of a key that comes late they are more: the lines that were searched for
+    it say nothing of other columns."""
+    files: Sequence[ForeignFile]
+    """The files that were looked at."""
+    rows: int
+    """Rows of all files, about."""
+    sampled: int
+    """Rows that were looked at."""
+    exact_rows: bool
+    keys: JsonKeys
+    doubts: Sequence[str]
+    """The questions that the sample does not settle."""
+
+
+class _SampledRows(NamedTuple):
+    """Rows of a file."""
+
+    file: ForeignFile
+    rows: pa.Table
+    late: bool = False
+    """Whether they are lines that have a key which came late, of which it has those keys alone."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows.column_names
+
+    def column(self, name: str) -> pa.Table:
+        return pa.table({name: self.rows[name] if name in self else pa.nulls(self.rows.num_rows)})
+
+
+def sample(files: Sequence[ForeignFile], wanted: Collection[str], *, alone: bool) -> Sample:
+    """Look at some rows of some files.
+
+    Where that shows no value of a `wanted` key of lines of JSON, all lines are searched for some.
+    Where they are wanted `alone`, files may differ in the types of all other columns.
+    """
+    chosen = [files[i] for i in _spread(len(files), FILES)]
+    parts: list[_SampledRows] = []
+    rows = sampled = 0.0
+    exact = True
+    doubts = []
+    keys = JsonKeys()
+    for file in chosen:
+        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file, keys)
+        for name, value in file.partitions.items():
+            if name in found.column_names:  # a key of JSON that comes late
+                found = found.drop_columns([name])
+            found = found.append_column(name, pa.repeat(value, found.num_rows))
+        parts.append(_SampledRows(file, found))
+        rows += total
+        sampled += found.num_rows
+        exact = exact and (file.format == "parquet" or found.num_rows == total)
+        if file.compression and found.num_rows < total:
+            doubts.append(
+                f"{file.path.name} is compressed: its first {found.num_rows:,} rows alone were "
+                "looked at."
+            )
+    if len(chosen) < len(files):
+        rows *= num_bytes(files) / num_bytes(chosen)
+        exact = False
+    if files[0].format == "jsonl":
+        lacked = {one for one in wanted if not is_within(one, keys.mixed)}
+        parts += _late(files, lacked - _with_values(part.rows for part in parts), keys)
+    doubts += [f"{name!r} has several types, so it is left out" for name in sorted(keys.mixed)]
+    return Sample(
+        columns=_common_types(parts, keys, doubts, wanted if alone else ()),
+        files=chosen,
+        rows=max(round(rows), int(sampled)),
+        sampled=int(sampled),
+        exact_rows=exact,
+        keys=keys,
+        doubts=doubts,
+    )
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` of `count` things, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _with_values(tables: Iterable[pa.Table]) -> set[str]:
+    """The columns of which some table has a value."""
+    return {one.name for table in tables for one in table.schema if _is_known(one.type)}
+
+
+def _is_known(kind: pa.DataType) -> bool:
+    """Whether some value shows the type."""
+    return not pa.types.is_null(kind.value_type if is_list(kind) else kind)
+
+
+def _late(
+    files: Sequence[ForeignFile], names: Collection[str], keys: JsonKeys
+) -> Iterator[_SampledRows]:
+    """Lines of JSON that have values of these columns, from wherever the first lie."""
+    waiting = {name: _key(name) for name in names}
+    met: set[str] = set()
+    for block in blocks(files, ()) if names else ():
+        content = block.content.to_pybytes()
+        lines = dict[bytes, None]()
+        for name, key in waiting.items():
+            for one in islice(key.finditer(content), LATE_LINES):
+                lines[_line(content, one)] = None
+                met.add(name)
+        if not lines:
+            continue
+        rows = _json_sample(replace(block, content=pa.py_buffer(b"\n".join(lines))), keys)
+        found = _with_values([rows]) & {*waiting}
+        if found:
+            columns = [one for one in rows.column_names if one in found]
+            yield _SampledRows(block.file, rows.select(columns), late=True)
+        for name in found:
+            del waiting[name]
+        if not waiting:
+            return
+    whole = {where[0] for where in keys.nested.values()}  # an object, not a field of it
+    unclear = [name for name in waiting if name in met - whole]
+    if unclear:
+        yield _SampledRows(files[0], pa.table({name: pa.nulls(1) for name in unclear}), late=True)
+
+
+def _key(name: str) -> re.Pattern[bytes]:
+    """A key with a value: the name; or, of `user.city`, one on a line with the object's before."""
+
+    def spelled(key: str) -> bytes:
+        each = {json.dumps(key, ensure_ascii=ascii_).encode() for ascii_ in (True, False)}
+        return b"(?:" + b"|".join(map(re.escape, sorted(each))) + b")"
+
+    keys = spelled(name)
+    if "." in name:
+        keys = b"(?:" + keys + b"|" + rb"[^\n]*?".join(map(spelled, name.split("."))) + b")"
+    return re.compile(keys + rb"\s*:(?!\s*(?:null|\[\s*\]))")
+
+
+def _line(content: bytes, found: re.Match[bytes]) -> bytes:
+    end = content.find(b"\n", found.end())
+    return content[content.rfind(b"\n", 0, found.start()) + 1 : end if end >= 0 else None]
+
+
+def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
+    with input_file(file.path) as source, pq.ParquetFile(source) as opened:
+        parts = []
+        for group in _spread(opened.num_row_groups, SPOTS):
+            batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
+            if batch is not None:
+                parts.append(pa.table(batch.columns, names=list(file.roots)))
+        if not parts:
+            empty = opened.schema_arrow.empty_table().columns
+            parts.append(pa.table(empty, names=list(file.roots)))
+        fields = {name: file.nested.get(name, (name,)) for name in file.names}
+        return _of_fields(pa.concat_tables(parts), fields), float(opened.metadata.num_rows)
+
+
+def _of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Table:
+    """The fields of structs as columns, each of plain values."""
+    return pa.table(
+        {name: undressed(field_at(rows[where[0]], where)) for name, where in fields.items()}
+    )
+
+
+def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values without a dictionary or an extension type around them."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        kind = column.type.storage_type
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column
+
+
+def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
+    size = file.size
+    parts: list[pa.Table] = []
+    seen = 0
+    packed_share = 1.0
+    with input_file(file.path) as packed:
+        if file.compression:
+            with pa.CompressedInputStream(packed, file.compression) as stream:
+                head = stream.read(PACKED_BYTES)[file.start :]
+                packed_share = max(packed.tell(), 1) / size
+                ended = len(head) < PACKED_BYTES - file.start
+            spots = [head if ended else head[: head.rfind(b"\n") + 1]]
+            if ended:
+                packed_share = 1.0
+        else:
+            spots = list(_spots(packed, file.start, size))
+    for number, spot in enumerate(spots):
+        block = Block(
+            file=file, content=pa.py_buffer(spot), first=1 + file.header, after=None, done=0
+        )
+        try:
+            rows = (
+                _json_sample(block, keys)
+                if file.format == "jsonl"
+                else block.rows(file.names, ColumnTypes())
+            )
+        except DataError:
+            if not number:
+                raise
+            continue  # a spot that begins within quotes
+        parts.append(rows)
+        seen += len(spot)
+    found = _stacked(parts, keys)
+    whole = (size - file.start) if not file.compression else seen / packed_share
+    total = found.num_rows * whole / max(seen, 1)
+    return found, float(found.num_rows) if seen >= whole else total
+
+
+def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
+    """Whole lines of the beginning, and from places all over the rest."""
+    if size - start <= FIRST_BYTES + SPOTS * SPOT_BYTES:
+        file.seek(start)
+        yield file.read(size - start)
+        return
+    file.seek(start)
+    first = file.read(FIRST_BYTES)
+    yield first[: first.rfind(b"\n") + 1]
+    begin = start + FIRST_BYTES
+    for index in range(SPOTS):
+        file.seek(begin + (size - begin - SPOT_BYTES) * index // (SPOTS - 1))
+        data = file.read(SPOT_BYTES)
+        line, end = data.find(b"\n") + 1, data.rfind(b"\n") + 1
+        if line and line < end:
+            yield data[line:end]
+
+
+def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:
+    """The parts as one table; a column whose types have nothing in common is left out."""
+
+    def as_one(names: Collection[str]) -> pa.Table:
+        each = [part.select([one for one in part.column_names if one in names]) for part in parts]
+        return pa.concat_tables(each, promote_options="permissive")
+
+    names = dict.fromkeys(name for part in parts for name in part.column_names)
+    try:
+        return as_one(names)
+    except pa.ArrowException:
+        for name in names:
+            try:
+                as_one([name])
+            except pa.ArrowException:
+                keys.mixed.add(name)
+        return as_one([name for name in names if name not in keys.mixed])
+
+
+def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
+    """Lines of JSON, the fields of their objects as columns; a key of several types is left out."""
+    content, before = block.content, list[str]()
+    while True:
+        try:
+            rows = pa.json.read_json(
+                pa.BufferReader(content),
+                pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
+            )
+            break
+        except pa.ArrowInvalid as error:
+            changed = CHANGED.search(str(error))
+            if changed is None or changed[1] in ("", *before):
+                raise DataError(
+                    f"{block.where}: cannot be read as lines of JSON: {error}. Mend the line, or "
+                    "take it out."
+                ) from None
+            before.append(changed[1])
+            path = [part for part in changed[1].split("/") if part and part != ELEMENTS]
+            keys.mixed.add(".".join(path))
+            content = _without_key(block, content, path)
+    fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
+    keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
+    rows = _of_fields(rows, fields)
+    for at, field_ in enumerate(rows.schema):
+        if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
+            rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
+    return rows
+
+
+def _without_key(block: Block, content: pa.Buffer, path: Sequence[str]) -> pa.Buffer:
+    """Lines of JSON without the key that lies there, in lists too."""
+
+    def taken_out(value: Any, path: Sequence[str]) -> None:
+        if isinstance(value, list):
+            for one in value:
+                taken_out(one, path)
+        elif isinstance(value, dict) and len(path) == 1:
+            value.pop(path[0], None)
+        elif isinstance(value, dict):
+            taken_out(value.get(path[0]), path[1:])
+
+    try:
+        lines = content.to_pybytes().split(b"\n")
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{block.where}: a line is no JSON ({error}). Mend it.") from None
+    for row in rows:
+        taken_out(row, path)
+    return pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+
+
+def _common_types(
+    parts: Sequence[_SampledRows], keys: JsonKeys, doubts: list[str], wanted: Collection[str]
+) -> dict[str, pa.ChunkedArray]:
+    """The columns of all parts: nulls where the rows of one lack a column."""
+    nested = keys.nested
+    inner = {where[:count] for where in nested.values() for count in range(1, len(where))}
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name in dict.fromkeys(name for part in parts for name in part.rows.column_names):
+        if is_within(name, keys.mixed):
+            continue
+        having = [part for part in parts if name in part or not part.late]
+        try:
+            each = [part.column(name) for part in having]
+            column = pa.concat_tables(each, promote_options="permissive")[name]
+        except pa.ArrowException:
+            if wanted and name not in wanted:
+                continue  # files may differ in what the schema does not name
+            column = _as_texts(name, having)
+            doubts.append(
+                f"{name!r} has several types: an id that is hashed or of a vocabulary may, all "
+                "else may not"
+            )
+        # An object that is null or an empty list in this sample is no column beside its fields.
+        if _is_known(column.type) or nested.get(name, (name,)) not in inner:
+            columns[name] = column
+    return columns
+
+
+def _as_texts(name: str, parts: Sequence[_SampledRows]) -> pa.ChunkedArray:
+    """A column of Parquet whose types have no more in common than that they can be written."""
+    each = [part.column(name)[name] for part in parts]
+    kinds = {str(one.type): part.file for one, part in zip(each, parts, strict=True)}
+    try:
+        if parts[0].file.format == "parquet":
+            return pa.chunked_array(
+                [chunk.cast(pa.string()) for one in each for chunk in one.chunks], pa.string()
+            )
+    except pa.ArrowException:
+        pass
+    differ = " and ".join(f"{kind} in {file.path}" for kind, file in kinds.items())
+    raise DataError(
+        f"files disagree on the type of column {name!r}: {differ}. Write them alike, import them "
+        "apart, or give a schema that does not name it."
+    )
