@@ -79,6 +79,23 @@ def propose(
     return found
 
 
+def small_ones_sharded(**constraints: Any) -> list[str]:
+    """What is said of a plan that has a table of few rows on one rank, and of what a planner in
+    front makes of it."""
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=16, num_embeddings=rows, feature_names=[name])
+        for name, rows in {"pages": 500, "few": 4}.items()
+    ]
+    model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+    made = planner(named=False, constraints=constraints, search="torchrec")
+    plan: Mapping[str, Mapping[str, Any]] = made.propose(model, Topology(), 2).plan
+    assert plan["bags"]["few"].sharding_type == "table_wise" or constraints
+    behind = made.row_wise(["pages", *([] if constraints else ["few"])])
+    behind.propose(model, Topology(), 2)
+    assert behind.notices() == made.notices()
+    return [str(one) for one in made.notices()]
+
+
 def constrained(**constraints: Any) -> dict[str, str]:
     """Table to the sharding type of a plan under these constraints."""
     modules = propose(constraints=constraints).values()
@@ -251,6 +268,18 @@ def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
         within = finds_these_nodes(Topology(ranks_per_node=per_node), 4)
         found = parameter_constraints(model, {}, sharders, "cpu", 16, within_nodes=within)
         assert ("table_row_wise" in (found["word"].sharding_types or ())) == divided
+
+
+def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
+    """TorchRec may have them on every rank, and then another optimizer steps them."""
+    (notice,) = small_ones_sharded()
+    assert "names no optimizer of few, which has no more rows than a batch has samples" in notice
+    assert (
+        "stepped by TorchRec's EXACT_SGD, learning_rate 0.01; on every rank, by the dense" in notice
+    )
+    assert "`sharding.constraints: {few: {sharding_types: [data_parallel]}}`" in notice
+    for kind in ("data_parallel", "table_wise"):
+        assert not small_ones_sharded(few={"sharding_types": [kind]})
 
 
 def test_a_glob_is_for_all_that_fit_and_the_last_one_counts() -> None:

@@ -21,7 +21,7 @@ from recd_plugins.planning.constraints import (
 )
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.sharders import fused_by_table, sharded_modules
+from recd_plugins.planning.sharders import fused_by_table, fused_in_words, sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self._kept: Callable[[], list[str]] = list
         """Finds the tables that the last plan shards only because the trainer names their
         optimizer: by a search of its own, for whoever asks for notices."""
+        self._small: tuple[str, ...] = ()
+        """The tables of a trainer's that nobody names an optimizer of, with no more rows than a
+        batch has samples: TorchRec may have them data-parallel."""
+        self._sharded: tuple[str, ...] = ()
+        """Those of them that the last plan shards."""
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
@@ -108,7 +113,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
     ) -> TorchRecPlanner:
         """A copy that keeps these tables row-wise, fused unless `kernels` says otherwise, and plans
         the others."""
-        return TorchRecPlanner(
+        found = TorchRecPlanner(
             self._config,
             device=self._device,
             batch_size=self._batch_size,
@@ -118,6 +123,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             given=self._given,
             data_parallel=self._data_parallel,
         )
+        found._small = self._small
+        return found
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The trainer's own: a plan of TorchRec's takes no others."""
@@ -178,7 +185,20 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
         fused = fused_by_table(model, sharders) if self._data_parallel else {}
         # The dense optimizer may step the tables that nobody names another one for.
-        constraints = constrained([name for name, own in fused.items() if not own])
+        unnamed = [name for name, own in fused.items() if not own]
+        constraints = constrained(unnamed)
+        if not self._row_wise:  # else the planner of which this is a copy found them
+            rows = {
+                name: len(parameter)
+                for _, module, sharder in sharded_modules(model, sharders)
+                for name, parameter in sharder.shardable_parameters(module).items()
+            }
+            self._small = tuple(
+                name
+                for name in unnamed
+                if "data_parallel" in (constraints[name].sharding_types or ())
+                and rows[name] <= self._batch_size
+            )
         chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others))
         where = (on, topology, device, world_size, self._batch_size)
         seen = (sorted(constraints.items()), *_asked_of(model, sharders))
@@ -201,6 +221,12 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
         # A search takes seconds for a hundred tables.
         plan, self._explanation = remembered(repr((*chosen, *where, *seen)), planned)
+        kinds = {
+            name: how.sharding_type
+            for tables in plan.plan.values()
+            for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
+        }
+        self._sharded = tuple(one for one in self._small if kinds.get(one) != "data_parallel")
         named = {name for name, own in fused.items() if own} - self._row_wise.keys()
         free, planned_for = constrained(fused) if named else {}, ref(model)
 
@@ -281,23 +307,37 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         return self._explanation
 
     def notices(self) -> Sequence[Notice]:
-        """A notice of tables that plain TorchRec would have on every rank, where the trainer's
-        dense optimizer would step them, and not the one that is named for them."""
+        """Notices of tables that plain TorchRec would have on every rank, where the trainer's dense
+        optimizer would step them, and not the one that is named for them; or may have there, where
+        none is."""
+        return [*self._named_sharded(), *self._unnamed_sharded()]
+
+    def _unnamed_sharded(self) -> Iterator[Notice]:
+        if self._sharded:
+            names = ", ".join(self._sharded)
+            yield Missed(
+                what=f"{self._where}: torchrec",
+                why=f"the trainer names no optimizer of {names}, which has no more rows than a "
+                "batch has samples. Sharded, as here, such a table is stepped by TorchRec's "
+                f"{fused_in_words({})}; on every rank, by the dense optimizer. Which of both "
+                "TorchRec itself has may depend on a batch size, and on chance",
+                cure="Name one before the plan, `apply_optimizer_in_backward(...)`; or the type, "
+                f"`{self._where}.constraints: {_dense(self._sharded[0])}` for the dense optimizer, "
+                "another one for it to be sharded as now.",
+            )
+
+    def _named_sharded(self) -> Iterator[Notice]:
         kept, where = self._kept(), self._where
-        if not kept:
-            return ()
-        constraint = f"{{{kept[0]}: {{sharding_types: [data_parallel]}}}}"
-        return [
-            Missed(
+        if kept:
+            yield Missed(
                 what=f"{where}: torchrec",
                 why=f"the trainer names an optimizer of {', '.join(kept)}, which steps sharded "
                 "tables alone; TorchRec itself would have each on every rank, step it by the dense "
                 "optimizer, and send neither its ids nor its sums",
                 cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
-                f"{constraint}`, or name that type in those that stack.plan is given. With other "
-                "types there it is sharded as now, and no more is said of it.",
+                f"{_dense(kept[0])}`, or name that type in those that stack.plan is given. With "
+                "other types there it is sharded as now, and no more is said of it.",
             )
-        ]
 
     def _refused(self, error: PlannerError, on: Any, model: nn.Module) -> RecdError:
         """Why there is no plan, in the registry's words."""
@@ -322,6 +362,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
             f"train.batch_size, or make the tables smaller. {answer}"
         )
+
+
+def _dense(table: str) -> str:
+    """The constraint that has a table data-parallel, in YAML."""
+    return f"{{{table}: {{sharding_types: [data_parallel]}}}}"
 
 
 def as_launched(topology: Topology, world_size: int) -> Topology:
