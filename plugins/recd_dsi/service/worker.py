@@ -61,7 +61,7 @@ LOADING = 2
 """Threads that load windows: this process has no trainer, which would need the processors."""
 TRIES = 3
 """How often a stripe is read until it counts as damaged."""
-TOGETHER, TOGETHER_BYTES = 16, 1 << 20
+TOGETHER, TOGETHER_BYTES = 16, 4 << 20
 """Batches that go in one message at most, and how large they may be together, if they are more than
 one."""
 LINGER = 0.02
