@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
@@ -93,21 +92,22 @@ class TableLedger:
         pooled = int(bool(table.bags) and sizes.coalesce != "none")
         hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
 
-        def entry(part: RowDistribution, cost: Cost) -> Entry:
-            share = part.lookups / max(rows.lookups, TINY)
-            return Entry(rows=part.num_rows, share=share, cost=cost)
+        def entry(first: int, last: int, cost: Cost) -> Entry:
+            kept = rows.within(first, last)
+            share = float(kept @ rows.p) / max(rows.lookups, TINY)
+            return Entry(rows=int(kept.sum()), share=share, cost=cost)
 
         entries: dict[TierName, Entry] = {"replicated": NONE, "per_node": NONE}
         if sizes.replicated:
             part = rows.part(0, hot)
             priced = prices.replicated(part, width, pooled)
-            entries["replicated"] = entry(part, priced.total(part.counts))
+            entries["replicated"] = entry(0, hot, priced.total(part.counts))
         if sizes.per_node:
             part = rows.part(hot, warm)
             priced = prices.per_node(part, width, sizes.coalesce, pooled)
-            entries["per_node"] = entry(part, priced.total(part.counts))
+            entries["per_node"] = entry(hot, warm, priced.total(part.counts))
         cost = home_cost(table, sizes, prices, share)
-        entries["home"] = entry(rows.part(warm, every), cost)
+        entries["home"] = entry(warm, every, cost)
         return cls(table=table, sizes=sizes, entries=entries)
 
     def interval(self, tier: TierName) -> tuple[float, float]:

@@ -17,6 +17,9 @@ from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["home_load", "row_wise_cost"]
 
+ALIKE = 1e-5
+"""The share by which ranks may differ and count as alike."""
+
 
 def row_wise_cost(
     prices: Prices,
@@ -37,7 +40,7 @@ def row_wise_cost(
     rows = table.rows.part(first, table.rows.num_rows)
     cost = prices.row_wise(rows, table.width, coalesce, pooled).total(rows.counts)
     load = home_load(prices, table, first=first, coalesce=coalesce)
-    if np.allclose(load, 1.0):
+    if abs(load - 1.0).max() <= ALIKE:
         return cost
     cluster = prices.cluster
     place = load.reshape(cluster.n_nodes, cluster.ranks_per_node).mean(axis=0)

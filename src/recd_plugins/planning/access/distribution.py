@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,7 +61,12 @@ class RowDistribution:
     _appear: dict[float, Floats] = field(default_factory=dict, init=False, repr=False)
     """The chances that `appear` found, by number of samples."""
 
-    def __post_init__(self) -> None:
+    checked: InitVar[bool] = False
+    """Whether these are runs of a distribution that was checked."""
+
+    def __post_init__(self, checked: bool) -> None:
+        if checked:
+            return
         shapes = {self.counts.shape, self.p.shape, self.presence.shape}
         if len(shapes) != 1 or self.counts.ndim != 1:
             raise DataError(f"rows: counts, p and presence must be [R] alike, but are {shapes}.")
@@ -155,6 +160,7 @@ class RowDistribution:
             presence=self.presence[some],
             ids=None if self.ids is None or last > len(self.ids) else self.ids[first:last],
             error=self.error,
+            checked=True,
         )
 
     def within(self, first: int, last: int) -> Integers:
@@ -183,7 +189,7 @@ class RowDistribution:
     def at(self, runs: NDArray[np.bool_]) -> RowDistribution:
         """The runs that `runs` [R] names; ids are not kept."""
         return RowDistribution(
-            counts=self.counts[runs], p=self.p[runs], presence=self.presence[runs]
+            counts=self.counts[runs], p=self.p[runs], presence=self.presence[runs], checked=True
         )
 
     def appearing(self, samples: float) -> float:

@@ -79,14 +79,21 @@ class StepForecast:
                    batch, which TrainPipelineSparseDist sends meanwhile; `beside` is the topology's
         loader     conversion and reading, by `workers` ahead of the step, as far as that lasts
         """
-        parts, cluster = self.parts, self.ledger.prices.cluster
+        parts = self.parts
         replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms
-        computed = BACKWARD * (parts["dense"] + parts["pooling"]) + parts["fixed"] / 2
-        exchange = cluster.beside * min(computed, self.ids + parts["dense_reduce"])
+        exchange = self.beside_backward(self.ids)
         loading = parts["conversion"] + parts["reading"]
         rest = sum(parts.values()) - loading - replicas - exchange
         ahead = loading - max(loading / self.workers - rest, 0.0) if self.workers else 0.0
         return {"replicas": replicas, "exchange": exchange, "loader": ahead}
+
+    def beside_backward(self, ids: float) -> float:
+        """Milliseconds that what backward computes hides, of so many in which ids are sent and of
+        those of the dense gradients."""
+        parts = self.parts
+        computed = BACKWARD * (parts["dense"] + parts["pooling"]) + parts["fixed"] / 2
+        beside = self.ledger.prices.cluster.beside
+        return beside * min(computed, ids + parts["dense_reduce"])
 
     @property
     def ms(self) -> float:
