@@ -335,6 +335,7 @@ class Known:
     memory: float = 0.0
     groups: int = 0
     hot: float = 0.0
+    copies: bool = False
     notices: tuple[str, ...] = ()
     why_groups: tuple[str, ...] = ()
     tables: Mapping[str, ModelTable] = field(default_factory=dict)
@@ -361,13 +362,15 @@ def walked(
     needs: Mapping[str, str],
     near: Walk | None = None,
     refused: str = "",
+    copies: str = "",
 ) -> Walk:
     """The walk of additions whose steps are known by which of them are there, but for those that
-    are `refused`; from another walk where it is `near` one."""
+    are `refused`; from another walk where it is `near` one. Those in `copies` make replicas."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
-            return Known(values, step(values.keys() - {"plugins"}))
+            there = values.keys() - {"plugins"}
+            return Known(values, step(there), copies=bool(there & set(copies)))
 
         def plans_tiers(self, values: Mapping[str, Any]) -> bool:
             return False
@@ -395,6 +398,14 @@ def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
     assert walk.kept == ("b",)
     assert walk.best.ms == 60
     assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
+
+
+@pytest.mark.parametrize(("ms", "kept"), [(70.0, "b"), (60.0, "c")])
+def test_replicas_on_a_cpu_must_save_more_than_prices_of_them_are_off(ms: float, kept: str) -> None:
+    """c in the place of b saves 12.5% or 25%, and with b nothing more."""
+    steps = {"b": 80.0, "c": ms, "bc": 80.0}
+    walk = walked(lambda there: steps.get("".join(sorted(there)), 100.0), "bc", {}, copies="c")
+    assert walk.kept == (kept,)
 
 
 def test_what_is_worth_more_without_another_is_kept() -> None:

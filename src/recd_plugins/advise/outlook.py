@@ -76,6 +76,12 @@ class Outlook:
         return self.step.batch_size
 
     @property
+    def copies(self) -> bool:
+        """Whether rows have replicas on a CPU, whose cores ranks share."""
+        on_cpu = not self.ledger.prices.cluster.side_stream
+        return on_cpu and any(one.has_replicas for one in self.ledger.tables.values())
+
+    @property
     def _calls_of_home(self) -> float:
         """Milliseconds of the calls that a hot step does without, less what backward hides of those
         that send ids; its bytes go with other steps."""

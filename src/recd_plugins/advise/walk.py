@@ -1,10 +1,11 @@
 """The way from plain TorchRec to what pays: each addition weighed on top of those kept so far.
 
-An addition is kept that makes what is asked for better by more than `WORTH`, within the budget. One
-that does not pay by itself waits for those that need it; at the end each that was kept is left out
-once, and stays out where nothing is lost by it; then each that was not kept takes the place of each
-that was, for two may save the same bytes, and the first that was met is not always the better. So
-nothing that is advised is slower than plain TorchRec's own best plan, by the forecasts.
+An addition is kept that makes what is asked for better by more than `WORTH`, or `COPYING` if rows
+get replicas on a CPU, within the budget. One that does not pay by itself waits for those that need
+it; at the end each that was kept is left out once, and stays out where nothing is lost by it; then
+each that was not kept takes the place of each that was, for two may save the same bytes, and the
+first that was met is not always the better. So nothing that is advised is slower than plain
+TorchRec's own best plan, by the forecasts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ __all__ = [
 WORTH = 0.05
 """The share of a step that an addition must save: forecasts of two plans are off against each other
 by as much, and what is simpler is left."""
+COPYING = 0.15
+"""The same on a CPU, for rows to have replicas where none had any: such steps took 11 to 20% longer
+against others than by their prices."""
 FEW = 4
 """Additions that wait, of which each choice is tried with the next one; of more, all or those alone
 that it needs."""
@@ -283,11 +287,12 @@ class _OnTheWay:
             self._put(claim, "not here", refused)
             return
         fitting = [one for one in found if self._goal.fits(one[1], self._base)]
-        more, outlook = min(fitting or found, key=lambda one: self._goal.score(one[1]))
+        paying = [one for one in fitting if self._pays(one[1])]
+        more, outlook = min(paying or fitting or found, key=lambda one: self._goal.score(one[1]))
         gain = self._gain(outlook, self.best)
         if not fitting:
             why = self._why_not_fitting(outlook)
-        elif gain > WORTH:
+        elif paying:
             for other in more[:-1]:
                 self._settle(other, "kept", f"{addition.name} pays with it")
             self._waiting = [one for one in waiting if one not in more]
@@ -325,7 +330,7 @@ class _OnTheWay:
             if isinstance(outlook, NotHere):
                 continue
             lost = -self._gain(outlook, self._top)
-            if lost < WORTH and self._goal.fits(outlook, self._base):
+            if lost < self._worth(self.best, outlook) and self._goal.fits(outlook, self._base):
                 self._kept, self.best = rest, outlook
                 if lost < 0:  # it was in the way of others, which are worth more without it
                     self._top = outlook
@@ -357,27 +362,28 @@ class _OnTheWay:
                     outlook = self._having(rest)
                 except RecdError:
                     continue
-                if not isinstance(outlook, NotHere) and self._goal.fits(outlook, self._base):
+                if isinstance(outlook, NotHere) or not self._pays(outlook):
+                    continue
+                if self._goal.fits(outlook, self._base):
                     tries.append((outlook, rest, gone))
             if not tries:
                 continue
             outlook, rest, gone = min(tries, key=lambda one: self._goal.score(one[0]))
             gain = self._gain(outlook, self.best)
-            if gain > WORTH:
-                words = self._in_words(outlook, self.best)
-                for other in gone:
-                    why = f"{name} in its place saves {gain:.1%}"
-                    for one in (other, *self._replaced.pop(other.addition.name, ())):
-                        self._settle(one, "left out", why)
-                written = [one for one in rest if self._is_replaced(one, claim)]
-                for other in written:
-                    self._settle(other, "replaced", f"{name} writes the same keys, and more")
-                self._replaced[name] = written
-                self._kept = [one for one in rest if one not in written]
-                self.best = self._top = outlook
-                self._settle(claim, "kept", words)
-                for other in self._kept:  # what it was worth beside another is not what it is now
-                    self._note_loss(other, None)
+            words = self._in_words(outlook, self.best)
+            for other in gone:
+                why = f"{name} in its place saves {gain:.1%}"
+                for one in (other, *self._replaced.pop(other.addition.name, ())):
+                    self._settle(one, "left out", why)
+            written = [one for one in rest if self._is_replaced(one, claim)]
+            for other in written:
+                self._settle(other, "replaced", f"{name} writes the same keys, and more")
+            self._replaced[name] = written
+            self._kept = [one for one in rest if one not in written]
+            self.best = self._top = outlook
+            self._settle(claim, "kept", words)
+            for other in self._kept:  # what it was worth beside another is not what it is now
+                self._note_loss(other, None)
 
     def _with_those_that_need(self, out: ClaimedAddition) -> list[ClaimedAddition]:
         """It and the kept ones that do nothing without it, or without one of those."""
@@ -416,6 +422,15 @@ class _OnTheWay:
 
     def _gain(self, outlook: Outlook, before: Outlook) -> float:
         return 1 - self._goal.score(outlook) / self._goal.score(before)
+
+    def _pays(self, outlook: Outlook) -> bool:
+        """Whether it saves what it must of what is best so far."""
+        return self._gain(outlook, self.best) > self._worth(outlook, self.best)
+
+    def _worth(self, outlook: Outlook, other: Outlook) -> float:
+        """The share of the other that an outlook must save."""
+        copies = outlook.copies and not other.copies and self._goal.objective != "memory"
+        return COPYING if copies else WORTH
 
     def _put(
         self,
@@ -463,7 +478,8 @@ class _OnTheWay:
             new += [line.strip() for line in (*lines[:FEATURES], *lines[FEATURES:][-1:])]
         change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
         what = "memory" if self._goal.objective == "memory" else "time"
-        why = f"a step would take {change} {what}, and {WORTH:.0%} must be saved"
+        worth = self._worth(outlook, self.best)
+        why = f"a step would take {change} {what}, and {worth:.0%} must be saved"
         return "; ".join([why, *new])
 
     def _why_not_fitting(self, outlook: Outlook) -> str:
