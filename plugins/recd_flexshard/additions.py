@@ -30,7 +30,7 @@ def _tiered(situation: Situation) -> Values | NotHere:
 
 
 def _sharded(situation: Situation, options: Mapping[str, Any]) -> Values | NotHere:
-    if situation.cluster.world_size == 1:
+    if situation.cluster.world_size == 1 and situation.fits:
         return NotHere("there is one rank, which exchanges nothing")
     if not situation.tables:
         return NotHere("the model has no TorchRec table")
@@ -43,7 +43,8 @@ def _sharded(situation: Situation, options: Mapping[str, Any]) -> Values | NotHe
 ADDITIONS = (
     Addition(
         name="coalescing",
-        summary="Of each table the way that is fastest: TorchRec's own, or ids sent once.",
+        summary="Of each table the way that is fastest: TorchRec's own, or ids sent once; and its "
+        "home, where memory has no room for all.",
         add=_coalesced,
         after=("unique samples",),
     ),

@@ -52,6 +52,10 @@ class FlexShardPlanner(TierPlanner):
         )
         self._config = config
 
+    @property
+    def chooses_homes(self) -> bool:
+        return self._config.goal == "auto" and self._config.plan is None
+
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
         """All tables where the goal is auto, or a saved plan says which; otherwise those of
         sequences, and where ids are coalesced the pooled tables that are named.

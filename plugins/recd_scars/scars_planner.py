@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,16 +120,20 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return self.served.kernels if self.served else {}
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The sharders of the tiers; tables lie in mapped files if that is where they are at
+        """The sharders of the tiers; all tables lie in mapped files if that is where they are at
         home."""
         sharders = super().sharders()
-        if self._config.home != "mapped":
-            return sharders
-        from recd_plugins.api.embedding import mapped
+        return self.in_mapped_files(sharders) if self._config.home == "mapped" else sharders
 
-        folder = self._config.mapped_folder or self.context.folder / "mapped"
-        folder.mkdir(parents=True, exist_ok=True)
-        return mapped(sharders, folder)
+    @property
+    def mapped_folder(self) -> Path:
+        return self._config.mapped_folder or super().mapped_folder
+
+    @property
+    def chooses_homes(self) -> bool:
+        """Where the tables are at home in memory, the sharding slot's planner says it."""
+        chooses = self._policy is not None and self._policy.chooses_homes
+        return chooses and self._config.home == "memory"
 
     def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """Hot and normal batches of the same samples."""

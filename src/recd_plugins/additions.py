@@ -39,6 +39,8 @@ class Situation:
     tiers: bool = False
     """Whether the planner of its slot `sharding` gives rows replicas, as that record declares."""
     objective: Objective = "samples_per_second"
+    fits: bool = True
+    """Whether memory has room for the tables by TorchRec's own plan, all of them in memory."""
 
     def use(self, slot: str) -> str:
         """The name of the record that fills a slot of one; empty where nothing does."""

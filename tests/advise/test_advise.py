@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
 from recd_plugins.advise.model_and_batches import OfTrainer
-from recd_plugins.advise.trials import ALIKE
+from recd_plugins.advise.trials import ALIKE, candidates
 from recd_plugins.advise.walk import (
     WORTH,
     AdviceGoal,
@@ -33,7 +33,7 @@ from recd_plugins.advise.walk import (
 from recd_plugins.advise.written import advised_registry, next_step
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import CapabilityError, PluginError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import Tiered
@@ -339,6 +339,8 @@ class Known:
     notices: tuple[str, ...] = ()
     why_groups: tuple[str, ...] = ()
     tables: Mapping[str, ModelTable] = field(default_factory=dict)
+    mapped: tuple[str, ...] = ()
+    lacks: str = ""
 
     @property
     def samples_per_second(self) -> float:
@@ -363,14 +365,18 @@ def walked(
     near: Walk | None = None,
     refused: str = "",
     copies: str = "",
+    makes_room: str = "",
 ) -> Walk:
     """The walk of additions whose steps are known by which of them are there, but for those that
-    are `refused`; from another walk where it is `near` one. Those in `copies` make replicas."""
+    are `refused`; from another walk where it is `near` one. Those in `copies` make replicas. If
+    some are named that make room in memory, there is none without one of them."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
             there = values.keys() - {"plugins"}
-            return Known(values, step(there), copies=bool(there & set(copies)))
+            room = not makes_room or there & {*makes_room}
+            lacks = "" if room else f"no room with {', '.join(sorted(there)) or 'nothing'}"
+            return Known(values, step(there), copies=bool(there & set(copies)), lacks=lacks)
 
         def plans_tiers(self, values: Mapping[str, Any]) -> bool:
             return False
@@ -423,6 +429,25 @@ def test_what_needs_another_does_not_take_a_place_without_it() -> None:
     assert walk.kept == ("c",)
     verdicts = {one.name: one.verdict for one in walk.weighed}
     assert verdicts == {"a": "left out", "b": "left out", "c": "kept"}
+
+
+def test_what_makes_room_in_memory_is_kept_however_slow_it_is() -> None:
+    ms = {"": 100.0, "a": 80.0, "b": 300.0, "ab": 200.0, "c": 90.0, "bc": 310.0, "abc": 205.0}
+
+    def step(there: Set[str]) -> float:
+        return ms.get("".join(sorted(there)), 400.0)
+
+    walk = walked(step, "abc", {}, makes_room="b")
+    assert walk.kept == ("a", "b")
+    assert walk.best.ms == 200
+    whys = {one.name: one.why for one in walk.weighed}
+    assert "without it memory has no room for the tables" in whys["b"]
+    assert [*candidates(walk, AdviceGoal(), 2)] == [("a", "b"), ("a", "b", "c")]
+    near = walked(step, "abc", {}, near=walk, makes_room="b")
+    assert near.kept == ("a", "b")
+    for found in (None, walk):
+        with pytest.raises(CapabilityError, match="no room with"):
+            walked(step, "ab", {}, near=found, makes_room="z")
 
 
 def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:

@@ -45,7 +45,8 @@ class Offers:
             here = (levels == level)[merged.table]
             part = rows if here.all() else rows.at(here)
             own = width[here], level, pooled[here]
-            every[:, ROW_WISE, here] = _priced(prices.row_wise(part, *own), prices)
+            at_home = prices.row_wise(part, *own, mapped=merged.mapped[here])
+            every[:, ROW_WISE, here] = _priced(at_home, prices)
             every[:, PER_NODE, here] = _priced(prices.per_node(part, *own), prices)
         every[2, ROW_WISE] *= np.array([busy.get(name, 1.0) for name in merged.names])[merged.table]
         return cls(memory=every[0], static_memory=every[1], ms=every[2])

@@ -377,6 +377,11 @@ def _to_measure(
             "lookups: what rows of tables and small operations take on the device is not "
             "measured, so that lookups count as next to nothing: `recd topology measure` does it"
         )
+    if best.mapped and topology.mapped_ns is None:
+        yield (
+            f"the disk, for {listed(best.mapped, kind='table')}: what a row of a mapped file takes "
+            "is taken from another disk; set topology.mapped_ns to what it takes here"
+        )
     if not best.step.compute.measured:
         yield (
             f"what the model computes: the plan is for {topology.device}, of which there is none "

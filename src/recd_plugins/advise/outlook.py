@@ -14,8 +14,10 @@ from recd_plugins.additions import Values
 from recd_plugins.advise.model_and_batches import ModelAndBatches, OfRegistry
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
+from recd_plugins.errors import RecdError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, priced, replica_factor
+from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import planned_shards
@@ -28,6 +30,8 @@ from recd_plugins.slots import ShardingRecord
 from recd_plugins.stack import Stack
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.schema import Schema
     from recd_plugins.planning.access.access_profile import Profile
@@ -60,6 +64,10 @@ class Outlook:
     """Why features are deduplicated, or not: the lines of it."""
     notices: tuple[str, ...] = ()
     """The notices on what the registry switches on, and what would not be used."""
+    mapped: tuple[str, ...] = ()
+    """The tables that lie in mapped files, for memory has no room for all."""
+    lacks: str = ""
+    """Why memory has no room for its tables; all else is then as if it had."""
 
     @cached_property
     def ms(self) -> float:
@@ -130,6 +138,8 @@ class Outlook:
             "groups": self.groups,
             "hot": self.hot,
             "notices": list(self.notices),
+            "mapped": list(self.mapped),
+            "lacks": self.lacks,
         }
 
 
@@ -192,7 +202,7 @@ class Outlooks:
             tables = model_tables(model)
             profile = self._profile(stack, tables)  # first of all that read: with whole batches
             compute = self._compute(values)
-            planner = stack.planned_for(model, self._ranks, profile=profile)
+            planner, lacks = _planned(stack, model, self._ranks, profile)
             ledger = _ledger(stack, planner, tables, profile, self._ranks)
             hot = self._hot(stack, planner)
         reader = stack.registry.one("reader").config
@@ -211,6 +221,8 @@ class Outlooks:
             hot=hot,
             why_groups=tuple(stack.explain_groups().splitlines()),
             notices=tuple(dict.fromkeys(notices)),
+            mapped=_mapped(planner),
+            lacks=lacks,
         )
 
     def _compute(self, values: Values) -> Compute:
@@ -255,6 +267,26 @@ def _as_text(values: Any) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 
 
+def _planned(stack: Stack, model: nn.Module, ranks: int, profile: Profile) -> tuple[Planner, str]:
+    """The planner, once it has planned; where memory has no room for its tables, as if it had, and
+    why it has none."""
+    on = stack.registry.topology
+    try:
+        return stack.planned_for(model, ranks, profile=profile), ""
+    except RecdError as error:
+        if (on.device or stack.device) != "cpu":
+            raise
+        lacks = error
+    try:
+        return stack.planned_for(model, ranks, boundless(on), profile), str(lacks)
+    except RecdError:  # so that memory is not what it lacks
+        raise lacks from None
+
+
+def _mapped(planner: Planner) -> tuple[str, ...]:
+    return planner.mapped if isinstance(planner, Tiered) else ()
+
+
 def _ledger(
     stack: Stack,
     planner: Planner,
@@ -267,7 +299,7 @@ def _ledger(
     tiered = planner if isinstance(planner, Tiered) else None
     if tiered is not None and tiered.tier_plan is not None and tiered.report is not None:
         return _whole(tiered.report.ledger, stack, tables, profile)
-    return _as_placed(stack, tables, profile, ranks)
+    return _as_placed(stack, tables, profile, ranks, _mapped(planner))
 
 
 def _whole(
@@ -288,12 +320,17 @@ def _whole(
 
 
 def _as_placed(
-    stack: Stack, tables: Mapping[str, ModelTable], profile: Profile, ranks: int
+    stack: Stack,
+    tables: Mapping[str, ModelTable],
+    profile: Profile,
+    ranks: int,
+    mapped: tuple[str, ...],
 ) -> Ledger:
     assert stack.proposed is not None
     shards = planned_shards(stack.proposed, tables)
     every = {
-        name: table.with_rows(profile[name], shards.get(name)) for name, table in tables.items()
+        name: table.with_rows(profile[name], shards.get(name), mapped=name in mapped)
+        for name, table in tables.items()
     }
     fused = stack.registry.train.optimizer.fused_params()
     prices = priced(

@@ -55,14 +55,16 @@ class Tried:
 
 
 def candidates(walk: Walk, goal: AdviceGoal, most: int) -> dict[tuple[str, ...], Outlook]:
-    """The baseline, what is advised, and the next best within the budget, so many beside the
-    baseline; of those that come to the same plan, the one with the fewest additions."""
-    found = {(): walk.base, walk.kept: walk.best}
+    """The baseline, if memory has room for it, what is advised and the next best within the budget,
+    so many beside the baseline; of those that come to the same plan, the one with the fewest
+    additions."""
+    base: dict[tuple[str, ...], Outlook] = {} if walk.base.lacks else {(): walk.base}
+    found = {**base, walk.kept: walk.best}
     others = [
         (names, outlook) for names, outlook in walk.met.items() if goal.fits(outlook, walk.base)
     ]
     for names, outlook in sorted(others, key=lambda one: (goal.score(one[1]), len(one[0]))):
-        if len(found) > most:
+        if len(found) - len(base) >= most:
             break
         if all(_plan(outlook) != _plan(other) for other in found.values()):
             found[names] = outlook
@@ -110,11 +112,11 @@ def check_ranks_here(ranks: int, registry: Registry) -> None:
 def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -> Tried:
     """The fastest, by what was measured; what was advised where that is as fast within `ALIKE`, or
     where time is not what is asked for and the baseline is no faster."""
-    base = next(one for one in every if not one.additions)
+    base = next((one for one in every if not one.additions), None)
     mine = next(one for one in every if one.additions == advised)
     best = min(every, key=lambda one: one.ms)
     if goal.objective == "memory":
-        return mine if mine.ms <= (1 + ALIKE) * base.ms else base
+        return mine if base is None or mine.ms <= (1 + ALIKE) * base.ms else base
     return mine if mine.ms <= (1 + ALIKE) * best.ms else best
 
 

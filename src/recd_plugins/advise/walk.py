@@ -11,6 +11,7 @@ TorchRec's own best plan, by the forecasts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -20,7 +21,7 @@ from typing import Any, Literal
 from recd_plugins.additions import NotHere, Objective, Situation, Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, RecdError, nearest
+from recd_plugins.errors import CapabilityError, PluginError, RecdError, nearest
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import GB
@@ -65,7 +66,9 @@ class AdviceGoal:
     """The steps, by batch size, that it takes to learn as much; for time_to_loss."""
 
     def score(self, outlook: Outlook) -> float:
-        """The number that is to be least."""
+        """The number that is to be least; without end where memory has no room for the tables."""
+        if outlook.lacks:
+            return math.inf
         if self.objective == "memory":
             return outlook.memory
         if self.objective == "time_to_loss":
@@ -73,8 +76,12 @@ class AdviceGoal:
         return 1 / outlook.samples_per_second
 
     def fits(self, outlook: Outlook, base: Outlook) -> bool:
-        """Whether it is within the budget, and as fast as the base where memory is saved."""
-        if self.objective == "memory" and outlook.ms > base.ms * (1 + ROUNDING):
+        """Whether memory has room for its tables, it is within the budget, and as fast as the base
+        where memory is saved: as a base for which there is room."""
+        if outlook.lacks:
+            return False
+        slower = outlook.ms > base.ms * (1 + ROUNDING)
+        if self.objective == "memory" and slower and not base.lacks:
             return False
         return outlook.over(base) <= self.budget_gb * GB * (1 + ROUNDING)
 
@@ -104,7 +111,8 @@ class Walk:
     """The way from the baseline, addition by addition, to what is advised."""
 
     base: Outlook
-    """TorchRec's own best plan of the same table and model."""
+    """TorchRec's own best plan of the same table and model, as if memory had room where it
+    `lacks` it."""
     weighed: Sequence[Weighed]
     best: Outlook
     met: Mapping[tuple[str, ...], Outlook] = field(default_factory=dict)
@@ -167,7 +175,7 @@ def weigh(
     met: Callable[[str], None] = lambda what: None,
 ) -> Walk:
     """Weigh the additions in order, on top of `values`, a registry without any; `met` hears of each
-    before it is weighed."""
+    before it is weighed. `CapabilityError` where memory has no room for the tables with any."""
     met("TorchRec's own best plan")
     base = outlooks.of(values)
     on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema)
@@ -178,7 +186,7 @@ def weigh(
     on_the_way.leave_out()
     met("each in another's place")
     on_the_way.take_places()
-    return on_the_way.walk
+    return on_the_way.walk()
 
 
 def weigh_near(
@@ -202,7 +210,7 @@ def weigh_near(
             on_the_way.meet(claim)
     on_the_way.leave_out()
     on_the_way.take_places()
-    return on_the_way.walk
+    return on_the_way.walk()
 
 
 class _OnTheWay:
@@ -227,8 +235,10 @@ class _OnTheWay:
         self._waiting: list[ClaimedAddition] = []
         """The additions that do not pay by themselves, and change what later ones find."""
 
-    @property
     def walk(self) -> Walk:
+        if self.best.lacks:
+            *_, why = dict.fromkeys(outlook.lacks for outlook in self.met.values())
+            raise CapabilityError(why)
         return Walk(
             base=self._base,
             weighed=self.weighed,
@@ -345,7 +355,7 @@ class _OnTheWay:
                 for other in back:
                     self._settle(other, "kept", f"it does as much as {name}")
             else:
-                self._note_loss(claim, lost)
+                self._note_loss(claim, None if outlook.lacks else lost)
 
     def take_places(self) -> None:
         """Keep one that was not, in the place of one that was, where that pays."""
@@ -405,6 +415,7 @@ class _OnTheWay:
                 budget_gb=self._goal.budget_gb,
                 tiers=self._outlooks.plans_tiers(values),
                 objective=self._goal.objective,
+                fits=not self._base.lacks,
             )
             with _named(claim):
                 added = claim.addition.add(situation)
@@ -421,6 +432,8 @@ class _OnTheWay:
         return one is not by and wrote[one.addition.name] <= wrote[by.addition.name]
 
     def _gain(self, outlook: Outlook, before: Outlook) -> float:
+        if before.lacks:
+            return 0.0 if outlook.lacks else 1.0
         return 1 - self._goal.score(outlook) / self._goal.score(before)
 
     def _pays(self, outlook: Outlook) -> bool:
@@ -467,6 +480,10 @@ class _OnTheWay:
             words.append(f"{outlook.groups} groups of features on unique samples")
         if outlook.hot:
             words.append(f"{outlook.hot:.0%} of batches hot")
+        if outlook.mapped != before.mapped:
+            words.append(f"{', '.join(outlook.mapped) or 'no table'} in mapped files")
+        if before.lacks:
+            words.append("without it memory has no room for the tables")
         return ", ".join(words)
 
     def _why_left(self, claim: ClaimedAddition, gain: float, outlook: Outlook) -> str:
@@ -483,6 +500,8 @@ class _OnTheWay:
         return "; ".join([why, *new])
 
     def _why_not_fitting(self, outlook: Outlook) -> str:
+        if outlook.lacks:
+            return "it makes no room for the tables in memory"
         over = outlook.over(self._base)
         if over > self._goal.budget_gb * GB:
             return (

@@ -38,13 +38,16 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
     rows: list[Sequence[str]] = [
         ("", "", "ms a step", "samples/s", "exchanged", "between nodes", "memory")
     ]
-    rows.append(_row("TorchRec's own best plan", "", walk.base))
+    room = "no room" if walk.base.lacks else ""
+    rows.append(_row("TorchRec's own best plan", room, walk.base))
     rows += [_row(f"+ {one.name}", one.verdict, one.outlook) for one in walk.weighed]
     if advice.as_given is not None:
         rows.append(_row("as it was given", "", advice.as_given))
     rows.append(_row("advised", "", walk.best))
     yield from aligned(rows)
     yield ""
+    if walk.base.lacks:
+        yield f"TorchRec's own best plan: as if there were room; {walk.base.lacks}"
     for one in walk.weighed:
         yield f"{one.name}: {one.verdict}; {one.why}{_at_the_end(one)}"
     if len(advice.walks) > 1:
@@ -78,8 +81,11 @@ def advised_registry(advice: RegistryAdvice) -> str:
     lines = [
         f"# Written by `recd advise`, for {WHAT[advice.goal.objective]}: a step is forecast at "
         f"{best.ms:.3g} ms,",
-        f"# where TorchRec's own best plan is at {walk.base.ms:.3g} ms.",
+        f"# where TorchRec's own best plan is at {walk.base.ms:.3g} ms"
+        + (", had memory room for it." if walk.base.lacks else "."),
     ]
+    if best.mapped:
+        lines.append(f"# In mapped files, for memory has no room: {', '.join(best.mapped)}.")
     lines += [
         f"# {one.name}: {one.claim.addition.summary}" for one in walk.weighed if one.name in names
     ]

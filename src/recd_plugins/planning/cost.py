@@ -98,6 +98,8 @@ class Cost:
     marked: Any = 0.0
     """Rows whose marks of whether any rank touched them the rank makes, exchanges and searches: all
     that have replicas, in every step."""
+    paged: Any = 0.0
+    """Different rows of mapped files that the rank reads and writes."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(add, _all_of(self), _all_of(other)))
@@ -117,7 +119,7 @@ class Cost:
 
     @cached_property
     def _apart(self) -> tuple[Floats, tuple[int, ...], Floats]:
-        """Its numbers [15], 0 in the place of arrays; the fields that are arrays; and these [n, U].
+        """Its numbers [16], 0 in the place of arrays; the fields that are arrays; and these [n, U].
 
         numpy takes as long to add up two numbers as to add up hundreds.
         """
@@ -133,7 +135,7 @@ class Cost:
     @property
     def own_work(self) -> tuple[Any, ...]:
         """The rank's own work, as `Cluster.local_ms` takes it."""
-        return self.local, self.coalesced, self.updated, self.summed, self.marked
+        return self.local, self.coalesced, self.updated, self.summed, self.marked, self.paged
 
     @property
     def memory(self) -> Any:
@@ -179,17 +181,23 @@ class Prices:
     """Whether a rank asks its node for a row once, as our tiers do, or once per access."""
 
     def row_wise(
-        self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none", pooled: Any = 0
+        self,
+        rows: RowDistribution,
+        width: Any,
+        coalesce: Coalesce = "none",
+        pooled: Any = 0,
+        mapped: Any = 0,
     ) -> Cost:
         """The cost in TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
 
-        static_memory   r / U
+        static_memory   r / U; none where the table is `mapped` (1)
         ids_sent        s
         rows_accessed   s
         dynamic_memory  2 s r; coalesced (2 s + pB) r, since the answers are spread again
         a2a_global      s (2 r + 8)
         local           4 s r; coalesced (4 s + 4 pB) r
         updated         appears(B U) / U
+        paged           the same where the table is `mapped`
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
         appears(B W) / W. Per node, each rank first asks for i = appears(B) rows of a
         concentrator: the rank of its node with the home's place. That adds ids_sent i,
@@ -204,8 +212,9 @@ class Prices:
         spread = 0.0 if coalesce == "none" else accesses
         payload = crossing * (2 * width + ID_BYTES)
         across = payload if coalesce == "node" else 0.0 * payload
+        updated = rows.appear(self.batch_size * u) / u
         return Cost(
-            static_memory=width / u,
+            static_memory=(1 - mapped) * width / u,
             ids_sent=crossing + intra,
             rows_accessed=crossing,
             dynamic_memory=(moved + spread * (1 - pooled)) * width,
@@ -215,7 +224,8 @@ class Prices:
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + (4 - pooled) * spread) * width,
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
-            updated=rows.appear(self.batch_size * u) / u,
+            updated=updated,
+            paged=mapped * updated,
         )
 
     def asked(self, rows: RowDistribution, coalesce: Coalesce) -> Floats:
@@ -414,8 +424,8 @@ def milliseconds(
 ) -> dict[str, float]:
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
     own work: rows at the rate of random ones, chunks, ids that are made unique, rows that are
-    updated and marks at theirs, and small operations. Where ranks differ all wait for the one that
-    has the most."""
+    updated, marks and rows of mapped files at theirs, and small operations. Where ranks differ all
+    wait for the one that has the most."""
     found = {}
     for name in COLLECTIVES:
         link, called = getattr(cluster, name), calls.get(name, 0)

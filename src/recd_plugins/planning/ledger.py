@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ import numpy as np
 
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
-from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
+from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 
@@ -348,7 +349,21 @@ def travelling_shares(
 def home_cost(
     table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
 ) -> Cost:
-    """The cost of the rows of a table that have no replica; `share` as in `TableLedger.of`."""
+    """The cost of the rows of a table that have no replica; `share` as in `TableLedger.of`. Those
+    in mapped files take no static_memory, and are paged."""
+    first = sizes.replicated + sizes.per_node
+    cost = _exchanged(table, sizes, prices, share)
+    if not table.mapped:
+        return cost
+    return dataclasses.replace(
+        cost, static_memory=0.0, paged=touched_by_rank(prices, table, first=first)
+    )
+
+
+def _exchanged(
+    table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
+) -> Cost:
+    """The cost of these rows in memory."""
     first, level = sizes.replicated + sizes.per_node, sizes.coalesce
     if not table.bags:
         return row_wise_cost(prices, table, first=first, coalesce=level)

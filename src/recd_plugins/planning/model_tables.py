@@ -47,10 +47,14 @@ class ModelTable:
         return Counted(num_rows=self.num_rows, features=self.features, bags=bool(self.bags))
 
     def with_rows(
-        self, rows: RowDistribution, shards: PlannedShards | None = None
+        self,
+        rows: RowDistribution,
+        shards: PlannedShards | None = None,
+        *,
+        mapped: bool = False,
     ) -> SequenceTable:
         """The table with its access distribution, as ledgers take it; `shards` is where TorchRec's
-        own plan has it."""
+        own plan has it, and it may lie in `mapped` files."""
         return SequenceTable(
             name=self.name,
             rows=rows,
@@ -59,6 +63,7 @@ class ModelTable:
             bags=self.bags,
             collection=f"{self.module}/{self.part}",
             shards=shards,
+            mapped=mapped,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recd_plugins.errors import CapabilityError, RecdError
@@ -74,6 +74,9 @@ class Tiered:
     """The access distributions that the tier plan was made from."""
     report: PlanReport | None = None
     """The costs and the savings of the tier plan."""
+    mapped: tuple[str, ...] = ()
+    """The tables that lie in mapped files, for memory has no room for all: by their prices, those
+    that are the cheapest there."""
 
 
 class TakesContext(ABC):
@@ -129,6 +132,11 @@ class HoldsRowWise(Proposes):
 
         They have TorchRec's fused kernel, but for those that `kernels` names another for.
         """
+
+    def in_files(self, tables: Collection[str]) -> HoldsRowWise:
+        """A planner like this one, by whose count the rows of these tables take no memory, for they
+        lie in mapped files; by default this one, which counts them all the same."""
+        return self
 
     @abstractmethod
     def sharders(self) -> list[ModuleSharder[nn.Module]]:

@@ -15,7 +15,7 @@ from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
 
-__all__ = ["home_load", "row_wise_cost"]
+__all__ = ["home_load", "row_wise_cost", "touched_by_rank"]
 
 ALIKE = 1e-5
 """The share by which ranks may differ and count as alike."""
@@ -45,9 +45,6 @@ def row_wise_cost(
     cluster = prices.cluster
     place = load.reshape(cluster.n_nodes, cluster.ranks_per_node).mean(axis=0)
     more = (load - 1) * cost.rows_accessed * table.width
-    every = table.rows
-    touched = every.appear(prices.batch_size * cluster.world_size)
-    kept = every.within(first, every.num_rows) / every.counts
     return dataclasses.replace(
         cost,
         rows_accessed=cost.rows_accessed * load,
@@ -56,8 +53,17 @@ def row_wise_cost(
         a2a_cross=cost.a2a_cross * load,
         a2a_intra=cost.a2a_intra * np.tile(place, cluster.n_nodes),
         local=cost.local + 2 * more,
-        updated=(kept * touched) @ every.by_rank(cluster.world_size),
+        updated=touched_by_rank(prices, table, first=first),
     )
+
+
+def touched_by_rank(prices: Prices, table: SequenceTable, *, first: int = 0) -> Floats:
+    """[U] the rows from rank `first` on that a step looks up, each once, of those that each rank
+    has."""
+    rows, ranks = table.rows, prices.cluster.world_size
+    kept = rows.within(first, rows.num_rows) / rows.counts
+    touched: Floats = (kept * rows.appear(prices.batch_size * ranks)) @ rows.by_rank(ranks)
+    return touched
 
 
 def home_load(

@@ -8,12 +8,15 @@ rows of r bytes; B samples a rank, U = N W ranks in all.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
+from recd_plugins.planning.access.distribution import Floats
 from recd_plugins.planning.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bags
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
 from recd_plugins.planning.planned_shards import PlannedShards
-from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
+from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.table_sizes import SequenceTable
 
 __all__ = ["sharded_cost"]
@@ -25,7 +28,18 @@ def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) ->
     row_wise        as in `row_wise_bags`, or `row_wise_cost` where rows come one by one
     data_parallel   a dense copy on every rank: ar_global E r, static_memory 2 E r
     others          `_whole`, or `_in_nodes` where rows lie over the ranks of a node
+
+    A table in mapped files takes no static_memory, and the different rows that a step looks up of
+    each shard are paged.
     """
+    cost = _placed(prices, table, shards)
+    if not table.mapped:
+        return cost
+    return dataclasses.replace(cost, static_memory=0.0, paged=_touched(prices, table, shards))
+
+
+def _placed(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+    """The cost of a table in memory."""
     if shards.kind == "row_wise":
         if not table.bags:
             return row_wise_cost(prices, table)
@@ -42,6 +56,17 @@ def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) ->
     if shards.kind in ("table_row_wise", "grid_shard") and table.bags:
         return _in_nodes(prices, table, shards)
     return _whole(prices, table, shards)
+
+
+def _touched(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Floats:
+    """[U] the rows that a step looks up, each once, of the shards that each rank has."""
+    if shards.kind == "row_wise":
+        return touched_by_rank(prices, table)
+    ranks = prices.cluster.world_size
+    touched, found = table.rows.appearing(prices.batch_size * ranks), np.zeros(ranks)
+    for shard in shards.shards:
+        found[shard.rank] += shard.rows * touched
+    return found
 
 
 def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:

@@ -31,6 +31,8 @@ class SequenceTable:
     """The path of its collection in the model."""
     shards: PlannedShards | None = None
     """Its table shards in TorchRec's own plan; row-wise where nobody asked."""
+    mapped: bool = False
+    """Whether its rows at home lie in mapped files, which take no memory of a rank."""
 
     @property
     def width(self) -> int:
@@ -69,6 +71,8 @@ class MergedRows:
     """[R] bytes of a row."""
     pooled: Integers
     """[R] 1 where rows are summed over bags, else 0."""
+    mapped: Integers
+    """[R] 1 where rows at home lie in mapped files, else 0."""
 
     @classmethod
     def of(cls, tables: Mapping[str, SequenceTable]) -> MergedRows:
@@ -86,6 +90,7 @@ class MergedRows:
             table=table,
             width=np.array([one.width for one in each], np.int64)[table],
             pooled=np.array([one.bags > 0 for one in each], np.int64)[table],
+            mapped=np.array([one.mapped for one in each], np.int64)[table],
         )
 
     def per_table(self, taken: Integers) -> Integers:

@@ -72,10 +72,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         where: str = "sharding",
         given: Mapping[str, ParameterConstraints] | None = None,
         data_parallel: bool = False,
+        in_files: Collection[str] = (),
     ) -> None:
         """Tables in `row_wise` are held to those constraints, over the config's, whose path in
         registry.yaml is `where`, and over those that the trainer has `given`. `sharders` gives the
-        trainer's own."""
+        trainer's own. Tables `in_files` take no memory."""
         self._where = where
         self._config = config
         self._row_wise = dict(row_wise or {})
@@ -84,6 +85,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self._sharders = sharders
         self._given = given or {}
         self._data_parallel = data_parallel
+        self._in_files = frozenset(in_files)
         self._explanation = "No plan has been made yet."
         self._kept: Callable[[], list[str]] = list
         """Finds the tables that the last plan shards only because the trainer names their
@@ -113,15 +115,26 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
     ) -> TorchRecPlanner:
         """A copy that keeps these tables row-wise, fused unless `kernels` says otherwise, and plans
         the others."""
+        held = dict.fromkeys(tables, ROW_WISE) | dict(kernels or {})
+        return self._like(held, self._in_files)
+
+    def in_files(self, tables: Collection[str]) -> TorchRecPlanner:
+        """A copy by whose count these tables take no memory, but for what a step exchanges."""
+        return self._like(self._row_wise, tables)
+
+    def _like(
+        self, row_wise: Mapping[str, TableConstraint], in_files: Collection[str]
+    ) -> TorchRecPlanner:
         found = TorchRecPlanner(
             self._config,
             device=self._device,
             batch_size=self._batch_size,
             sharders=self._sharders,
-            row_wise=dict.fromkeys(tables, ROW_WISE) | dict(kernels or {}),
+            row_wise=row_wise,
             where=self._where,
             given=self._given,
             data_parallel=self._data_parallel,
+            in_files=in_files,
         )
         found._small = self._small
         return found
@@ -199,7 +212,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 if "data_parallel" in (constraints[name].sharding_types or ())
                 and rows[name] <= self._batch_size
             )
-        chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others))
+        kept_in = sorted(self._in_files)
+        chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others), kept_in)
         where = (on, topology, device, world_size, self._batch_size)
         seen = (sorted(constraints.items()), *_asked_of(model, sharders))
 
@@ -277,7 +291,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 topology=on,
                 batch_size=self._batch_size,
                 enumerator=OrderedEnumerator(
-                    topology=on, batch_size=self._batch_size, constraints=constraints
+                    topology=on,
+                    batch_size=self._batch_size,
+                    constraints=constraints,
+                    in_files=self._in_files,
                 ),
                 proposer=proposers,
                 # By its rating, a rank's time, proposals are left out.
@@ -352,15 +369,22 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         needed = sum(
             parameter.numel() * parameter.element_size()
             for _, module, sharder in sharded_modules(model, self.sharders())
-            for parameter in sharder.shardable_parameters(module).values()
+            for name, parameter in sharder.shardable_parameters(module).items()
+            if name not in self._in_files
         )
         memory = on.devices[0].storage
         where, has = ("device", memory.hbm) if on.compute_device == "cuda" else ("host", memory.ddr)
+        tables = "or make the tables smaller"
+        if on.compute_device == "cpu" and not self._in_files:
+            tables = (
+                "make the tables smaller, or have those that are looked up least lie in mapped "
+                "files, as `sharding: {use: flexshard, goal: auto}` does"
+            )
         return CapabilityError(
             f"sharding: tables of {needed / GB:.3g} GB, with optimizer states and batches on top, "
             f"do not fit on {on.world_size} ranks of {has / GB:.3g} GB {where} memory. Set "
             f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
-            f"train.batch_size, or make the tables smaller. {answer}"
+            f"train.batch_size, {tables}. {answer}"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.compat.torchrec import own_fused_params
+from recd_plugins.planning.cost import state_bytes
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 
@@ -57,8 +59,16 @@ class OrderedEnumerator(EmbeddingEnumerator):
     shapes, and TorchRec takes milliseconds for an option.
     """
 
-    def __init__(self, topology: Any, batch_size: int, constraints: Any = None) -> None:
+    def __init__(
+        self,
+        topology: Any,
+        batch_size: int,
+        constraints: Any = None,
+        in_files: Collection[str] = (),
+    ) -> None:
+        """The rows of the tables `in_files` take no memory, nor their optimizer states."""
         self._options: list[ShardingOption] = []
+        self._in_files = in_files
         self._held = constraints or {}
         of = {"topology": topology, "constraints": constraints}
         estimators = [_OncePerSize(**of), EmbeddingStorageEstimator(**of)]
@@ -82,6 +92,10 @@ class OrderedEnumerator(EmbeddingEnumerator):
                 option.is_weighted = first.is_weighted
                 for shard, estimated in zip(option.shards, first.shards, strict=True):
                     shard.perf, shard.storage = estimated.perf, estimated.storage
+        for option in self._options:
+            if option.name in self._in_files:
+                for shard in option.shards:
+                    shard.storage = _without_rows(option, shard)
 
     def _estimated_by(self, option: ShardingOption) -> str:
         """All that an estimate may depend on."""
@@ -104,6 +118,18 @@ class OrderedEnumerator(EmbeddingEnumerator):
             self._options,
             key=lambda o: (o.path, o.name, KINDS.index(o.sharding_type), o.compute_kernel),
         )
+
+
+def _without_rows(option: ShardingOption, shard: Any) -> Any:
+    """The host memory of a table shard, less its rows and their optimizer states; all of it where
+    every rank has the table, which then lies in no file."""
+    if option.sharding_type == "data_parallel":
+        return shard.storage
+    dim, fused = option.tensor.shape[1], own_fused_params(option.tensor)
+    width = dim * option.tensor.element_size() + state_bytes(fused, dim)
+    rows, columns = shard.size
+    kept = shard.storage.ddr - math.ceil(rows * width * columns / dim)
+    return dataclasses.replace(shard.storage, ddr=max(kept, 0))
 
 
 class _OncePerSize(EmbeddingPerfEstimator):

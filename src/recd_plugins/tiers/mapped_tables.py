@@ -7,7 +7,7 @@ import errno
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,10 +47,19 @@ class MappedSharder(WrappedSharder):
     process: checkpoints keep what is to be kept.
     """
 
-    def __init__(self, inner: ModuleSharder[Any], folder: Path) -> None:
+    def __init__(
+        self,
+        inner: ModuleSharder[Any],
+        folder: Path,
+        tables: Collection[str] | None = None,
+        apart: Collection[str] = (),
+    ) -> None:
+        """`tables` alone, by default all; those `apart` share no file with others, for `inner` has
+        them in another module."""
         super().__init__(inner)
         check_folder(folder)
         self._folder = folder
+        self._tables, self._apart = tables, apart
 
     def shard(
         self,
@@ -73,7 +82,9 @@ class MappedSharder(WrappedSharder):
         files = _Files(self._folder)
         kernels = [
             files.kernel(tables)
-            for tables in _alike(module, params, env.rank, self.fused_params or {})
+            for tables in _alike(
+                module, params, env.rank, self.fused_params or {}, self._tables, self._apart
+            )
         ]
         with kernels_over(module, kernels):
             sharded = self._inner.shard(module, params, env, device, module_fqn)
@@ -83,14 +94,23 @@ class MappedSharder(WrappedSharder):
         return sharded
 
 
-def mapped(sharders: Iterable[ModuleSharder[Any]], folder: Path) -> list[ModuleSharder[Any]]:
-    """The sharders, with those of collections keeping their tables in files in `folder`.
+def mapped(
+    sharders: Iterable[ModuleSharder[Any]],
+    folder: Path,
+    tables: Collection[str] | None = None,
+    apart: Collection[str] = (),
+) -> list[ModuleSharder[Any]]:
+    """The sharders, with those of collections keeping their tables, or those of these that are
+    named, in files in `folder`.
 
-    Tiers may stand in front. Tables that are not of the fused kernel stay in memory.
+    Tiers may stand in front; the tables of bags whose rows they have travel are named `apart`.
+    Tables that are not of the fused kernel stay in memory.
     """
     collections = (EmbeddingCollection, EmbeddingBagCollection)
     return [
-        MappedSharder(sharder, folder) if sharder.module_type in collections else sharder
+        MappedSharder(sharder, folder, tables, apart)
+        if sharder.module_type in collections
+        else sharder
         for sharder in sharders
     ]
 
@@ -221,8 +241,10 @@ def _alike(
     params: Mapping[str, ParameterSharding],
     rank: int,
     fused_params: Mapping[str, Any],
+    chosen: Collection[str] | None,
+    apart: Collection[str],
 ) -> Iterable[list[_TablePart]]:
-    """The tables of each fused kernel, which TorchRec makes for tables of one kind."""
+    """The chosen tables of each fused kernel, which TorchRec makes for tables of one kind."""
     poolings = (
         {config.name: config.pooling for config in module.embedding_bag_configs()}
         if isinstance(module, EmbeddingBagCollection)
@@ -232,7 +254,7 @@ def _alike(
     for name, parameter in module.named_parameters():
         table = name.split(".")[1]  # embeddings.NAME.weight
         sharding = params[table]
-        if sharding.compute_kernel != "fused":
+        if sharding.compute_kernel != "fused" or (chosen is not None and table not in chosen):
             continue
         own = own_fused_params(parameter)
         width = state_width({**fused_params, **own})
@@ -244,6 +266,7 @@ def _alike(
         kind = (
             parameter.dtype,
             parameter.shape[1],  # tables of different D may come to stand in different modules
+            table in apart,
             poolings.get(table),
             repr(dataclasses.replace(sharding, ranks=None, sharding_spec=None)),
             repr(sorted(own.items())),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recd_plugins.errors import CapabilityError, listed, nearest
+import numpy as np
+
+from recd_plugins.errors import CapabilityError, RecdError, listed, nearest
 from recd_plugins.notices import GivesNotices, Missed, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
@@ -21,6 +23,7 @@ from recd_plugins.planning.access.ranks import together
 from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
+from recd_plugins.planning.homes import MayLeave, boundless, fewest, in_words, less, may_leave
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
@@ -124,6 +127,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._notices: list[Notice] = []
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
+        self._lacking: RecdError | None = None
+        """Why the planner behind has no plan with all tables in memory, where some may leave it."""
+        self._may_leave: Sequence[MayLeave] = ()
+        """The tables that may lie in mapped files, the cheapest there first, where some must."""
 
     def take(self, context: Context) -> None:
         mine = self.context
@@ -181,8 +188,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
         self._tally = self._counted(model, group)
         try:
-            plan, self.tier_plan = from_rank_0(
-                group, lambda: (self.propose(model, topology, group.size()), self.tier_plan)
+            plan, self.tier_plan, self.mapped = from_rank_0(
+                group,
+                lambda: (
+                    self.propose(model, topology, group.size()),
+                    self.tier_plan,
+                    self.mapped,
+                ),
             )
         finally:
             self._tally = None
@@ -194,8 +206,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
         self.found, self.every = self._found(model), frozenset(model_tables(model))
-        self.report = self._cluster = None
-        self._notices, self._behind = [], self.others
+        self.report = self._cluster = self._lacking = None
+        self._notices, self._behind, self.mapped, self._may_leave = [], self.others, (), ()
         self._leave_all()
         own: ShardingPlan | None = None
         if self.plan_path is not None:
@@ -206,11 +218,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason = f"{self.name}: {unused.why}, so every table is left to TorchRec's planner. "
             reason += unused.cure
         else:
-            own = self.others.propose(model, self.home(topology), world_size)
+            own = self._own(model, topology, world_size)
             self._no_row, self._counted_words, self._variable = {}, "", frozenset()
             self._leave_data_parallel(own)
             if self.found:
-                reason = self._tier(model, topology, world_size, own)
+                reason, own = self._tier(model, topology, world_size, own)
             else:
                 self._notices = [self._all_data_parallel()]
                 reason = str(self._notices[0])
@@ -218,21 +230,30 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 reason += f"\n{self._counted_words}"
             for name, ids in self._no_row.items():
                 reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
+        self._check_room()
         if own is not None and not self._held:
-            self.explanation = f"{reason}\n{self.others.explain()}"
+            self.explanation = self._in_words(reason, self._behind, topology, world_size)
             return own
-        others = self._others_planner()
-        plan = others.propose(model, self.home(topology), world_size)
-        if own is not None and (slower := self._placed_anew(plan)) and not self._forced:
+        least = self.mapped
+        others, plan, slower = self._beside_tiers(model, topology, world_size)
+        if own is not None and slower and (plan is None or not self._forced):
+            self.mapped = least
             self._leave_all()
             cure = f"stack.explain() has the prices; take `{self.slot}` out where that is right."
             what = f"{self.slot}: {self.name}"
             self._notices.append(Unused(what=what, why=slower, cure=cure))
-            self.explanation = f"{reason}\n{slower}\n{self.others.explain()}"
+            why = f"{reason}\n{slower}"
+            self.explanation = self._in_words(why, self._behind, topology, world_size)
             return own
+        assert plan is not None  # where there is none, there is an own one
         self._behind = others
-        self.explanation = f"{reason}\n{others.explain()}"
+        self.explanation = self._in_words(reason, others, topology, world_size)
         return plan
+
+    @property
+    def chooses_homes(self) -> bool:
+        """Whether tables may lie in mapped files where memory has no room for all."""
+        return False
 
     def home(self, topology: Topology) -> Topology:
         """The topology that the planner of the others counts the memory of tables at home by."""
@@ -244,13 +265,30 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the others, with tiers in front of tables where the plan has any."""
-        others = self._others_planner().sharders()
-        if self.tier_plan is None:
-            return others
-        from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+        found = self._others_planner().sharders()
+        if self.tier_plan is not None:
+            from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-        self._cluster = self._cluster or TierCluster(self.tier_plan)
-        return tier_sharders(self._cluster, others)
+            self._cluster = self._cluster or TierCluster(self.tier_plan)
+            found = tier_sharders(self._cluster, found)
+        return self.in_mapped_files(found, self.mapped) if self.mapped else found
+
+    def in_mapped_files(
+        self, sharders: list[ModuleSharder[nn.Module]], tables: Collection[str] | None = None
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The sharders, with these tables in mapped files, by default all."""
+        from recd_plugins.tiers.mapped_tables import mapped
+
+        folder = self.mapped_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        planned = self.tier_plan.tables if self.tier_plan else {}
+        travelling = [name for name, one in planned.items() if one.coalesce != "none"]
+        return mapped(sharders, folder, tables, apart=travelling)
+
+    @property
+    def mapped_folder(self) -> Path:
+        """The folder of mapped files."""
+        return self.context.folder / "mapped"
 
     @property
     def in_front(self) -> bool:
@@ -320,10 +358,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def _tier(
         self, model: nn.Module, topology: Topology, world_size: int, own: ShardingPlan
-    ) -> str:
+    ) -> tuple[str, ShardingPlan]:
         """Profile, have sizes chosen, and make row ids of them; why, in words.
 
-        `own` is the plan of the planner behind, were there no tiers.
+        `own` is the plan of the planner behind, were there no tiers. It comes back, with tables in
+        mapped files where memory has no room for all.
         """
         profile = self.profile = self.profiled()
         if variable := self._leave_variable():
@@ -337,14 +376,16 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 )
             )
             if not self.found:
-                return str(self._notices[-1])
+                return str(self._notices[-1]), own
+        if self._lacking is not None:
+            own = self._leave_memory(model, topology, world_size, profile)
         shards = planned_shards(own, self.found)
         tables = {
-            name: table.with_rows(profile[name], shards.get(name))
+            name: table.with_rows(profile[name], shards.get(name), mapped=name in self.mapped)
             for name, table in self.found.items()
         }
         chosen = self.choose(model, tables, topology, world_size)
-        if lacking := without_rows(chosen.sizes, self.found, world_size):
+        if lacking := without_rows(chosen.sizes, self.found, world_size, self.mapped):
             why = f"row-wise on {world_size} ranks its collection would have no row on some"
             self._left = {**self._left, **dict.fromkeys(lacking, why)}
             sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
@@ -368,16 +409,124 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 return (
                     f"{reason}\n{slower}, by the prices of this topology: it is not taken, and "
                     f"every table is left to TorchRec's planner. Set {self.slot}.force to take it."
-                )
+                ), own
             reason = f"{reason}\n{slower}, by the prices of this topology; it is taken as asked."
         sizes = {name: size for name, size in chosen.sizes.items() if not size.as_torchrec}
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
         self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
-        if not sizes and not self._notices:
+        if not sizes and not self._notices and not self.mapped:
             self._notices.append(self._nothing_chosen(world_size))
-        return reason
+        return reason, own
+
+    def _own(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
+        """The plan of the planner behind, were there no tiers; where memory has no room for all
+        tables, and some may leave it, as if it had."""
+        home = self.home(topology)
+        try:
+            return self.others.propose(model, home, world_size)
+        except RecdError as error:
+            if not self.chooses_homes or (topology.device or self.context.device) != "cpu":
+                raise
+            self._lacking = error
+        try:
+            return self.others.propose(model, boundless(home), world_size)
+        except RecdError:  # so that memory is not what it lacks
+            raise self._lacking from None
+
+    def _check_room(self) -> None:
+        """Why there is no plan, where memory has no room and no table could leave it."""
+        if self._lacking is not None and not self.mapped:
+            raise self._lacking
+
+    def _leave_memory(
+        self, model: nn.Module, topology: Topology, world_size: int, profile: Profile
+    ) -> ShardingPlan:
+        """Have the first few tables lie in mapped files, without which the others have room; the
+        plan of the planner behind then."""
+        assert self._lacking is not None
+        self._may_leave = may_leave(
+            self.found,
+            profile,
+            self.fused,
+            batch_size=self.context.batch_size,
+            world_size=world_size,
+        )
+        if not self._may_leave:
+            raise self._lacking
+        try:
+            self._behind, own = self._with_room(
+                self.others, model, self.home(topology), world_size, least=1
+            )
+        except RecdError as error:
+            every = listed([one.name for one in self._may_leave], kind="table")
+            raise CapabilityError(
+                f"{self.slot}: {self.name} finds no room for the tables, even with {every} in "
+                f"mapped files. {error}"
+            ) from error
+        return own
+
+    def _with_room(
+        self,
+        behind: HoldsRowWise,
+        model: nn.Module,
+        home: Topology,
+        world_size: int,
+        *,
+        least: int,
+    ) -> tuple[HoldsRowWise, ShardingPlan]:
+        """A planner like the one behind and its plan, with as few tables in mapped files as there
+        is no room for in memory, but `least` of them; `RecdError` where there is none with all."""
+        names = tuple(one.name for one in self._may_leave)
+
+        def attempt(count: int) -> tuple[HoldsRowWise, ShardingPlan]:
+            planner = behind.in_files(names[:count])
+            return planner, planner.propose(model, home, world_size)
+
+        count, found = fewest(attempt, least, len(names))
+        self.mapped = names[:count]
+        return found
+
+    def _beside_tiers(
+        self, model: nn.Module, topology: Topology, world_size: int
+    ) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
+        """The planner behind, which has the tables with sizes row-wise, and its plan; what to say
+        if all is slower for it, or if replicas leave no room for any plan."""
+        others, home = self._others_planner(), self.home(topology)
+        try:
+            if self._lacking is not None:
+                room = less(home, self._replica_bytes)
+                others, plan = self._with_room(
+                    others, model, room, world_size, least=len(self.mapped)
+                )
+            else:
+                plan = others.propose(model, home, world_size)
+        except RecdError as error:
+            if not self.chooses_homes or not self._held:
+                raise
+            return others, None, f"{self.name}: {error} All is left to the planner behind."
+        held = dict.fromkeys(self._held if self._lacking else (), TableSizes())
+        if lacking := without_rows(held, self.found, world_size, self.mapped):
+            names = listed(lacking, kind="table")
+            why = f"row-wise, {names} in memory would have no row on some rank"
+            return others, None, f"{self.name}: {why}: all is left to the planner behind."
+        return others, plan, self._placed_anew(plan)
+
+    @property
+    def _replica_bytes(self) -> float:
+        """Bytes that replicas and what goes with them take of a rank."""
+        every = self.report.ledger.tables.values() if self.report else ()
+        return sum(float(np.mean(one.copied.static_memory)) for one in every)
+
+    def _in_words(
+        self, reason: str, behind: HoldsRowWise, topology: Topology, world_size: int
+    ) -> str:
+        """The reason, where tables are at home, and what the planner behind says."""
+        homes: Iterable[str] = ()
+        if self.mapped:
+            homes = in_words(self._may_leave, self.mapped, Cluster.of(topology, world_size))
+        return "\n".join([reason, *homes, behind.explain()])
 
     def _leave_all(self) -> None:
         """Leave every table to the planner behind."""
@@ -410,9 +559,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         shards = planned_shards(plan, self.found)
         every = report.ledger.tables
         tables = {
-            name: dataclasses.replace(one.table, shards=shards.get(name))
-            if one.sizes.as_torchrec
-            else one.table
+            name: dataclasses.replace(
+                one.table,
+                shards=shards.get(name) if one.sizes.as_torchrec else one.table.shards,
+                mapped=name in self.mapped,
+            )
             for name, one in every.items()
         }
         sizes = {name: one.sizes for name, one in every.items()}
@@ -566,16 +717,20 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
 
 def without_rows(
-    sizes: Mapping[str, TableSizes], tables: Mapping[str, ModelTable], world_size: int
+    sizes: Mapping[str, TableSizes],
+    tables: Mapping[str, ModelTable],
+    world_size: int,
+    mapped: Collection[str] = (),
 ) -> list[str]:
     """The tables that are to be row-wise in a collection which has no row on some rank then, for
-    fbgemm looks nothing up there: it has tables of one type in one kernel, of which each rank has
-    ceil(rows / W) rows, as far as they go."""
-    kernels: dict[tuple[str, int], list[ModelTable]] = {}
+    fbgemm looks nothing up there: it has tables of one type and home in one kernel, of which each
+    rank has ceil(rows / W) rows, as far as they go."""
+    kernels: dict[tuple[str, int, bool], list[ModelTable]] = {}
     for name, size in sizes.items():
         if not size.as_torchrec:
             table = tables[name]
-            kernels.setdefault((table.module, table.element_bytes), []).append(table)
+            alike = table.module, table.element_bytes, name in mapped
+            kernels.setdefault(alike, []).append(table)
     return [
         table.name
         for kernel in kernels.values()

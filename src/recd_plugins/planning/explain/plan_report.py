@@ -162,6 +162,7 @@ class PlanReport:
                 name: {
                     "coalesce": table.sizes.coalesce,
                     "as_torchrec": table.sizes.as_torchrec,
+                    "mapped": table.table.mapped,
                     "ms": self._ms(name),
                     "why_not_more": why_not_more(table, self.ledger, self.room),
                     "coverage": _coverage(table.table.rows),
@@ -346,6 +347,8 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
     if table.sizes.as_torchrec:
         called = "RW" if table.table.shards is None else table.table.shards.called
     named = called if level == "none" or tier == "replicated" else f"{called}, by {level}"
+    if tier == "home" and table.table.mapped:
+        named += ", mapped"
     return (
         named,
         f"{report.rows:,}",
@@ -395,7 +398,7 @@ def _stays(
     prices, sizes, profiled = ledger.prices, table.sizes, table.table
     if not profiled.bags or sizes.coalesce != "none":
         pooled = int(bool(profiled.bags))
-        priced = prices.row_wise(row, profiled.width, sizes.coalesce, pooled)
+        priced = prices.row_wise(row, profiled.width, sizes.coalesce, pooled, int(profiled.mapped))
         cost = priced.total(row.counts)
         return float(marginal_ms(cost, prices.cluster)), cost.memory
     # A bag's sum is spared with the last of its rows: this one may be that.

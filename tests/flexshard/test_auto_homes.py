@@ -1,0 +1,177 @@
+"""Ladder: tables that `goal: auto` has leave memory, as values; then trained so on two ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from test_planner import in_front
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_flexshard.config import FlexShardConfig
+from recd_flexshard.flexshard_planner import FlexShardPlanner
+from recd_flexshard.policy.search import PlanSearch
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.slots import Context
+from recd_plugins.testing.arrange import Arranged, BySharding
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.parity import check_parity
+from recd_plugins.testing.probe import Probe
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
+
+B, DIM = 32, 16
+SCHEMA = Schema(
+    session_id=None,
+    timestamp=None,
+    dense=("age",),
+    sparse=(
+        SparseFeature(name="word", num_ids=20_000),
+        SparseFeature(name="item", num_ids=2_000),
+        SparseFeature(name="page", num_ids=20_000, kind="user", sequence=True),
+    ),
+)
+"""A sample looks up a word, eight items and six pages, a few of these far more often."""
+LENGTHS = {"word": 1, "item": 8, "page": 6}
+SLOW = {"ranks_per_node": 1, "inter_node_gbps": 0.001}
+FAST = {"ranks_per_node": 2, "intra_node_gbps": 500, "mapped_ns": 0}
+ROOM_FOR_ITEMS, ROOM_FOR_PAGES = 5e-4, 1.1e-3
+"""GB: the items take 0.13 MB, pages and words 1.3 MB each, over two ranks."""
+
+
+def batch_of(seed: int) -> Batch:
+    draw = np.random.default_rng(seed)
+    ids = [
+        draw.integers(0, 20_000, B),
+        draw.integers(0, 2_000, 8 * B),
+        (draw.zipf(1.3, 6 * B) - 1) % 20_000,
+    ]
+    return Batch(
+        dense=torch.from_numpy(draw.random((B, 1), np.float32)),
+        features=KeyedJaggedTensor(
+            keys=list(LENGTHS),
+            values=torch.from_numpy(np.concatenate(ids)),
+            lengths=torch.tensor(list(LENGTHS.values()), dtype=torch.int32).repeat_interleave(B),
+        ),
+        labels=torch.from_numpy(draw.integers(0, 2, B)).float(),
+        weights=torch.ones(B),
+    )
+
+
+def counted() -> list[Batch]:
+    return [batch_of(1_000 + number) for number in range(20)]
+
+
+def model() -> nn.Module:
+    return Probe(SCHEMA, DIM)
+
+
+def planner(
+    config: FlexShardConfig, optimizer: OptimizerSettings | None = None, folder: Path = Path("data")
+) -> FlexShardPlanner:
+    fused = (optimizer or OptimizerSettings()).fused_params()
+    context = Context(batch_size=B, fused=fused, batches=counted, folder=folder)
+    return FlexShardPlanner(config, in_front(context, {"search": "greedy"}))
+
+
+def test_nothing_leaves_memory_that_has_room_for_all() -> None:
+    made = planner(FlexShardConfig())
+    made.propose(model(), Topology(**SLOW), 2)
+    assert made.mapped == ()
+    assert "homes:" not in made.explain()
+    assert not any(type(one).__name__ == "MappedSharder" for one in made.sharders())
+
+
+@pytest.mark.parametrize(
+    ("room", "mapped"), [(ROOM_FOR_PAGES, ("word",)), (ROOM_FOR_ITEMS, ("word", "page"))]
+)
+def test_as_few_leave_as_there_is_no_room_for_and_it_says_why(
+    room: float, mapped: tuple[str, ...]
+) -> None:
+    made = planner(FlexShardConfig())
+    plan = made.propose(model(), Topology(**FAST, host_memory_gb=room), 2)
+    assert made.mapped == mapped
+    assert set(plan.plan) == {"bags", "sequences"}
+    homes = made.explain().split("homes: ")[1].splitlines()
+    assert homes[0].startswith("memory has no room for all tables")
+    at = {line.split()[0]: line.split()[1] for line in homes[2:5]}
+    assert at == {name: "mapped" if name in mapped else "memory" for name in LENGTHS}
+    assert made.report is not None
+    reported = {name: one["mapped"] for name, one in made.report.values()["tables"].items()}
+    assert reported == {name: name in mapped for name in LENGTHS}
+
+
+def test_where_nothing_would_fit_it_says_so() -> None:
+    with pytest.raises(
+        CapabilityError,
+        match=r"no room for the tables, even with tables word, page, item in mapped",
+    ):
+        planner(FlexShardConfig()).propose(model(), Topology(**FAST, host_memory_gb=1e-6), 2)
+    for goal, device in (("budget", "cpu"), ("auto", "cuda")):
+        made = planner(FlexShardConfig(goal=goal))  # type: ignore[arg-type]
+        little = Topology(**FAST, host_memory_gb=1e-6, device_memory_gb=1e-6, device=device)  # type: ignore[arg-type]
+        with pytest.raises(CapabilityError, match="do not fit on 2 ranks"):
+            made.propose(model(), little, 2)
+
+
+def test_rows_of_mapped_files_are_the_first_to_get_replicas() -> None:
+    """Two tables alike, of which the disk reads one."""
+    cluster = Cluster.of(Topology(ranks_per_node=1, inter_node_gbps=0.1), 2)
+    prices = Prices(cluster=cluster, batch_size=B, k=1.7)
+    tables = {
+        name: SequenceTable(name=name, rows=zipf(20_000, 6, 1.2), dim=DIM, mapped=name == "mapped")
+        for name in ("mapped", "memory")
+    }
+    found = PlanSearch(tables, prices, budget=1000 * 1.7 * 4 * DIM).run().tables
+    replicas = {name: one.sizes.replicated for name, one in found.items()}
+    assert replicas["mapped"] > replicas["memory"]
+
+
+@dataclass(frozen=True)
+class Auto:
+    """What the planner chooses where there is room for the items alone."""
+
+    folder: Path
+    slow: bool
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        made = planner(FlexShardConfig(budget_gb=1e-4), optimizer, self.folder)
+        on = Topology(**(SLOW if self.slow else FAST), host_memory_gb=ROOM_FOR_ITEMS)
+        assert dist.group.WORLD is not None
+        plan = made.plan(model, on, dist.group.WORLD)
+        assert made.mapped == ("word", "page")
+        replicas = {}
+        if made.tier_plan is not None:
+            replicas = {name: len(one.replicated) for name, one in made.tier_plan.tables.items()}
+        assert bool(replicas.get("page")) == self.slow
+        return Arranged(model, plan, made.sharders())
+
+
+@pytest.mark.parametrize("slow", [True, False], ids=["behind tiers", "as TorchRec has them"])
+def test_tables_that_left_memory_train_as_plain_torchrec(
+    gloo_pool: GlooPool, tmp_path: Path, slow: bool
+) -> None:
+    if (kind := file_system(tmp_path)) in IN_MEMORY:
+        pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
+    batches = [[batch_of(2 * step + rank) for rank in range(2)] for step in range(4)]
+    check_parity(
+        gloo_pool,
+        partial(model),
+        batches,
+        arrange=Auto(tmp_path, slow),
+        reference=BySharding("table_wise"),
+        tables=["sgd", "rowwise_adagrad"] if slow else ["sgd"],
+    )
+    assert list((tmp_path / "mapped").iterdir()) == []
