@@ -23,6 +23,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 import recd_plugins as rp
 from recd_plugins.config import parse
@@ -280,6 +281,16 @@ def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
     assert "`sharding.constraints: {few: {sharding_types: [data_parallel]}}`" in notice
     for kind in ("data_parallel", "table_wise"):
         assert not small_ones_sharded(few={"sharding_types": [kind]})
+
+
+def test_collections_of_a_kind_that_nobody_here_knows_are_planned() -> None:
+    table = EmbeddingBagConfig(
+        name="word", embedding_dim=8, num_embeddings=300, feature_names=["word"]
+    )
+    sgd: dict[str, Any] = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": 0.1}}
+    bags = FusedEmbeddingBagCollection([table], **sgd, device=torch.device("meta"))
+    plan = planner().propose(nn.ModuleDict({"bags": bags}), Topology(), 2)
+    assert set(plan.plan["bags"]) == {"word"}
 
 
 def test_a_glob_is_for_all_that_fit_and_the_last_one_counts() -> None:

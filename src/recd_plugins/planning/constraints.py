@@ -238,7 +238,8 @@ def _pooling_factors(table: _Table, wanted: TableConstraint, where: str) -> dict
 def _batch_sizes(table: _Table, wanted: TableConstraint, batch_size: int) -> dict[str, list[int]]:
     """Samples per input: per feature, or their mean where TorchRec takes a table as one input."""
     shares = [table.unique_shares.get(feature, 1.0) for feature in table.features]
-    if min(shares) == 1:
+    # Of a kind of collection that we do not know, no feature is known.
+    if min(shares, default=1.0) == 1:
         return {}
     inputs = shares if wanted.pooling_factors else [sum(shares) / len(shares)]
     return {"batch_sizes": [max(1, round(share * batch_size)) for share in inputs]}
