@@ -26,7 +26,7 @@ from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, write_table
 from recd_plugins.slots import Context
 
-TARGET = 0.6
+TARGET = 0.75
 SEED = 0
 BATCH_SIZE = 512
 NUM_IDS = 1_000_000

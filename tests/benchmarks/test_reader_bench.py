@@ -114,8 +114,8 @@ def test_the_readers_suite_on_a_small_table(tmp_path):
     printed = json.loads(done.out)
     figures = {figure["name"]: figure for figure in printed["figures"]}
     share = figures["reader, share of pyarrow's rows/s"]
-    assert share["target"] == 0.6
-    assert share["met"] == (share["value"] >= 0.6)
+    assert share["target"] == 0.75
+    assert share["met"] == (share["value"] >= 0.75)
     for figure in (share, figures["reader, CPU per million rows"]):
         assert figure["limit"]["value"] > 0
         assert figure["share"] > 0
