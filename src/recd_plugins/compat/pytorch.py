@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed import ProcessGroup, Store, get_process_group_ranks
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
 from torch.distributed.distributed_c10d import _get_default_store, _resolve_process_group
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -22,6 +24,7 @@ __all__ = [
     "TorchDispatchMode",
     "argument_names",
     "at_end_of_backward",
+    "first_step_in_parts",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
     "is_innermost",
@@ -59,6 +62,13 @@ class EagerDispatchMode(TorchDispatchMode):
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call it once the running backward is done, before `backward()` returns. DDP does likewise."""
     Variable._execution_engine.queue_callback(function)
+
+
+def first_step_in_parts(mib: float) -> dict[str, Any]:
+    """The options by which DDP all-reduces the first step's gradients in parts of so many MiB, too,
+    and not only those after it, for which it orders them anew. Before torch 2.13 it has none."""
+    known = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
+    return {"bucket_cap_mb_list": [mib]} if known else {}
 
 
 def own_store() -> Store:

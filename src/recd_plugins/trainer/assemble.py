@@ -14,6 +14,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from recd_plugins.compat.pytorch import first_step_in_parts
 from recd_plugins.compat.torchrec import leave_weights
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.stack import Stack
@@ -90,8 +91,8 @@ def _in_parts(dense_bytes: int) -> DefaultDataParallelWrapper:
     the last one is there.
     """
     size = min(max(dense_bytes / DENSE_PARTS, LEAST_PART), MOST_PART)
-    # By the list the first step, after which torch orders them anew, has parts of this size too.
-    return DefaultDataParallelWrapper(ddp_kwargs={"bucket_cap_mb_list": [size / (1 << 20)]})
+    mib: Any = size / (1 << 20)  # torch takes a part of a MiB, whatever its types say
+    return DefaultDataParallelWrapper(bucket_cap_mb=mib, ddp_kwargs=first_step_in_parts(mib))
 
 
 def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
