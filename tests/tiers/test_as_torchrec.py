@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_gradient_division, torchrec_use_sync_collectives
 from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -128,6 +129,25 @@ def inputs_to_be_made_again(model: Model) -> None:
         step(model, batch(number))
 
 
+def looked_up_before_the_backward_before(model: Model) -> None:
+    """As TrainPipelineSemiSync does, which plain TorchRec runs on CUDA alone."""
+    (module,) = (one for one in model.modules() if isinstance(one, ShardedModule))
+
+    def looked_up(number: int) -> tuple[Batch, Any]:
+        given, context = batch(number), module.create_context()
+        ids = module.input_dist(context, given.features).wait().wait()
+        return given, module.compute_and_output_dist(context, ids)
+
+    ahead = looked_up(0)
+    for number in range(1, 4):
+        given, rows = ahead
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "forward", lambda *_: rows)  # noqa: B023  # called in this turn
+            loss = model(given)[0]
+        ahead = looked_up(number)
+        loss.backward()
+
+
 def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
     strange = torch.tensor([-7, 43, 44, 15, 16, 99, torch.iinfo(kind).max, torch.iinfo(kind).min])
     for number in range(2):
@@ -149,6 +169,7 @@ def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
         divided_or_not,
         divided_by_synchronous_collectives,
         inputs_to_be_made_again,
+        looked_up_before_the_backward_before,
     ],
 )
 def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None]) -> None:

@@ -89,7 +89,8 @@ class _GroupBags:
     """[0, D]"""
     replicated: Lookups
     replica: Tensor | None
-    """[H, D]: the rows of the tier `replicated` on this rank."""
+    """[H, D]: the rows of the tier `replicated` on this rank, or those of its ids alone, as they
+    were."""
     places: Tensor
     """[n] int64: the places of the rows that `replicated` looks up."""
     per_node: Lookups | None
@@ -109,7 +110,10 @@ class _GroupBags:
             return Lookups(which, bags[at], None if weights is None else weights[at])
 
         routed, asked = group.routed, group.asked
-        tier = group.replicas.replicated_tier
+        tier, before = group.replicas.replicated_tier, group.rows_before
+        which, rows = routed.replicated.positions, None if tier is None else tier.rows
+        if before is not None:
+            which, rows = torch.arange(len(before), device=bags.device), before
         missed = None
         if rows_come:
             inverse = group.home_ids.result.inverse
@@ -119,8 +123,8 @@ class _GroupBags:
         return cls(
             num_bags=len(group.segments.lengths) * batch.batch_size,
             like=group.replicas.group.like,
-            replicated=lookups(routed.replicated.positions, routed.replicated.at),
-            replica=None if tier is None else tier.rows,
+            replicated=lookups(which, routed.replicated.at),
+            replica=rows,
             places=group.places,
             per_node=None if asked is None else lookups(asked.inverse, routed.per_node.at),
             node_rows=None if group.node_rows is None else group.node_rows.wait(),

@@ -269,6 +269,9 @@ class RoutedGroup(Multistreamable):
     """There once the ids have been exchanged."""
     node_rows: Pending | None = None
     """[u, D]: the rows that this rank asked of its node."""
+    rows_before: Tensor | None = None
+    """[n, D]: the rows of the ids that the tier `replicated` has, where a backward that is still to
+    come changes them before they are waited for."""
     hot: bool = False
     """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
 
@@ -316,9 +319,13 @@ class RoutedGroup(Multistreamable):
         """Ask the node for rows of its tier, and find out what all ranks touch."""
         return GroupRequest(self.replicas, self.places, self.asked, nodes, hot=self.hot)
 
-    def answer_node(self, answer: GroupAnswer, nodes: Nodes) -> None:
-        """Send the node's ranks the rows that they asked of this one."""
+    def answer_node(self, answer: GroupAnswer, nodes: Nodes, *, before_backward: bool) -> None:
+        """Send the node's ranks the rows that they asked of this one. All rows are as they are now:
+        `before_backward` of another batch, those of the tier `replicated` are kept so."""
         self.answer = answer
+        tier = self.replicas.replicated_tier
+        if before_backward and tier is not None:
+            self.rows_before = tier.rows.index_select(0, self.routed.replicated.positions)
         if answer.exchange is not None:
             assert self.replicas.per_node_tier is not None
             rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
@@ -332,6 +339,8 @@ class RoutedGroup(Multistreamable):
         tensors = [self.routed.missed, *self.routed.replicated, *self.routed.per_node, self.places]
         if self.asked is not None:
             tensors += [self.asked.ids, self.asked.counts, self.asked.inverse]
+        if self.rows_before is not None:
+            tensors.append(self.rows_before)
         for tensor in tensors:
             tensor.record_stream(stream)
         if self.home_ids.done:

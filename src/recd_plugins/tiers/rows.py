@@ -95,7 +95,9 @@ class _Sources:
     missed_inverse: Tensor | None
     """[n] int64: which of the rows from home each id that missed has; by default its own."""
     replicated: Tensor | None
-    """[H, D]: the tier's rows on this rank."""
+    """[H, D]: the tier's rows on this rank, or those of its ids alone, as they were."""
+    positions: Tensor | None
+    """[n] int64: which of them each id of the tier has; by default its own."""
     per_node: Tensor | None
     """[u, D]: the rows that this rank asked of its node."""
     per_node_inverse: Tensor | None
@@ -103,11 +105,13 @@ class _Sources:
 
     @classmethod
     def of(cls, group: RoutedGroup) -> _Sources:
-        tier = group.replicas.replicated_tier
+        tier, before = group.replicas.replicated_tier, group.rows_before
+        rows = before if tier is None or before is not None else tier.rows
         return cls(
             group=group,
             missed_inverse=group.home_ids.result.inverse,
-            replicated=None if tier is None else tier.rows,
+            replicated=rows,
+            positions=group.routed.replicated.positions if before is None else None,
             per_node=None if group.node_rows is None else group.node_rows.wait(),
             per_node_inverse=None if group.asked is None else group.asked.inverse,
         )
@@ -127,7 +131,7 @@ class _JoinRows(Function):
         hits = routed.replicated
         parts = [(routed.missed, home, sources.missed_inverse)]
         if sources.replicated is not None:
-            parts.append((hits.at, sources.replicated, hits.positions))
+            parts.append((hits.at, sources.replicated, sources.positions))
         if sources.per_node is not None:
             parts.append((routed.per_node.at, sources.per_node, sources.per_node_inverse))
         count = sum(len(at) for at, _, _ in parts)

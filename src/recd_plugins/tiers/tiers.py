@@ -215,19 +215,20 @@ class Tiers:
         The update is the one that the batch's backward will make.
         """
         self._hold(batch.replicas)
+        before_backward = any(not update.applied for update in self._expected)
         for group, answer in zip(batch.groups, answers, strict=True):
-            group.answer_node(answer, self.nodes)
+            group.answer_node(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()
         update = Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
         if batch.hot:
             count_forward(self._sharded)
+        if torch.is_grad_enabled():
+            self._expected.add(update)
         return update
 
     def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
         """The rows that TorchRec brings from home for a forward, whose backward will apply this
         update."""
-        if torch.is_grad_enabled():
-            self._expected.add(update)
         found = home.wait()
         self.advance_deferred()
         return found
