@@ -213,8 +213,9 @@ def _handed(ranks: Sequence[NodeSteps], name: str) -> str:
         megabytes["replicas"] -= dense / len(ranks) / 1e6
     ids, rows, gradients, replicas = megabytes.values()
     return (
-        f"a rank hands all-to-alls {ids:.2f} MB of ids and lengths, {rows:.2f} of rows and sums, "
-        f"{gradients:.2f} of their gradients, and other collectives {replicas:.2f} of replicas"
+        f"a rank hands all-to-alls {ids:.2f} MB of ids and lengths, {rows:.2f} of rows, sums and "
+        f"marks of replicas, {gradients:.2f} of gradients, and other collectives {replicas:.2f} of "
+        "replicas"
     )
 
 

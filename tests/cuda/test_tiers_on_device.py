@@ -51,7 +51,7 @@ OF_A_STEP = {
     "update.py _chunks_on_device: to the host",
     "update.py _chunks_on_device: nonzero",
     "update.py receives: nonzero",
-    "update.py per_node: nonzero",
+    "routed_batch.py exchange_touched_by_node: nonzero",
     "update.py _in_node: nonzero",
 }
 """What docs/cuda.md says that a step waits for, and why."""

@@ -228,7 +228,7 @@ def advise_sampled(
     limits: Limits,
     worth_of: WorthOf | None = None,
 ) -> Advice:
-    """The same on `halves` of the batches."""
+    """Advise on `halves` of batches: the first chooses, the second judges."""
     chosen_by, judged_by = sampled
     features = chosen_by.features
     repeating = [name for name in features if chosen_by.alone[name] >= limits.min_factor]

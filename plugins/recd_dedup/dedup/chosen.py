@@ -95,7 +95,7 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
 
     if context.looked_at:
         # `recd advise` asks again for registries that differ in other things.
-        asked = (*_places(context.looked_at), config, context.cluster)
+        asked = ("groups", deduplicated, *_places(context.looked_at), config, context.cluster)
         found = remembered(
             asked, lambda: agreed(lambda: _by_own_batches(config, context, deduplicated))
         )
@@ -210,7 +210,7 @@ def _weighing(
 
             delivered = context.delivered
             batch = _places(batches[-1:]) if delivered is None else (delivered.digest,)
-            found = remembered(("prices", *batch, names), measured)
+            found = remembered(("prices", deduplicated, *batch, names), measured)
             known[names] = over_links(found, cluster, device)
         return Seconds(sample, batch_size, known[names], uses)
 

@@ -65,8 +65,8 @@ TOGETHER, TOGETHER_BYTES = 16, 4 << 20
 """Batches that go in one message at most, and how large they may be together, if they are more than
 one."""
 LINGER = 0.02
-"""Seconds that batches wait for those behind them, as each message costs both sides; what a trainer
-waits for does not."""
+"""Seconds that batches wait for those behind them, as each message costs both sides; the first of a
+request that a trainer waits for does not."""
 MALLOPT = {-8: 1, -3: 1 << 30, -1: 1 << 30, -2: 64 << 20}
 """glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one area of memory for all
 threads, which keeps up to 1 GiB that nobody uses."""
@@ -96,7 +96,7 @@ class WorkerOptions:
 
 
 def settle() -> None:
-    """Suit this process to a worker: it makes batches in one thread, and has the memory of each
+    """Suit this process to a worker: torch has one thread in it, and it has the memory of each
     window again for the next."""
     torch.set_num_threads(1)
     _keep_memory()

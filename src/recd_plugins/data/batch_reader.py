@@ -1,9 +1,10 @@
 """A consumer's batches: the stripes of a window are decoded, gathered in order, cut and joined.
 
 Memory holds, per stream of the consumer, the window in use and, while the next one is loaded,
-that one twice (decoded, and in its order), and where two threads load them the one behind that,
-decoded; allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a
-length or float; of the features that a `dedup` converter takes, each different row once.
+that one twice (decoded, and in its order); where two threads load, the one behind that may be
+decoded once the next is in its order. Allocators keep what is freed. A window is `reader.window`
+stripes at 8 bytes an id, 4 a length or float; of the features that a `dedup` converter takes, each
+different row once.
 """
 
 from __future__ import annotations

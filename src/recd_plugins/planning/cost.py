@@ -47,8 +47,7 @@ TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
 
 NUMBER_BITS = 32
-"""For each of these rows, where nodes number them since that takes fewer bytes: of the tier
-`per_node` on a CPU."""
+"""Bits of the number by which a node on a CPU names a row of the tier `per_node` it touched."""
 
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;

@@ -163,7 +163,13 @@ class RowWise:
     ) -> KeyedJaggedTensor:
         """What `_run` makes of the chosen and the others before it, by one copy of each id."""
         transform: Any = self.transform
-        values, lengths, weights = transform.made(features)
+        made = transform.made(features)
+        if not (isinstance(made, tuple) and len(made) == 3):
+            raise PluginError(
+                f"preprocess: {self.name}: `made` gave a {type(made).__name__}, but must give the "
+                "ids [n], the lengths [B], and the weights [n] or None of the feature it adds."
+            )
+        values, lengths, weights = made
         self._check([*chosen, name], lengths.numel(), chosen, features.stride())
         return with_feature(features, name, values, lengths, weights, last=chosen)
 

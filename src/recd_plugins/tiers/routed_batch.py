@@ -22,6 +22,7 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
+from recd_plugins.planning.cost import NUMBER_BITS
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
@@ -40,9 +41,6 @@ __all__ = [
     "exchange_touched",
     "exchange_touched_by_node",
 ]
-
-NUMBER_BITS = 32
-"""Bits by which a row that was touched is named, where it has no bit of its own among all rows."""
 
 
 class Touched(NamedTuple):
@@ -69,7 +67,7 @@ def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collec
     if hot or (alone and nodes.ranks_per_node == 2):
         every = yield nodes.node.all_gather(_pack(mine))
         by_rank = every[:, nodes.node.rank]
-        if alone:  # it knows all there is to know
+        if alone:  # no other node has marks
             of_ranks = _unpack(by_rank, mine.shape[1])
             by_node = of_ranks.any(0, keepdim=True)
             return Touched(mine, of_ranks, by_node, _unpack(_any(every), mine.shape[1]))
@@ -98,7 +96,8 @@ def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collective
     order and several times.
 
     Every rank sends its peers across nodes how many they are, and then 4 bytes for each, or R/8
-    bytes if that is less. On CUDA, which would be waited for, it sends the latter at once.
+    bytes if that is less. On CUDA the counts would have the processor wait, so each rank sends the
+    bits at once.
     """
     if not ids.is_cuda:
         mine = ids.unique()
@@ -331,7 +330,7 @@ class RoutedGroup(Multistreamable):
             rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
             self.node_rows = answer.exchange.send_back(rows, nodes.node)
             if not rows.is_cuda:
-                # Its last collective has the time till backward. A device waits for none before.
+                # Its last collective has the time till backward. On CUDA the processor would wait.
                 assert answer.touched_by_node is not None
                 answer.touched_by_node.advance()
 

@@ -282,7 +282,7 @@ def _count_chunks(mine: Bools, by_rank: Bools, anywhere: Bools, own: int, width:
 def _chunks_on_device(
     touched: Touched, own: int, width: int
 ) -> tuple[Sequence[Tensor], Counts, Counts]:
-    """`_chunks` in torch's own operations, forty of them, wherever the bits live."""
+    """`_chunks` by some forty operations of torch, on the device of the bits."""
     shares, size = touched.anywhere.shape
     places = touched.anywhere.flatten().nonzero().squeeze(1)
     # Of all rows there are millions, of those that are touched thousands.

@@ -41,7 +41,7 @@ CURE = (
     "`{%s: {value: %s}}`."
 )
 DIGITS = {"yyyy": "1970", "yy": "70", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
-"""Those of some day. Minutes may be 1, too."""
+"""Those of some day; `mm` is a month or minutes: 01 is both."""
 
 
 def sessions_of(

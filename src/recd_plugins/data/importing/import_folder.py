@@ -1,5 +1,5 @@
-"""The folder of an import that is under way: segments that are whole or not there, and the end,
-when they appear as one table.
+"""The folder of an import that is under way: its segments, each whole or not there, which appear as
+one table at the end.
 
 It is `<destination>.part`; an import that was killed goes on with what lies there. For a table on a
 store it is of this machine, `<its name>.part` where the import runs; at the end its files are
