@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 import yaml
 from forked import run_module
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
 from recd_plugins.advise.model_and_batches import OfTrainer
+from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.trials import ALIKE, candidates
 from recd_plugins.advise.walk import (
     WORTH,
@@ -33,13 +36,14 @@ from recd_plugins.advise.walk import (
 from recd_plugins.advise.written import advised_registry, next_step
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, PluginError
+from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry import Registry
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.training import train_quietly
@@ -236,6 +240,45 @@ def test_a_trainers_own_model_and_loader_are_advised_on(
     assert first == pytest.approx(forecast, rel=0.03)  # which is of both ranks' batches
 
 
+@pytest.mark.filterwarnings("ignore:This API is deprecated:DeprecationWarning")  # TorchRec's
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_topology_that_names_no_device_is_one_of_those_that_train(device: str | None) -> None:
+    values = {
+        "plugins": ["recd_flexshard"],
+        "topology": {"ranks_per_node": 1, "inter_node_gbps": 1e-4, "device": device},
+        "sharding": {
+            "use": "flexshard",
+            "goal": "budget",
+            "budget_gb": 0.01,
+            "coalesce": "rank",
+            "tables": ["item"],
+        },
+        "train": {"device": "cpu"},
+    }
+    trainer = OfTrainer.named(f"{OWN}/before.py:parts")
+    outlook = Outlooks(Registry.load(values), 2, source=trainer).of(values)
+    assert any(one.has_replicas for one in outlook.ledger.tables.values())
+    assert outlook.copies == (device is None)
+
+
+def test_batches_of_a_trainer_that_nothing_can_be_said_of_are_refused() -> None:
+    kjt = KeyedJaggedTensor(["item"], torch.tensor([1]), lengths=torch.tensor([1]))
+
+    def unread() -> Iterator[Any]:
+        yield pytest.fail("a batch is read before what was asked for is refused")
+
+    def of(batch: Any) -> OfTrainer:
+        return OfTrainer(torch.nn.Identity(), [batch], name="mine.py:parts")
+
+    with pytest.raises(DataError, match=r"mine\.py:parts: its batches hold a SparseFeatures"):
+        _ = of(SparseFeatures.of(kjt)).batch_size
+    with pytest.raises(DataError, match=r"mine\.py:parts: its batches have no method `to`"):
+        of({"item": kjt}).compute(load({"train": {"device": "cpu"}}), 1, 1)
+    trainer = OfTrainer(torch.nn.Identity(), unread())
+    with pytest.raises(RegistryError, match="--batch-size"):
+        advise(Registry.load({}), AdviceGoal(), batch_sizes=[2], trainer=trainer)
+
+
 def test_proposals_that_are_remembered_are_those_that_torchrec_makes(folder: Path) -> None:
     def proposed(batch_size: int) -> tuple[str, str]:
         stack = load({**registry(folder / "16", 16), "sharding": "torchrec"})
@@ -275,6 +318,7 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
         (["--objective", "time_to_loss", "--curve", "{folder}/odd.json"], "recd tune loss"),
         (["--curve", "{folder}/none.json"], "go together"),
         (["--test", "{folder}"], "--table"),
+        (["-r", "registry.yaml", "--trainer", "{own}/before.py:parts", "--test", "."], "--table"),
         (["dataset=null"], "recd advise --table TABLE"),
         (["--trainer", "{own}/before.py:parts"], "dataset: this is the registry's own"),
         (["--trainer", "{own}/before.py:part"], "has no function 'part'; did you mean 'parts'"),
@@ -336,6 +380,8 @@ class Known:
     groups: int = 0
     hot: float = 0.0
     copies: bool = False
+    takes: float = 0.0
+    """Bytes over the baseline."""
     notices: tuple[str, ...] = ()
     why_groups: tuple[str, ...] = ()
     tables: Mapping[str, ModelTable] = field(default_factory=dict)
@@ -355,7 +401,7 @@ class Known:
         return SimpleNamespace(prices=SimpleNamespace(cluster=None))
 
     def over(self, base: Known) -> float:
-        return 0.0
+        return self.takes
 
 
 def walked(
@@ -366,17 +412,20 @@ def walked(
     refused: str = "",
     copies: str = "",
     makes_room: str = "",
+    takes: float = 0.0,
 ) -> Walk:
     """The walk of additions whose steps are known by which of them are there, but for those that
     are `refused`; from another walk where it is `near` one. Those in `copies` make replicas. If
-    some are named that make room in memory, there is none without one of them."""
+    some are named that make room in memory, there is none without one of them, and each set of
+    additions `takes` so many bytes."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
             there = values.keys() - {"plugins"}
             room = not makes_room or there & {*makes_room}
             lacks = "" if room else f"no room with {', '.join(sorted(there)) or 'nothing'}"
-            return Known(values, step(there), copies=bool(there & set(copies)), lacks=lacks)
+            known = Known(values, step(there), copies=bool(there & set(copies)), lacks=lacks)
+            return replace(known, takes=takes)
 
         def plans_tiers(self, values: Mapping[str, Any]) -> bool:
             return False
@@ -414,6 +463,15 @@ def test_replicas_on_a_cpu_must_save_more_than_prices_of_them_are_off(ms: float,
     assert walk.kept == (kept,)
 
 
+def test_what_is_left_is_left_by_the_share_that_it_must_save_itself() -> None:
+    """c alone saves 4%; with b, which waits, it has replicas and saves 1%."""
+    steps = {"c": 96.0, "bc": 99.0}
+    walk = walked(lambda there: steps.get("".join(sorted(there)), 100.0), "bc", {}, copies="b")
+    assert walk.kept == ()
+    (left,) = (one for one in walk.weighed if one.name == "c")
+    assert left.why == "a step would take 4.0% less time, and 5% must be saved"
+
+
 def test_what_is_worth_more_without_another_is_kept() -> None:
     """b makes a pay, and is in its way once c is there: without b, a saves most of the step."""
     ms = {"": 100, "a": 100, "b": 99, "c": 35, "ab": 50, "ac": 25, "bc": 60, "abc": 40}
@@ -448,6 +506,8 @@ def test_what_makes_room_in_memory_is_kept_however_slow_it_is() -> None:
     for found in (None, walk):
         with pytest.raises(CapabilityError, match="no room with"):
             walked(step, "ab", {}, near=found, makes_room="z")
+    with pytest.raises(CapabilityError, match=r"no room with b There is room with a, but .* bud"):
+        walked(step, "ab", {}, makes_room="a", takes=1e9)
 
 
 def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:

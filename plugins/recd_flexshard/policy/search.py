@@ -58,7 +58,7 @@ WHOLE = ("table_wise", "column_wise", "table_column_wise")
 """How TorchRec shards tables whose rows are not spread over ranks."""
 LEAVING = 0.05
 """The same, to be taken for TorchRec's own plan: prices are of two ways to do things then."""
-COPYING = 0.12
+COPYING_BAGS = 0.12
 """The same, for pooled tables to have replicas of rows where they had none: such plans took up to
 16% more than their price, others 8% less."""
 
@@ -263,7 +263,7 @@ class PlanSearch:
             if self._known and self._best is self.own:
                 worth = max(worth, LEAVING)
             if _copies_of_bags(ledger) and not _copies_of_bags(self._best):
-                worth = max(worth, COPYING)
+                worth = max(worth, COPYING_BAGS)
             if ledger.ms >= (1 - worth) * self._best.ms:
                 return
         if self.fits(ledger):

@@ -77,7 +77,7 @@ class RegistryAdvice:
     to_measure: Sequence[str]
     """The unknowns to measure to be surer."""
     trials: Sequence[Tried] = ()
-    """The registries that were trained here, the baseline first."""
+    """The registries that were trained here, the baseline first if memory has room for it."""
     of_trainer: bool = False
     """Whether it is for a trainer of one's own, which says its ranks and its batches itself."""
 

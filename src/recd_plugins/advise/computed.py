@@ -183,7 +183,8 @@ def _first(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise DataError(
             f"compute: the model returns a {type(output).__name__}, of which backward is unknown. "
-            "Give `loss`, which makes the loss of it."
+            "Have it return the loss, or (loss, ...): `recd advise` takes nothing else. "
+            "Give `loss` to `measured_compute`, which makes the loss of it."
         )
     return output.sum()
 

@@ -9,6 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.advise.computed import LARGEST, computed
 from recd_plugins.data.batch import Batch
@@ -27,8 +29,6 @@ from recd_plugins.sparse.own_batches import features_of
 from recd_plugins.stack import Stack
 
 if TYPE_CHECKING:
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
     from recd_plugins.data.schema import Schema
     from recd_plugins.planning.access.access_profile import Counted, Profile
     from recd_plugins.planning.step.compute import Compute
@@ -111,18 +111,8 @@ class OfTrainer(ModelAndBatches):
     ) -> None:
         """`features(batch)` gives a batch's KJT, by default the only one that it holds; `name` is
         for messages. As many batches are held as planners count of a trainer's loader, unless they
-        have more than `MOST_IDS`."""
-        self._model, self._features, self.name = model, features, name
-        self._batches: list[Any] = []
-        ids = 0
-        with self._named("its loader"):
-            for batch in islice(loader, FIRST):
-                self._batches.append(batch)
-                ids += self._kjt(batch).values().numel()
-                if ids >= MOST_IDS:
-                    break
-        if not self._batches:
-            raise DataError(f"{name}: its loader is empty, so that there is nothing to advise on.")
+        have more than `MOST_IDS`; they are read when the first of them is asked for."""
+        self._model, self._loader, self._features, self.name = model, loader, features, name
 
     @classmethod
     def named(cls, name: str) -> OfTrainer:
@@ -179,9 +169,7 @@ class OfTrainer(ModelAndBatches):
 
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
         with self._named("its model, called with a batch as TorchRec's pipeline calls it,"):
-            return computed(
-                stack, lambda: self._model, lambda: self._batches[:1], self._kjt, ranks_here
-            )
+            return computed(stack, lambda: self._model, self._timed, self._kjt, ranks_here)
 
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
         """The sparse features alone, which say what samples look up."""
@@ -192,8 +180,42 @@ class OfTrainer(ModelAndBatches):
             found.append(Batch(dense=each[:, None], features=features, labels=each, weights=each))
         return found
 
+    @cached_property
+    def _batches(self) -> list[Any]:
+        found: list[Any] = []
+        ids = 0
+        with self._named("its loader"):
+            for batch in islice(self._loader, FIRST):
+                found.append(batch)
+                ids += self._kjt(batch).values().numel()
+                if ids >= MOST_IDS:
+                    break
+        if not found:
+            raise DataError(
+                f"{self.name}: its loader is empty, so that there is nothing to advise on."
+            )
+        return found
+
+    def _timed(self) -> list[Any]:
+        """The batch that the model is timed with."""
+        batch, *_ = self._batches
+        if not hasattr(batch, "to"):
+            kind = type(batch).__name__
+            raise DataError(
+                f"{self.name}: its batches have no method `to`, so that none goes to a device: "
+                f"write `{kind}.to(device, non_blocking=False)`, as TorchRec's pipelines ask."
+            )
+        return [batch]
+
     def _kjt(self, batch: Any) -> KeyedJaggedTensor:
-        found: Any = features_of(batch, self._features)
+        with self._named("what gives a batch's features"):
+            found = features_of(batch, self._features)
+        if not isinstance(found, KeyedJaggedTensor):
+            raise DataError(
+                f"{self.name}: its batches hold a {type(found).__name__}, but advice is on batches "
+                "as they are before anything is deduplicated. Have its loader give a "
+                "KeyedJaggedTensor."
+            )
         return found
 
     def _named(self, what: str) -> AbstractContextManager[None]:

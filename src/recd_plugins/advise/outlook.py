@@ -68,6 +68,8 @@ class Outlook:
     """The tables that lie in mapped files, for memory has no room for all."""
     lacks: str = ""
     """Why memory has no room for its tables; all else is then as if it had."""
+    on_cpu: bool = False
+    """Whether the plan is for ranks that train on a CPU, whose cores they share."""
 
     @cached_property
     def ms(self) -> float:
@@ -85,9 +87,8 @@ class Outlook:
 
     @property
     def copies(self) -> bool:
-        """Whether rows have replicas on a CPU, whose cores ranks share."""
-        on_cpu = not self.ledger.prices.cluster.side_stream
-        return on_cpu and any(one.has_replicas for one in self.ledger.tables.values())
+        """Whether rows have replicas on a CPU."""
+        return self.on_cpu and any(one.has_replicas for one in self.ledger.tables.values())
 
     @property
     def _calls_of_home(self) -> float:
@@ -223,6 +224,7 @@ class Outlooks:
             notices=tuple(dict.fromkeys(notices)),
             mapped=_mapped(planner),
             lacks=lacks,
+            on_cpu=_on_cpu(stack),
         )
 
     def _compute(self, values: Values) -> Compute:
@@ -270,17 +272,22 @@ def _as_text(values: Any) -> str:
 def _planned(stack: Stack, model: nn.Module, ranks: int, profile: Profile) -> tuple[Planner, str]:
     """The planner, once it has planned; where memory has no room for its tables, as if it had, and
     why it has none."""
-    on = stack.registry.topology
     try:
         return stack.planned_for(model, ranks, profile=profile), ""
     except RecdError as error:
-        if (on.device or stack.device) != "cpu":
+        if not _on_cpu(stack):
             raise
         lacks = error
     try:
-        return stack.planned_for(model, ranks, boundless(on), profile), str(lacks)
+        endless = boundless(stack.registry.topology)
+        return stack.planned_for(model, ranks, endless, profile), str(lacks)
     except RecdError:  # so that memory is not what it lacks
         raise lacks from None
+
+
+def _on_cpu(stack: Stack) -> bool:
+    """Whether its plan is for CPUs: a topology that names no device is one of those that train."""
+    return (stack.registry.topology.device or stack.device) == "cpu"
 
 
 def _mapped(planner: Planner) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from recd_plugins.additions import NotHere, Objective, Situation, Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, PluginError, RecdError, nearest
+from recd_plugins.errors import CapabilityError, PluginError, RecdError, listed, nearest
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import GB
@@ -237,8 +237,7 @@ class _OnTheWay:
 
     def walk(self) -> Walk:
         if self.best.lacks:
-            *_, why = dict.fromkeys(outlook.lacks for outlook in self.met.values())
-            raise CapabilityError(why)
+            raise CapabilityError(self._why_no_room())
         return Walk(
             base=self._base,
             weighed=self.weighed,
@@ -316,7 +315,8 @@ class _OnTheWay:
             return
         else:
             # With all that waits: one would else be told to do what was tried with it.
-            why = self._why_left(claim, gain, fitting[0][1])
+            worth = self._worth(outlook, self.best)
+            why = self._why_left(claim, gain, worth, fitting[0][1])
         self._waiting.append(claim)
         self._reasons[addition.name] = why
         self._put(claim, "waits", why, outlook, gain)
@@ -481,12 +481,12 @@ class _OnTheWay:
         if outlook.hot:
             words.append(f"{outlook.hot:.0%} of batches hot")
         if outlook.mapped != before.mapped:
-            words.append(f"{', '.join(outlook.mapped) or 'no table'} in mapped files")
+            words.append(f"{listed(outlook.mapped) or 'no table'} in mapped files")
         if before.lacks:
             words.append("without it memory has no room for the tables")
         return ", ".join(words)
 
-    def _why_left(self, claim: ClaimedAddition, gain: float, outlook: Outlook) -> str:
+    def _why_left(self, claim: ClaimedAddition, gain: float, worth: float, outlook: Outlook) -> str:
         # What waits is there too, and has said its own.
         known = [*self.best.notices, *self._reasons.values()]
         new = [one for one in outlook.notices if not any(one in other for other in known)]
@@ -495,9 +495,18 @@ class _OnTheWay:
             new += [line.strip() for line in (*lines[:FEATURES], *lines[FEATURES:][-1:])]
         change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
         what = "memory" if self._goal.objective == "memory" else "time"
-        worth = self._worth(outlook, self.best)
         why = f"a step would take {change} {what}, and {worth:.0%} must be saved"
         return "; ".join([why, *new])
+
+    def _why_no_room(self) -> str:
+        """Why nothing fits where memory has no room for the tables by the baseline."""
+        *_, why = dict.fromkeys(one.lacks for one in self.met.values() if one.lacks)
+        roomy = {names: one for names, one in self.met.items() if not one.lacks}
+        if not roomy:
+            return why
+        names = min(roomy, key=lambda names: roomy[names].over(self._base))
+        over = self._why_not_fitting(roomy[names])
+        return f"{why} There is room with {listed(names)}, but {over}. Give it a larger budget."
 
     def _why_not_fitting(self, outlook: Outlook) -> str:
         if outlook.lacks:

@@ -148,6 +148,8 @@ def advise(
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
         if trainer is not None and table is not None:
             raise DataError("--trainer has a loader of its own: leave --table out.")
+        if table is None and (test is not None or schema is not None):
+            raise DataError("--test and --schema are for a --table.")
         if trainer is not None and registry == DEFAULT and not registry.exists():
             chosen = Registry.load({}, overrides or ())  # it need not say anything
         else:
@@ -198,12 +200,9 @@ def _registry(
 ) -> Registry:
     """The registry, or the one that `recd init` would write for a table."""
     from recd_plugins.config.yaml_text import read_yaml
-    from recd_plugins.errors import DataError
     from recd_plugins.registry import Registry
 
     if table is None:
-        if test is not None or schema is not None:
-            raise DataError("--test and --schema are for a --table.")
         return Registry.load(file, overrides or ())
     text, _ = registry_of_table(table, test, schema)
     values, _ = read_yaml(text, str(table))

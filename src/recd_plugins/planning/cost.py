@@ -375,7 +375,11 @@ class Prices:
         return 4 * own + (12 * union + gathered) / w
 
     def _bit(self, rows: RowDistribution) -> Any:
-        """b of `per_node`: the share of its bit that it takes to say whether nodes touch a row."""
+        """b of `per_node`: the share of its bit that it takes to say whether nodes touch a row.
+
+        On a CPU this is a lower bound where rows differ: for all rows of its share of a tier at
+        once, a rank sends numbers or bits.
+        """
         if self.cluster.side_stream:
             return 1.0
         touched = rows.appear(self.batch_size * self.cluster.ranks_per_node)
