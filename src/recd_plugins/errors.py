@@ -57,6 +57,13 @@ class PluginError(RecdError):
 class CapabilityError(RecdError):
     """A record needs a device, a package or a neighbour that is not there."""
 
+    def __init__(self, message: str, also: str = "") -> None:
+        """`also` is one more way to fix it, which stands behind the `message`: who knows that it
+        does not help says the message alone."""
+        super().__init__(f"{message} {also}" if also else message)
+        self.message = message
+        self.also = also
+
 
 class VersionError(RecdError):
     """torch, fbgemm and torchrec do not belong together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from test_planner import in_front
 from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_flexshard.config import FlexShardConfig
@@ -20,7 +24,8 @@ from recd_flexshard.policy.search import PlanSearch
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.topology import Cluster, Topology
@@ -124,6 +129,72 @@ def test_where_nothing_would_fit_it_says_so() -> None:
         little = Topology(**FAST, host_memory_gb=1e-6, device_memory_gb=1e-6, device=device)  # type: ignore[arg-type]
         with pytest.raises(CapabilityError, match="do not fit on 2 ranks"):
             made.propose(model(), little, 2)
+
+
+def test_where_no_table_may_leave_it_does_not_advise_what_is_set_already() -> None:
+    little = Topology(**FAST, host_memory_gb=1e-6)
+    adam = Context(
+        batch_size=B, fused={"optimizer": EmbOptimType.ADAM}, batches=counted, folder=Path("data")
+    )
+    kept = {name: {"sharding_types": ["table_wise"]} for name in LENGTHS}
+    for context, behind in ((adam, {}), (dataclasses.replace(adam, fused={}), kept)):
+        others = in_front(context, {"search": "greedy", "constraints": behind})
+        with pytest.raises(CapabilityError, match="no table may lie in mapped files") as caught:
+            FlexShardPlanner(FlexShardConfig(), others).propose(model(), little, 2)
+        assert "do not fit on 2 ranks" in str(caught.value)
+        assert "goal: auto" not in str(caught.value)
+
+
+class Two(nn.Module):
+    """Pages, and words of fewer rows, in one collection."""
+
+    def __init__(self, words: int, *, bags: bool = False) -> None:
+        super().__init__()
+        tables = [
+            (EmbeddingBagConfig if bags else EmbeddingConfig)(
+                name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=[name]
+            )
+            for name, rows in {"page": 20_000, "word": words}.items()
+        ]
+        kind = EmbeddingBagCollection if bags else EmbeddingCollection
+        self.rows = kind(tables, device=torch.device("meta"))
+
+
+def beside_pages(words: int, types: list[str], *, bags: bool = False) -> FlexShardPlanner:
+    """A planner that has planned both tables on four ranks without room for the pages, where the
+    dense optimizer may step tables."""
+    context = Context(
+        batch_size=B,
+        fused={},
+        folder=Path("data"),
+        data_parallel=True,
+        profile=Profile(rows={"page": uniform(20_000, 6), "word": uniform(words, 0.01)}),
+    )
+    constraints = {"word": {"sharding_types": types}}
+    if not bags:
+        constraints["page"] = {"sharding_types": ["row_wise"]}
+    behind = {"search": "greedy", "constraints": constraints}
+    made = FlexShardPlanner(FlexShardConfig(), in_front(context, behind))
+    made.propose(Two(words, bags=bags), Topology(**FAST, host_memory_gb=2e-4), 4)
+    return made
+
+
+def test_rows_alone_in_memory_must_be_on_every_rank() -> None:
+    """TorchRec has both tables in one kernel, until one of them has files of its own."""
+    with pytest.raises(CapabilityError, match=r"table page in mapped files, table word in memory"):
+        beside_pages(5, ["row_wise"])  # 2, 2, 1 and 0
+    assert beside_pages(8, ["row_wise"]).mapped == ("page",)
+
+
+def test_tables_that_every_rank_has_lie_in_no_file() -> None:
+    """The words would be the first to leave."""
+    made = beside_pages(100, ["data_parallel", "row_wise"], bags=True)
+    assert made.mapped == ("page",)
+    assert (
+        "table word is left to TorchRec, for TorchRec's own plan has it data-par" in made.explain()
+    )
+    homes = made.explain().split("homes: ")[1].splitlines()[2:4]
+    assert [line.split()[:2] for line in homes] == [["word", "memory"], ["page", "mapped"]]
 
 
 def test_rows_of_mapped_files_are_the_first_to_get_replicas() -> None:

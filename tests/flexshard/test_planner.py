@@ -172,7 +172,9 @@ def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptur
         plan = made.propose(model, Topology(), 2)
         assert plan.plan["bags"]["few"].sharding_type == kind
         assert ("table few is left to TorchRec, for TorchRec's own plan" in made.explain()) == own
-        said = [str(one) for one in made.notices() if "names an optimizer of few," in str(one)]
+        said = [
+            str(one) for one in made.notices() if "names an optimizer of table few," in str(one)
+        ]
         assert len(said) == (not own and not constraints)
     assert "Sharding spec not found" not in caplog.text
 

@@ -109,6 +109,17 @@ def test_each_different_row_of_a_step_is_paged_where_it_lies(
             assert np.array_equal(getattr(before, field.name), getattr(after, field.name))
 
 
+def test_a_table_on_every_rank_lies_in_no_file() -> None:
+    here = SequenceTable(
+        name="t", rows=uniform(1000, 3), dim=16, shards=PlannedShards(kind="data_parallel")
+    )
+    there = dataclasses.replace(here, mapped=True)
+    before, after = (
+        Ledger.of({"t": one}, {"t": AS_TORCHREC}, PRICES).cost for one in (here, there)
+    )
+    assert before == after
+
+
 def test_rows_that_have_replicas_are_not_paged() -> None:
     rows = zipf(1000, 10)
     there = SequenceTable(name="t", rows=rows, dim=16, mapped=True)

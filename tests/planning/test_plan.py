@@ -274,7 +274,7 @@ def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
 def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
     """TorchRec may have them on every rank, and then another optimizer steps them."""
     (notice,) = small_ones_sharded()
-    assert "names no optimizer of few, which has no more rows than a batch has samples" in notice
+    assert "names no optimizer of table few, each with no more rows than a batch has" in notice
     assert (
         "stepped by TorchRec's EXACT_SGD, learning_rate 0.01; on every rank, by the dense" in notice
     )

@@ -30,10 +30,10 @@ def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) ->
     others          `_whole`, or `_in_nodes` where rows lie over the ranks of a node
 
     A table in mapped files takes no static_memory, and the different rows that a step looks up of
-    each shard are paged.
+    each shard are paged. One that every rank has lies in no file.
     """
     cost = _placed(prices, table, shards)
-    if not table.mapped:
+    if not table.mapped or shards.kind == "data_parallel":
         return cost
     return dataclasses.replace(cost, static_memory=0.0, paged=_touched(prices, table, shards))
 

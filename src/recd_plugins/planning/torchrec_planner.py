@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from weakref import ref
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed
 from recd_plugins.notices import GivesNotices, Missed, Notice
 from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
@@ -331,10 +331,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
     def _unnamed_sharded(self) -> Iterator[Notice]:
         if self._sharded:
-            names = ", ".join(self._sharded)
+            names = listed(self._sharded, kind="table")
             yield Missed(
                 what=f"{self._where}: torchrec",
-                why=f"the trainer names no optimizer of {names}, which has no more rows than a "
+                why=f"the trainer names no optimizer of {names}, each with no more rows than a "
                 "batch has samples. Sharded, as here, such a table is stepped by TorchRec's "
                 f"{fused_in_words({})}; on every rank, by the dense optimizer. Which of both "
                 "TorchRec itself has may depend on a batch size, and on chance",
@@ -348,9 +348,9 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         if kept:
             yield Missed(
                 what=f"{where}: torchrec",
-                why=f"the trainer names an optimizer of {', '.join(kept)}, which steps sharded "
-                "tables alone; TorchRec itself would have each on every rank, step it by the dense "
-                "optimizer, and send neither its ids nor its sums",
+                why=f"the trainer names an optimizer of {listed(kept, kind='table')}, which steps "
+                "sharded tables alone; TorchRec itself would have each on every rank, step it by "
+                "the dense optimizer, and send neither its ids nor its sums",
                 cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
                 f"{_dense(kept[0])}`, or name that type in those that stack.plan is given. With "
                 "other types there it is sharded as now, and no more is said of it.",
@@ -374,17 +374,16 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         )
         memory = on.devices[0].storage
         where, has = ("device", memory.hbm) if on.compute_device == "cuda" else ("host", memory.ddr)
-        tables = "or make the tables smaller"
-        if on.compute_device == "cpu" and not self._in_files:
-            tables = (
-                "make the tables smaller, or have those that are looked up least lie in mapped "
-                "files, as `sharding: {use: flexshard, goal: auto}` does"
-            )
+        mapped = (
+            "Or have the tables that are looked up least lie in mapped files, as `sharding: {use: "
+            "flexshard, goal: auto}` does."
+        )
         return CapabilityError(
             f"sharding: tables of {needed / GB:.3g} GB, with optimizer states and batches on top, "
             f"do not fit on {on.world_size} ranks of {has / GB:.3g} GB {where} memory. Set "
             f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
-            f"train.batch_size, {tables}. {answer}"
+            f"train.batch_size, or make the tables smaller. {answer}",
+            mapped if on.compute_device == "cpu" and not self._in_files else "",
         )
 
 

@@ -36,6 +36,8 @@ __all__ = ["IN_MEMORY", "MappedFile", "MappedSharder", "check_folder", "file_sys
 
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 """File systems that are memory themselves."""
+KEYS = "`folder` in registry.yaml, or `mapped_folder` where that is set"
+"""What names the folder."""
 PAGE = mmap.PAGESIZE
 
 
@@ -137,7 +139,7 @@ class MappedFile:
             raise CapabilityError(
                 f"{folder}: {num_bytes / 1e9:,.3f} GB for a mapped table cannot be had "
                 f"({error.strerror}); {free / 1e9:,.3f} GB are free. Name a folder on a larger "
-                "disk, or spread the table over more machines."
+                f"disk ({KEYS}), or spread the table over more machines."
             ) from error
         self._random = False
         self.tensor: Tensor = torch.frombuffer(self._mapping, dtype=dtype)
@@ -174,7 +176,8 @@ def check_folder(folder: Path) -> None:
         )
     if (kind := file_system(folder)) in IN_MEMORY:
         raise RegistryError(
-            f"{folder}: lies in memory itself ({kind}). Name a folder on a disk for mapped tables."
+            f"{folder}: lies in memory itself ({kind}). Name a folder on a disk for mapped tables "
+            f"({KEYS})."
         )
 
 

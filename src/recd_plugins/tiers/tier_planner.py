@@ -11,11 +11,11 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from recd_plugins.errors import CapabilityError, RecdError, listed, nearest
+from recd_plugins.errors import CapabilityError, RecdError, listed, nearest, shortened
 from recd_plugins.notices import GivesNotices, Missed, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
@@ -220,7 +220,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         else:
             own = self._own(model, topology, world_size)
             self._no_row, self._counted_words, self._variable = {}, "", frozenset()
-            self._leave_data_parallel(own)
+            if self._lacking is None:  # else another plan is made, by the room that there is
+                self._leave_data_parallel(own)
             if self.found:
                 reason, own = self._tier(model, topology, world_size, own)
             else:
@@ -230,7 +231,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 reason += f"\n{self._counted_words}"
             for name, ids in self._no_row.items():
                 reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
-        self._check_room()
         if own is not None and not self._held:
             self.explanation = self._in_words(reason, self._behind, topology, world_size)
             return own
@@ -375,10 +375,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                     "(`stack.convert`).",
                 )
             )
-            if not self.found:
+            if not self.found and self._lacking is None:
                 return str(self._notices[-1]), own
         if self._lacking is not None:
             own = self._leave_memory(model, topology, world_size, profile)
+            self._leave_data_parallel(own)
+            if not self.found:
+                self._notices.append(self._all_data_parallel())
+                return str(self._notices[-1]), own
         shards = planned_shards(own, self.found)
         tables = {
             name: table.with_rows(profile[name], shards.get(name), mapped=name in self.mapped)
@@ -435,10 +439,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         except RecdError:  # so that memory is not what it lacks
             raise self._lacking from None
 
-    def _check_room(self) -> None:
-        """Why there is no plan, where memory has no room and no table could leave it."""
-        if self._lacking is not None and not self.mapped:
-            raise self._lacking
+    def _none_may_leave(self, lacking: RecdError) -> CapabilityError:
+        """Why there is no plan, where memory has no room and no table may leave it."""
+        return CapabilityError(
+            f"{self.slot}: {self.name}: no table may lie in mapped files, for its optimizer, its "
+            f"rows per rank, its variable batch, the constraints or {self.slot}.tables. "
+            f"{_in_memory(lacking)}"
+        )
 
     def _leave_memory(
         self, model: nn.Module, topology: Topology, world_size: int, profile: Profile
@@ -454,7 +461,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             world_size=world_size,
         )
         if not self._may_leave:
-            raise self._lacking
+            raise self._none_may_leave(self._lacking) from self._lacking
         try:
             self._behind, own = self._with_room(
                 self.others, model, self.home(topology), world_size, least=1
@@ -465,7 +472,27 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 f"{self.slot}: {self.name} finds no room for the tables, even with {every} in "
                 f"mapped files. {error}"
             ) from error
+        if lacking := self._empty_somewhere(model, own, world_size):
+            raise CapabilityError(
+                f"{self.slot}: {self.name}: with {listed(self.mapped, kind='table')} in mapped "
+                f"files, {listed(lacking, kind='table')} in memory would have no row on some rank, "
+                f"for {OWN} plan has each row-wise. Name another type in the constraints: "
+                f"`{{{lacking[0]}: {{sharding_types: [table_wise]}}}}`."
+            )
         return own
+
+    def _empty_somewhere(self, model: nn.Module, plan: ShardingPlan, world_size: int) -> list[str]:
+        """The tables in memory that a plan has row-wise, which leave some rank without a row of
+        their kernel. Collections with tables of one name are not looked at."""
+        every, twice = model_tables(model), ambiguous(model)
+        placed = cast("Mapping[str, Mapping[str, Any]]", plan.plan)
+        unknown = {path for path, tables in placed.items() if twice & tables.keys()}
+        row_wise = [
+            name
+            for name, one in planned_shards(plan, every).items()
+            if one.kind == "row_wise" and every[name].module not in unknown
+        ]
+        return without_rows(dict.fromkeys(row_wise, TableSizes()), every, world_size, self.mapped)
 
     def _with_room(
         self,
@@ -477,7 +504,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         least: int,
     ) -> tuple[HoldsRowWise, ShardingPlan]:
         """A planner like the one behind and its plan, with as few tables in mapped files as there
-        is no room for in memory, but `least` of them; `RecdError` where there is none with all."""
+        is no room for in memory, but `least` of them; `RecdError` where there is none with all.
+
+        Those of them that the plan has on every rank lie in memory, where it counts them.
+        """
         names = tuple(one.name for one in self._may_leave)
 
         def attempt(count: int) -> tuple[HoldsRowWise, ShardingPlan]:
@@ -485,7 +515,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return planner, planner.propose(model, home, world_size)
 
         count, found = fewest(attempt, least, len(names))
-        self.mapped = names[:count]
+        shards = planned_shards(found[1], model_tables(model))
+        dense = {name for name, one in shards.items() if one.kind == "data_parallel"}
+        self.mapped = tuple(name for name in names[:count] if name not in dense)
         return found
 
     def _beside_tiers(
@@ -503,11 +535,17 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             else:
                 plan = others.propose(model, home, world_size)
         except RecdError as error:
+            if self.chooses_homes and not self._held and _in_memory(error) != str(error):
+                raise self._none_may_leave(error) from error
             if not self.chooses_homes or not self._held:
                 raise
-            return others, None, f"{self.name}: {error} All is left to the planner behind."
+            why = f"{self.name}: {_in_memory(error)} All is left to the planner behind."
+            return others, None, why
         held = dict.fromkeys(self._held if self._lacking else (), TableSizes())
-        if lacking := without_rows(held, self.found, world_size, self.mapped):
+        lacking = without_rows(held, self.found, world_size, self.mapped)
+        if self._lacking is not None:
+            lacking = lacking or self._empty_somewhere(model, plan, world_size)
+        if lacking:
             names = listed(lacking, kind="table")
             why = f"row-wise, {names} in memory would have no row on some rank"
             return others, None, f"{self.name}: {why}: all is left to the planner behind."
@@ -739,6 +777,11 @@ def without_rows(
         )
         for table in kernel
     ]
+
+
+def _in_memory(error: RecdError) -> str:
+    """What an error says, without the advice to have tables lie in mapped files."""
+    return shortened(error.message) if isinstance(error, CapabilityError) else str(error)
 
 
 def _left_alone(tables: list[str]) -> str:
