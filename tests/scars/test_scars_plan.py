@@ -23,6 +23,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.homes import without_rows
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, SequenceTable, TableSizes
@@ -35,7 +36,6 @@ from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.tiers.sharder import TierSharder
-from recd_plugins.tiers.tier_planner import without_rows
 from recd_scars.config import ScarsConfig
 from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_set import covering, optimum, within, worth

@@ -9,20 +9,177 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.cost import state_bytes
 from recd_plugins.planning.explain.words import aligned, in_bytes
-from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
+from recd_plugins.planning.planned_shards import planned_shards
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Topology
 
-__all__ = ["MayLeave", "boundless", "fewest", "in_words", "less", "may_leave"]
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ShardingPlan
+
+    from recd_plugins.planning.planner_bases import HoldsRowWise
+
+__all__ = [
+    "Homes",
+    "MayLeave",
+    "boundless",
+    "fewest",
+    "in_memory",
+    "in_words",
+    "less",
+    "may_leave",
+    "without_rows",
+]
 
 T = TypeVar("T")
 
 BOUNDLESS_GB = 1e6
+"""Host memory of a rank that holds any table: a plan is asked for by it as if there were room."""
+
+
+class Homes:
+    """The homes of one model's tables in one plan: has tables leave memory for which the planner
+    behind finds no room."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        topology: Topology,
+        world_size: int,
+        *,
+        slot: str,
+        name: str,
+        chosen: bool,
+    ) -> None:
+        """Of the planner `name` in `slot`, which has tables leave memory where homes are `chosen`.
+        The planner behind counts memory by the topology."""
+        self.mapped: tuple[str, ...] = ()
+        """The tables that lie in mapped files."""
+        self.lacking: RecdError | None = None
+        """Why the planner behind has no plan with all tables in memory, where some may leave it."""
+        self._may_leave: Sequence[MayLeave] = ()
+        """The tables that may lie in mapped files, the cheapest there first, where some must."""
+        self._model = model
+        self._topology = topology
+        self._world_size = world_size
+        self._slot = slot
+        self._name = name
+        self._chosen = chosen
+
+    def own_plan(self, behind: HoldsRowWise) -> ShardingPlan:
+        """The plan of the planner behind, were there no tiers; where memory has no room for all
+        tables, and some may leave it, as if it had."""
+        try:
+            return behind.propose(self._model, self._topology, self._world_size)
+        except RecdError as error:
+            if not self._chosen:
+                raise
+            self.lacking = error
+        try:
+            return behind.propose(self._model, boundless(self._topology), self._world_size)
+        except RecdError:  # so that memory is not what it lacks
+            raise self.lacking from None
+
+    def leave_memory(
+        self,
+        behind: HoldsRowWise,
+        tables: Mapping[str, ModelTable],
+        profile: Profile,
+        fused: Mapping[str, Mapping[str, Any]],
+        batch_size: int,
+    ) -> tuple[HoldsRowWise, ShardingPlan]:
+        """Have the first few tables lie in mapped files, without which the others have room; a
+        planner like the one behind, and its plan then."""
+        assert self.lacking is not None
+        who = f"{self._slot}: {self._name}"
+        self._may_leave = may_leave(
+            tables, profile, fused, batch_size=batch_size, world_size=self._world_size
+        )
+        if not self._may_leave:
+            raise self.none_may_leave(self.lacking) from self.lacking
+        try:
+            found, own = self._with_room(behind, self._topology, least=1)
+        except RecdError as error:
+            every = listed([one.name for one in self._may_leave], kind="table")
+            raise CapabilityError(
+                f"{who} finds no room for the tables, even with {every} in mapped files. {error}"
+            ) from error
+        if lacking := self.empty_somewhere(own):
+            raise CapabilityError(
+                f"{who}: with {listed(self.mapped, kind='table')} in mapped files, "
+                f"{listed(lacking, kind='table')} in memory would have no row on some rank, for "
+                "TorchRec's own plan has each row-wise. Name another type in the constraints: "
+                f"`{{{lacking[0]}: {{sharding_types: [table_wise]}}}}`."
+            )
+        return found, own
+
+    def plan_beside(
+        self, behind: HoldsRowWise, replicas: float
+    ) -> tuple[HoldsRowWise, ShardingPlan]:
+        """A planner like the one behind and its plan, where `replicas` take so many bytes of a
+        rank: more tables may leave memory for them."""
+        if self.lacking is None:
+            return behind, behind.propose(self._model, self._topology, self._world_size)
+        room = less(self._topology, replicas)
+        return self._with_room(behind, room, least=len(self.mapped))
+
+    def _with_room(
+        self, behind: HoldsRowWise, topology: Topology, *, least: int
+    ) -> tuple[HoldsRowWise, ShardingPlan]:
+        """A planner like the one behind and its plan, with as few tables in mapped files as there
+        is no room for in memory, but `least` of them; `RecdError` where there is none with all.
+
+        Those of them that the plan has on every rank lie in memory, where it counts them.
+        """
+        names = tuple(one.name for one in self._may_leave)
+
+        def attempt(count: int) -> tuple[HoldsRowWise, ShardingPlan]:
+            planner = behind.in_files(names[:count])
+            return planner, planner.propose(self._model, topology, self._world_size)
+
+        count, found = fewest(attempt, least, len(names))
+        dense = self._on_every_rank(found[1])
+        self.mapped = tuple(name for name in names[:count] if name not in dense)
+        return found
+
+    def _on_every_rank(self, plan: ShardingPlan) -> set[str]:
+        shards = planned_shards(plan, model_tables(self._model))
+        return {name for name, one in shards.items() if one.kind == "data_parallel"}
+
+    def none_may_leave(self, lacking: RecdError) -> CapabilityError:
+        """Why there is no plan, where memory has no room and no table may leave it."""
+        return CapabilityError(
+            f"{self._slot}: {self._name}: no table may lie in mapped files, for its optimizer, its "
+            f"rows per rank, its variable batch, the constraints or {self._slot}.tables. "
+            f"{in_memory(lacking)}"
+        )
+
+    def empty_somewhere(self, plan: ShardingPlan) -> list[str]:
+        """The tables in memory that a plan has row-wise, which leave some rank without a row of
+        their kernel. Collections with tables of one name are not looked at."""
+        every, twice = model_tables(self._model), ambiguous(self._model)
+        placed = cast("Mapping[str, Mapping[str, Any]]", plan.plan)
+        unknown = {path for path, tables in placed.items() if twice & tables.keys()}
+        row_wise = [
+            name
+            for name, one in planned_shards(plan, every).items()
+            if one.kind == "row_wise" and every[name].module not in unknown
+        ]
+        sizes = dict.fromkeys(row_wise, TableSizes())
+        return without_rows(sizes, every, self._world_size, self.mapped)
+
+    def in_words(self) -> Iterator[str]:
+        """Where each table that may leave memory is at home, and why, where any has left it."""
+        if self.mapped and self._may_leave:
+            cluster = Cluster.of(self._topology, self._world_size)
+            yield from in_words(self._may_leave, self.mapped, cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +275,33 @@ def in_words(
         for one in tables
     ]
     yield from aligned([head, *rows])
+
+
+def without_rows(
+    sizes: Mapping[str, TableSizes],
+    tables: Mapping[str, ModelTable],
+    world_size: int,
+    mapped: Collection[str] = (),
+) -> list[str]:
+    """The tables that are to be row-wise in a collection which has no row on some rank then, for
+    fbgemm looks nothing up there: it has tables of one type and home in one kernel, of which each
+    rank has ceil(rows / W) rows, as far as they go."""
+    kernels: dict[tuple[str, int, bool], list[ModelTable]] = {}
+    for name, size in sizes.items():
+        if not size.as_torchrec:
+            table = tables[name]
+            alike = table.module, table.element_bytes, name in mapped
+            kernels.setdefault(alike, []).append(table)
+    return [
+        table.name
+        for kernel in kernels.values()
+        if not any(
+            -(-one.num_rows // world_size) * (world_size - 1) < one.num_rows for one in kernel
+        )
+        for table in kernel
+    ]
+
+
+def in_memory(error: RecdError) -> str:
+    """What an error says, without the advice to have tables lie in mapped files."""
+    return shortened(error.message) if isinstance(error, CapabilityError) else str(error)

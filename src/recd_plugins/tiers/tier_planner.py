@@ -11,11 +11,11 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from recd_plugins.errors import CapabilityError, RecdError, listed, nearest, shortened
+from recd_plugins.errors import CapabilityError, RecdError, listed, nearest
 from recd_plugins.notices import GivesNotices, Missed, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
@@ -23,7 +23,7 @@ from recd_plugins.planning.access.ranks import together
 from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
-from recd_plugins.planning.homes import MayLeave, boundless, fewest, in_words, less, may_leave
+from recd_plugins.planning.homes import Homes, in_memory, without_rows
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
@@ -127,10 +127,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._notices: list[Notice] = []
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
-        self._lacking: RecdError | None = None
-        """Why the planner behind has no plan with all tables in memory, where some may leave it."""
-        self._may_leave: Sequence[MayLeave] = ()
-        """The tables that may lie in mapped files, the cheapest there first, where some must."""
 
     def take(self, context: Context) -> None:
         mine = self.context
@@ -206,9 +202,26 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
         self.found, self.every = self._found(model), frozenset(model_tables(model))
-        self.report = self._cluster = self._lacking = None
-        self._notices, self._behind, self.mapped, self._may_leave = [], self.others, (), ()
+        self.report = self._cluster = None
+        self._notices, self._behind, self.mapped = [], self.others, ()
         self._leave_all()
+        homes = Homes(
+            model,
+            self.home(topology),
+            world_size,
+            slot=self.slot,
+            name=self.name,
+            chosen=self.chooses_homes and (topology.device or self.context.device) == "cpu",
+        )
+        reason, plan = self._proposed(model, topology, world_size, homes)
+        self.mapped = homes.mapped
+        self.explanation = "\n".join([reason, *homes.in_words(), self._behind.explain()])
+        return plan
+
+    def _proposed(
+        self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
+    ) -> tuple[str, ShardingPlan]:
+        """The plan, and why it is what it is, in words."""
         own: ShardingPlan | None = None
         if self.plan_path is not None:
             reason = self._from_file(self.plan_path, Cluster.of(topology, world_size))
@@ -218,12 +231,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason = f"{self.name}: {unused.why}, so every table is left to TorchRec's planner. "
             reason += unused.cure
         else:
-            own = self._own(model, topology, world_size)
+            own = homes.own_plan(self.others)
             self._no_row, self._counted_words, self._variable = {}, "", frozenset()
-            if self._lacking is None:  # else another plan is made, by the room that there is
+            if homes.lacking is None:  # else another plan is made, by the room that there is
                 self._leave_data_parallel(own)
             if self.found:
-                reason, own = self._tier(model, topology, world_size, own)
+                reason, own = self._tier(model, topology, world_size, own, homes)
             else:
                 self._notices = [self._all_data_parallel()]
                 reason = str(self._notices[0])
@@ -232,23 +245,19 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             for name, ids in self._no_row.items():
                 reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
         if own is not None and not self._held:
-            self.explanation = self._in_words(reason, self._behind, topology, world_size)
-            return own
-        least = self.mapped
-        others, plan, slower = self._beside_tiers(model, topology, world_size)
+            return reason, own
+        least = homes.mapped
+        others, plan, slower = self._beside_tiers(homes, world_size)
         if own is not None and slower and (plan is None or not self._forced):
-            self.mapped = least
+            homes.mapped = least
             self._leave_all()
             cure = f"stack.explain() has the prices; take `{self.slot}` out where that is right."
             what = f"{self.slot}: {self.name}"
             self._notices.append(Unused(what=what, why=slower, cure=cure))
-            why = f"{reason}\n{slower}"
-            self.explanation = self._in_words(why, self._behind, topology, world_size)
-            return own
+            return f"{reason}\n{slower}", own
         assert plan is not None  # where there is none, there is an own one
         self._behind = others
-        self.explanation = self._in_words(reason, others, topology, world_size)
-        return plan
+        return reason, plan
 
     @property
     def chooses_homes(self) -> bool:
@@ -357,7 +366,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return dataclasses.replace(self.tier_plan, tables=tables)
 
     def _tier(
-        self, model: nn.Module, topology: Topology, world_size: int, own: ShardingPlan
+        self,
+        model: nn.Module,
+        topology: Topology,
+        world_size: int,
+        own: ShardingPlan,
+        homes: Homes,
     ) -> tuple[str, ShardingPlan]:
         """Profile, have sizes chosen, and make row ids of them; why, in words.
 
@@ -375,21 +389,23 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                     "(`stack.convert`).",
                 )
             )
-            if not self.found and self._lacking is None:
+            if not self.found and homes.lacking is None:
                 return str(self._notices[-1]), own
-        if self._lacking is not None:
-            own = self._leave_memory(model, topology, world_size, profile)
+        if homes.lacking is not None:
+            self._behind, own = homes.leave_memory(
+                self.others, self.found, profile, self.fused, self.context.batch_size
+            )
             self._leave_data_parallel(own)
             if not self.found:
                 self._notices.append(self._all_data_parallel())
                 return str(self._notices[-1]), own
         shards = planned_shards(own, self.found)
         tables = {
-            name: table.with_rows(profile[name], shards.get(name), mapped=name in self.mapped)
+            name: table.with_rows(profile[name], shards.get(name), mapped=name in homes.mapped)
             for name, table in self.found.items()
         }
         chosen = self.choose(model, tables, topology, world_size)
-        if lacking := without_rows(chosen.sizes, self.found, world_size, self.mapped):
+        if lacking := without_rows(chosen.sizes, self.found, world_size, homes.mapped):
             why = f"row-wise on {world_size} ranks its collection would have no row on some"
             self._left = {**self._left, **dict.fromkeys(lacking, why)}
             sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
@@ -420,151 +436,40 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
         self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
-        if not sizes and not self._notices and not self.mapped:
+        if not sizes and not self._notices and not homes.mapped:
             self._notices.append(self._nothing_chosen(world_size))
         return reason, own
 
-    def _own(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
-        """The plan of the planner behind, were there no tiers; where memory has no room for all
-        tables, and some may leave it, as if it had."""
-        home = self.home(topology)
-        try:
-            return self.others.propose(model, home, world_size)
-        except RecdError as error:
-            if not self.chooses_homes or (topology.device or self.context.device) != "cpu":
-                raise
-            self._lacking = error
-        try:
-            return self.others.propose(model, boundless(home), world_size)
-        except RecdError:  # so that memory is not what it lacks
-            raise self._lacking from None
-
-    def _none_may_leave(self, lacking: RecdError) -> CapabilityError:
-        """Why there is no plan, where memory has no room and no table may leave it."""
-        return CapabilityError(
-            f"{self.slot}: {self.name}: no table may lie in mapped files, for its optimizer, its "
-            f"rows per rank, its variable batch, the constraints or {self.slot}.tables. "
-            f"{_in_memory(lacking)}"
-        )
-
-    def _leave_memory(
-        self, model: nn.Module, topology: Topology, world_size: int, profile: Profile
-    ) -> ShardingPlan:
-        """Have the first few tables lie in mapped files, without which the others have room; the
-        plan of the planner behind then."""
-        assert self._lacking is not None
-        self._may_leave = may_leave(
-            self.found,
-            profile,
-            self.fused,
-            batch_size=self.context.batch_size,
-            world_size=world_size,
-        )
-        if not self._may_leave:
-            raise self._none_may_leave(self._lacking) from self._lacking
-        try:
-            self._behind, own = self._with_room(
-                self.others, model, self.home(topology), world_size, least=1
-            )
-        except RecdError as error:
-            every = listed([one.name for one in self._may_leave], kind="table")
-            raise CapabilityError(
-                f"{self.slot}: {self.name} finds no room for the tables, even with {every} in "
-                f"mapped files. {error}"
-            ) from error
-        if lacking := self._empty_somewhere(model, own, world_size):
-            raise CapabilityError(
-                f"{self.slot}: {self.name}: with {listed(self.mapped, kind='table')} in mapped "
-                f"files, {listed(lacking, kind='table')} in memory would have no row on some rank, "
-                f"for {OWN} plan has each row-wise. Name another type in the constraints: "
-                f"`{{{lacking[0]}: {{sharding_types: [table_wise]}}}}`."
-            )
-        return own
-
-    def _empty_somewhere(self, model: nn.Module, plan: ShardingPlan, world_size: int) -> list[str]:
-        """The tables in memory that a plan has row-wise, which leave some rank without a row of
-        their kernel. Collections with tables of one name are not looked at."""
-        every, twice = model_tables(model), ambiguous(model)
-        placed = cast("Mapping[str, Mapping[str, Any]]", plan.plan)
-        unknown = {path for path, tables in placed.items() if twice & tables.keys()}
-        row_wise = [
-            name
-            for name, one in planned_shards(plan, every).items()
-            if one.kind == "row_wise" and every[name].module not in unknown
-        ]
-        return without_rows(dict.fromkeys(row_wise, TableSizes()), every, world_size, self.mapped)
-
-    def _with_room(
-        self,
-        behind: HoldsRowWise,
-        model: nn.Module,
-        home: Topology,
-        world_size: int,
-        *,
-        least: int,
-    ) -> tuple[HoldsRowWise, ShardingPlan]:
-        """A planner like the one behind and its plan, with as few tables in mapped files as there
-        is no room for in memory, but `least` of them; `RecdError` where there is none with all.
-
-        Those of them that the plan has on every rank lie in memory, where it counts them.
-        """
-        names = tuple(one.name for one in self._may_leave)
-
-        def attempt(count: int) -> tuple[HoldsRowWise, ShardingPlan]:
-            planner = behind.in_files(names[:count])
-            return planner, planner.propose(model, home, world_size)
-
-        count, found = fewest(attempt, least, len(names))
-        shards = planned_shards(found[1], model_tables(model))
-        dense = {name for name, one in shards.items() if one.kind == "data_parallel"}
-        self.mapped = tuple(name for name in names[:count] if name not in dense)
-        return found
-
     def _beside_tiers(
-        self, model: nn.Module, topology: Topology, world_size: int
+        self, homes: Homes, world_size: int
     ) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
         """The planner behind, which has the tables with sizes row-wise, and its plan; what to say
         if all is slower for it, or if replicas leave no room for any plan."""
-        others, home = self._others_planner(), self.home(topology)
+        others = self._others_planner()
         try:
-            if self._lacking is not None:
-                room = less(home, self._replica_bytes)
-                others, plan = self._with_room(
-                    others, model, room, world_size, least=len(self.mapped)
-                )
-            else:
-                plan = others.propose(model, home, world_size)
+            others, plan = homes.plan_beside(others, self._replica_bytes)
         except RecdError as error:
-            if self.chooses_homes and not self._held and _in_memory(error) != str(error):
-                raise self._none_may_leave(error) from error
+            if self.chooses_homes and not self._held and in_memory(error) != str(error):
+                raise homes.none_may_leave(error) from error
             if not self.chooses_homes or not self._held:
                 raise
-            why = f"{self.name}: {_in_memory(error)} All is left to the planner behind."
+            why = f"{self.name}: {in_memory(error)} All is left to the planner behind."
             return others, None, why
-        held = dict.fromkeys(self._held if self._lacking else (), TableSizes())
-        lacking = without_rows(held, self.found, world_size, self.mapped)
-        if self._lacking is not None:
-            lacking = lacking or self._empty_somewhere(model, plan, world_size)
-        if lacking:
-            names = listed(lacking, kind="table")
-            why = f"row-wise, {names} in memory would have no row on some rank"
-            return others, None, f"{self.name}: {why}: all is left to the planner behind."
-        return others, plan, self._placed_anew(plan)
+        if homes.lacking is not None:
+            # Tables whose rows travel may be in a module without the others, and look up there.
+            held = dict.fromkeys(self._held, TableSizes())
+            empty = without_rows(held, self.found, world_size, homes.mapped)
+            if empty := empty or homes.empty_somewhere(plan):
+                names = listed(empty, kind="table")
+                why = f"row-wise, {names} in memory would have no row on some rank"
+                return others, None, f"{self.name}: {why}: all is left to the planner behind."
+        return others, plan, self._placed_anew(plan, homes.mapped)
 
     @property
     def _replica_bytes(self) -> float:
         """Bytes that replicas and what goes with them take of a rank."""
         every = self.report.ledger.tables.values() if self.report else ()
         return sum(float(np.mean(one.copied.static_memory)) for one in every)
-
-    def _in_words(
-        self, reason: str, behind: HoldsRowWise, topology: Topology, world_size: int
-    ) -> str:
-        """The reason, where tables are at home, and what the planner behind says."""
-        homes: Iterable[str] = ()
-        if self.mapped:
-            homes = in_words(self._may_leave, self.mapped, Cluster.of(topology, world_size))
-        return "\n".join([reason, *homes, behind.explain()])
 
     def _leave_all(self) -> None:
         """Leave every table to the planner behind."""
@@ -588,7 +493,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.found = {name: one for name, one in self.found.items() if name not in left}
         return left
 
-    def _placed_anew(self, plan: ShardingPlan) -> str:
+    def _placed_anew(self, plan: ShardingPlan, mapped: Collection[str]) -> str:
         """Price the tables that are left to the planner behind where it has them now that others
         are row-wise, which it may have on other ranks; what to say if all is slower for it."""
         report = self.report
@@ -600,7 +505,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name: dataclasses.replace(
                 one.table,
                 shards=shards.get(name) if one.sizes.as_torchrec else one.table.shards,
-                mapped=name in self.mapped,
+                mapped=name in mapped,
             )
             for name, one in every.items()
         }
@@ -752,36 +657,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return self.others.row_wise(self._held, self.kernels())
-
-
-def without_rows(
-    sizes: Mapping[str, TableSizes],
-    tables: Mapping[str, ModelTable],
-    world_size: int,
-    mapped: Collection[str] = (),
-) -> list[str]:
-    """The tables that are to be row-wise in a collection which has no row on some rank then, for
-    fbgemm looks nothing up there: it has tables of one type and home in one kernel, of which each
-    rank has ceil(rows / W) rows, as far as they go."""
-    kernels: dict[tuple[str, int, bool], list[ModelTable]] = {}
-    for name, size in sizes.items():
-        if not size.as_torchrec:
-            table = tables[name]
-            alike = table.module, table.element_bytes, name in mapped
-            kernels.setdefault(alike, []).append(table)
-    return [
-        table.name
-        for kernel in kernels.values()
-        if not any(
-            -(-one.num_rows // world_size) * (world_size - 1) < one.num_rows for one in kernel
-        )
-        for table in kernel
-    ]
-
-
-def _in_memory(error: RecdError) -> str:
-    """What an error says, without the advice to have tables lie in mapped files."""
-    return shortened(error.message) if isinstance(error, CapabilityError) else str(error)
 
 
 def _left_alone(tables: list[str]) -> str:
