@@ -26,7 +26,7 @@ from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
-from recd_plugins.planning.constraints import not_kept
+from recd_plugins.planning.constraints import check_known, not_kept
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed
 from recd_plugins.planning.topology import Topology
@@ -497,6 +497,7 @@ class Stack:
                 "first, or pass one."
             )
         self.check_topology(topology)
+        check_known(constraints or {})
         planning = self._planning
         planning.plan_for(model, sharders)
         on = topology or self.registry.topology

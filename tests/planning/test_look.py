@@ -199,6 +199,22 @@ def test_training_gets_what_it_gets_without_a_look(make: Callable[[], Iterable[A
     assert trained_on(loader) == expected
 
 
+def test_an_iterator_that_training_has_begun_goes_on() -> None:
+    """A trainer may make its first iterator before it plans, and its workers may persist."""
+    loader = DataLoader(
+        [kjt(number) for number in range(6)],  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=1,
+        persistent_workers=True,
+    )
+    training = iter(loader)
+    assert values([next(training)]) == [[0]]
+    with Look(loader) as look:
+        assert values(first_of(look, 3)) == [[0], [1], [2]]
+    assert values(training) == [[1], [2], [3], [4], [5]]
+    assert len(values(loader)) == 6
+
+
 def endless() -> Iterator[KeyedJaggedTensor]:
     number = 0
     while True:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -233,19 +234,28 @@ def test_ranks_share_the_device_of_a_machine_that_has_one(gloo_pool: GlooPool) -
     assert gloo_pool.run(on_machine, 1, "by_size") == [[(0, 0), (1, 0)]] * 2
 
 
+@dataclass
+class Growing(ParameterConstraints):
+    """A constraint of another library's planner."""
+
+    grows: bool = False
+
+
 def planned_past_constraints() -> list[str]:
     """On a rank: the notices of a planner that was built before, and heeds no constraints."""
     stack = rp.load({"plugins": [BY_SIZE], "sharding": "by_size"})
     stack.planner()
     given = {
         "item": ParameterConstraints(sharding_types=["column_wise"]),
-        "shop": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"]),
+        "shop": Growing(sharding_types=["table_wise"], compute_kernels=["fused"]),
     }
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         stack.plan(Probe(), constraints=given)
     planner: Any = stack.planner()
     assert planner.context.constraints == given
+    with pytest.raises(CapabilityError, match=r"'shop', Growing, say grows, which TorchRec"):
+        stack.plan(Probe(), constraints={"shop": Growing(grows=True)})
     return [str(one.message) for one in found if one.category is NoticeWarning]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.sharders import sharded_modules
@@ -24,6 +24,7 @@ __all__ = [
     "ShardingKind",
     "TableConstraint",
     "carry_given",
+    "check_known",
     "not_kept",
     "parameter_constraints",
     "with_given",
@@ -254,6 +255,23 @@ CARRIED = (
     "key_value_params",
 )
 """Constraints that say how a table trains, and which TorchRec's planner has its plan say."""
+
+
+def check_known(given: Mapping[str, ParameterConstraints]) -> None:
+    """`CapabilityError` where a trainer's constraint says what TorchRec's own do not, as for tables
+    that grow: a plan of TorchRec's planner would leave that out."""
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    known = {one.name for one in dataclasses.fields(ParameterConstraints)}
+    for table, one in given.items():
+        given_names = {name for name, value in vars(one).items() if value not in (None, False)}
+        if beyond := sorted(given_names - known):
+            raise CapabilityError(
+                f"stack.plan: the constraints of table {table!r}, {type(one).__name__}, say "
+                f"{', '.join(beyond)}, which TorchRec's planner does not know and its plan would "
+                "leave out. Have the planner that they are made for plan this model, without "
+                "stack.plan; or make the table one of TorchRec's."
+            )
 
 
 def with_given(

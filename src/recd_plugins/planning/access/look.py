@@ -59,7 +59,9 @@ class Look:
         from torch.utils.data import DataLoader
 
         if isinstance(batches, DataLoader):
-            batches = copy(batches)  # its workers, which may persist, are not the trainer's
+            batches = copy(batches)
+            # Workers that persist are the trainer's: a second `iter` would wind back its first.
+            vars(batches)["persistent_workers"] = False
         self._batches: Any = batches
         self._restore = _states(batches)
         if isinstance(batches, Peeked):
