@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,26 @@ def test_a_step_is_its_parts_less_what_hides() -> None:
     assert step.samples_per_second == pytest.approx(4 * 100 / step.ms * 1000)
 
 
+def test_gloo_sends_dense_gradients_in_the_pauses_of_those_of_rows() -> None:
+    """Nodes send 1 GB a second by all-to-alls, and 0.5 * 3 / 2 by rings."""
+    cpu = replace(TOPOLOGY, device="cpu")
+    compute = replace(COMPUTE, dense_bytes=GB / 4096, dense=0.0, fixed=0.0, features={})
+    rows, dense = 800 * 2 * 64 / 2 / GB * 1000, 1000 / 4096 / 0.5
+    for gbps in (1.0, 0.1, 0.02):  # all-to-alls are over before rings are, or the other way round
+        slow = replace(cpu, a2a_global=Link(gbps=gbps, latency_ms=0.5))
+        step, g = forecast(slow, compute=compute), rows / gbps
+        both = max(g, dense, (gbps * g + 0.75 * dense) / max(gbps, 0.75))
+        assert step.hidden["pauses"] == pytest.approx(g + dense - both)
+        assert step.ms == pytest.approx(sum(step.parts.values()) - step.hidden["pauses"])
+    computed = forecast(slow, compute=replace(compute, fixed=1.0))  # which hides them
+    assert computed.hidden["pauses"] == 0
+    two = replace(slow, ranks_per_node=1)
+    for other, ranks in ((two, 2), (replace(slow, ranks_per_node=4), 4), (TOPOLOGY, 4)):
+        assert forecast(other, compute=compute, world_size=ranks).hidden["pauses"] == 0
+    untimed = Topology(device="cpu", ranks_per_node=2)  # rates of formulas have no pauses
+    assert forecast(untimed, compute=compute).hidden["pauses"] == 0
+
+
 def test_loaders_ahead_hide_all_their_reading_unless_they_are_slower_than_the_step() -> None:
     within, ahead = forecast(), forecast(workers=2)
     assert ahead.ms == pytest.approx(within.ms - within.parts["reading"])
@@ -134,20 +155,22 @@ def test_memory_is_of_tables_dense_parameters_and_activations_of_unique_samples(
     coalesce=st.sampled_from(["none", "rank", "node"]),
     collective=st.sampled_from(["a2a_global", "a2a_intra", "ar_global", "ar_cross"]),
     share=st.floats(0, 1),
+    device=st.sampled_from(["cpu", "cuda"]),
 )
 def test_what_is_faster_never_slows_a_step(
-    times: float, replicated: int, coalesce: str, collective: str, share: float
+    times: float, replicated: int, coalesce: str, collective: str, share: float, device: str
 ) -> None:
     sizes = TableSizes(replicated=replicated, coalesce=coalesce)  # type: ignore[arg-type]
-    made = {"sizes": sizes, "exponent": 1.1, "unique": {"history": share}}
-    step = forecast(**made)  # type: ignore[arg-type]
-    link = getattr(TOPOLOGY, collective)
+    made: Any = {"sizes": sizes, "exponent": 1.1, "unique": {"history": share}}
+    topology = replace(TOPOLOGY, device=device)
+    step = forecast(topology, **made)
+    link = getattr(topology, collective)
     faster = replace(link, gbps=times * link.gbps)
-    quick = forecast(replace(TOPOLOGY, **{collective: faster}), **made)  # type: ignore[arg-type]
+    quick = forecast(replace(topology, **{collective: faster}), **made)
     assert quick.ms <= step.ms * (1 + 1e-9)
-    device = forecast(compute=COMPUTE.slower(times), **made)  # type: ignore[arg-type]
-    assert device.ms >= step.ms * (1 - 1e-9)
-    more = forecast(**{**made, "unique": {"history": min(1.0, 2 * share)}})  # type: ignore[arg-type]
+    slower = forecast(topology, compute=COMPUTE.slower(times), **made)
+    assert slower.ms >= step.ms * (1 - 1e-9)
+    more = forecast(topology, **{**made, "unique": {"history": min(1.0, 2 * share)}})
     assert more.ms >= step.ms * (1 - 1e-9)
 
 

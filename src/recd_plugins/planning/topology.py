@@ -238,6 +238,10 @@ class Cluster:
     overlap: float = 0.0
     side_stream: bool = True
     """Whether replicas are updated beside what backward waits for: on a CPU they are not."""
+    pauses: bool = False
+    """Whether the links between nodes pause during an exchange, so that another one is sent
+    meanwhile: so they do with gloo, for the two ways of a connection take turns. Two ranks have one
+    connection, on which exchanges wait for each other."""
 
     @property
     def world_size(self) -> int:
@@ -296,7 +300,15 @@ class Cluster:
         if topology.marks_ns is None and "chunk_gbps" in links:
             links["marks_ns"] = MARKS / (links["chunk_gbps"] * GB) * 1e9
         links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
-        return cls(n_nodes=n, ranks_per_node=w, side_stream=topology.device != "cpu", **links)
+        on_cpu = topology.device == "cpu"
+        measured = topology.a2a_global is not None and topology.ar_global is not None
+        return cls(
+            n_nodes=n,
+            ranks_per_node=w,
+            side_stream=not on_cpu,
+            pauses=on_cpu and measured and n > 1 and world_size > 2,
+            **links,
+        )
 
 
 def ranks_per_node(topology: Topology, world_size: int) -> int:

@@ -77,15 +77,18 @@ class StepForecast:
         exchange   beside * min(2/3 (dense + pooling) + fixed / 2, x + dense_reduce): what backward
                    computes, beside the dense gradients' all-reduce and x, the ids of the next
                    batch, which TrainPipelineSparseDist sends meanwhile; `beside` is the topology's
+        pauses     of dense gradients and of those of rows, which travel at once: each are sent in
+                   the pauses of the other (`_in_pauses`)
         loader     conversion and reading, by `workers` ahead of the step, as far as that lasts
         """
         parts = self.parts
         replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms
         exchange = self.beside_backward(self.ids)
+        pauses = self._in_pauses(exchange)
         loading = parts["conversion"] + parts["reading"]
-        rest = sum(parts.values()) - loading - replicas - exchange
+        rest = sum(parts.values()) - loading - replicas - exchange - pauses
         ahead = loading - max(loading / self.workers - rest, 0.0) if self.workers else 0.0
-        return {"replicas": replicas, "exchange": exchange, "loader": ahead}
+        return {"replicas": replicas, "exchange": exchange, "pauses": pauses, "loader": ahead}
 
     def beside_backward(self, ids: float) -> float:
         """Milliseconds that what backward computes hides, of so many in which ids are sent and of
@@ -94,6 +97,29 @@ class StepForecast:
         computed = BACKWARD * (parts["dense"] + parts["pooling"]) + parts["fixed"] / 2
         beside = self.ledger.prices.cluster.beside
         return beside * min(computed, ids + parts["dense_reduce"])
+
+    def _in_pauses(self, hidden: float) -> float:
+        """Milliseconds that dense gradients and those of rows take less at once than one after the
+        other, where exchanges pause.
+
+        With g half of the all-to-alls between nodes without ids, d the dense gradients less what
+        `hidden` has of them, both without latencies, a and b the bytes a second that leave a node
+        by an all-to-all and by a ring of all ranks, and m the larger of these, both take
+            max(g, d, (a g + b d) / m)
+        """
+        cluster = self.ledger.prices.cluster
+        if not cluster.pauses:
+            return 0.0
+        w, u = cluster.ranks_per_node, self.world_size
+        sent, ids = self._moving
+        between = sum(sent[name] for name in EXCHANGES if name != "a2a_intra")
+        rows = between * (1 - ids) / 2
+        dense = self.compute.dense_bytes / (cluster.ar_global.gbps * GB) * 1000
+        dense = max(dense - hidden, 0.0)
+        by_rows = cluster.a2a_global.gbps * w * (u - w) / u
+        by_ring = cluster.ar_global.gbps * 2 * (u - 1) / u
+        both = (by_rows * rows + by_ring * dense) / max(by_rows, by_ring)
+        return rows + dense - max(rows, dense, both)
 
     @property
     def ms(self) -> float:
@@ -141,14 +167,21 @@ class StepForecast:
         """Milliseconds of the exchanges that are of ids: two calls, for how many there are and for
         themselves, and of the time that bytes of all-to-alls take as large a share as ids are of
         these bytes."""
-        cluster, ledger = self.ledger.prices.cluster, self.ledger
-        if self.world_size == 1 or not ledger.home_calls["a2a_global"]:
+        if self.world_size == 1 or not self.ledger.home_calls["a2a_global"]:
             return 0.0
+        moving, share = self._moving
+        latency: float = 2 * self.ledger.prices.cluster.a2a_global.latency_ms
+        return latency + share * sum(moving.values())
+
+    @cached_property
+    def _moving(self) -> tuple[dict[str, float], float]:
+        """Milliseconds of the bytes of each all-to-all, latencies aside; and the share of ids in
+        all of these bytes."""
+        cluster, ledger = self.ledger.prices.cluster, self.ledger
         taken = {name: float(np.mean(getattr(ledger.cost, name))) for name in EXCHANGES}
         every = sum(taken.values())
         share = min(ID_BYTES * float(np.mean(ledger.cost.ids_sent)) / every, 1.0) if every else 0.0
-        moving: float = sum(
-            size / (getattr(cluster, name).gbps * GB) * 1000 for name, size in taken.items()
-        )
-        latency: float = 2 * cluster.a2a_global.latency_ms
-        return latency + share * moving
+        moving = {
+            name: size / (getattr(cluster, name).gbps * GB) * 1000 for name, size in taken.items()
+        }
+        return moving, share
