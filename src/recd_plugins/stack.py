@@ -520,7 +520,8 @@ class Stack:
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.unneeded(self._features.unneeded(_looked_up(model)))
-        self._usage.watch(model, planner, planning.choice, adapted=bool(self._adapted))
+        unique = self._features.groups if self._adapted else ()
+        self._usage.watch(model, planner, planning.choice, unique)
         return plan
 
     def _check_read(self, model: nn.Module) -> None:

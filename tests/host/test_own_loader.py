@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.train_pipeline.tracing import Tracer
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -61,6 +62,25 @@ class Pages(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         found: torch.Tensor = self.table(features)["pages"].values()
         return found.sum()
+
+
+class Joined(Pages):
+    """It makes a KJT of what its batch holds."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        ids, lengths = features.values(), features.lengths()
+        return super().forward(KeyedJaggedTensor(features.keys(), ids, lengths=lengths))
+
+
+class Around(nn.Module):
+    """A trainer that puts a loss, say, around the model that is sharded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any) -> Any:
+        return self.model(batch)
 
 
 def visits(rank: int) -> Iterator[Visits]:
@@ -244,6 +264,15 @@ def unused() -> list[list[str]]:
         sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
         sharded(batch.pages)
 
+    def trained_on(model: nn.Module) -> None:
+        stack = rp.load({**deduplicated, "sharding": {"use": "torchrec", "search": "greedy"}})
+        model = stack.adapt(model)
+        plan, sharders = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
+        Tracer().trace(Around(sharded))  # as pipelines do, which have no batch then
+        for _ in range(2):
+            sharded(features=stack.convert(batch.pages))
+
     def planned_a_copy() -> None:
         stack = rp.load({"sharding": {"search": "greedy"}})
         stack.plan(Pages())
@@ -256,12 +285,14 @@ def unused() -> list[list[str]]:
         warned(lambda: rp.load(deduplicated).sharders()),
         warned(trained_without_converting),
         warned(planned_a_copy),
+        warned(lambda: trained_on(Joined())),
+        warned(lambda: trained_on(Pages())),
     ]
 
 
 def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
-    (planless, early, left, raw, plain, copied), others = gloo_pool.run(unused)
-    assert others == [[]] * 6
+    (planless, early, left, raw, plain, copied, joined, whole), others = gloo_pool.run(unused)
+    assert others == [[]] * 8
     assert len(planless) == len(early) == 1
     assert "there are no batches to profile. Pass the trainer's own" in planless[0]
     assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
@@ -277,6 +308,9 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert "are not converted: they hold no unique samples" in plain[0]
     assert len(copied) == 1
     assert "Hand stack.plan the model that is trained, not a copy" in copied[0]
+    assert len(joined) == 1
+    assert "so that pages are looked up for all samples. Hand the collection" in joined[0]
+    assert whole == []
 
 
 def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:

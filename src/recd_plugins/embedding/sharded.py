@@ -36,6 +36,7 @@ from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.rows.memory import numbers_on
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "ShardedDedupEmbeddingBagCollection",
     "ShardedDedupEmbeddingCollection",
     "evened",
+    "handed_all_samples",
     "with_dedup",
 ]
 
@@ -65,6 +67,8 @@ class _ShardedDedup(ShardedParts):
 
     SEQUENCES: bool
     """Whether embeddings come one by one."""
+    took_unique: bool | None = None
+    """Whether it was ever handed unique samples; none before its first input."""
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class _ShardedDedup(ShardedParts):
     ) -> Iterator[KeyedJaggedTensor]:
         assert isinstance(ctx, DedupContext)
         features = SparseFeatures.of(features)
+        self.took_unique = bool(self.took_unique) or features.dedup is not None
         ctx.samples = BatchSamples(features, sequences=self.SEQUENCES)
         rows = vbe_rows_of if self._route == "vbe" else rows_of
         return (rows(features, spec.keys) for spec in self._specs)
@@ -226,6 +231,19 @@ def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any
         DedupSharder(sharder)
         for sharder in given
         if sharder.module_type in OF and OF[sharder.module_type] not in types
+    ]
+
+
+def handed_all_samples(model: nn.Module, groups: Groups) -> list[str]:
+    """The features of `groups` whose collections were looked up, and never by unique samples."""
+    unique = {key for group in groups for key in group}
+    return [
+        key
+        for module in model.modules()
+        if isinstance(module, _ShardedDedup) and module.took_unique is False
+        for part in module._specs
+        for key in part.keys
+        if key in unique
     ]
 
 

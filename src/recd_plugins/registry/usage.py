@@ -22,8 +22,10 @@ from recd_plugins.tiers.tier_planner import TierPlanner
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
+    from torch.utils.hooks import RemovableHandle
 
     from recd_plugins.slots import Planner
+    from recd_plugins.sparse.groups import Groups
 
 __all__ = ["Usage"]
 
@@ -130,23 +132,50 @@ class Usage:
         elif group.rank() == 0:
             self._notices.give(found(), 0)
 
-    def watch(self, model: nn.Module, planner: Planner, planning: Choice, adapted: bool) -> None:
-        """Look before the sharded model's first forward: by then all was asked for that will be."""
+    def watch(
+        self, model: nn.Module, planner: Planner, planning: Choice, unique: Groups = ()
+    ) -> None:
+        """Look before the sharded model's first forward, for by then all was asked for that will
+        be; and after it, where the model is adapted to these groups, at what they were looked up
+        by."""
+        from torch.fx import Proxy
         from torchrec.distributed.types import ShardedModule
 
+        from recd_plugins.embedding.sharded import handed_all_samples
         from recd_plugins.sparse.own_batches import holds_unique
 
         looked = False
 
-        def before(module: nn.Module, args: Any) -> None:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal looked  # a copy of the model has the hook for good
-            if not looked and any(isinstance(part, ShardedModule) for part in module.modules()):
+            given = (*args, *kwargs.values())
+            traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
+            if looked or traced:
+                return
+            if any(isinstance(part, ShardedModule) for part in module.modules()):
                 looked = True
                 watching.remove()
-                unconverted = adapted and not holds_unique(args)
+                converted = holds_unique(given)
+                unconverted = bool(unique) and not converted
                 self._give(*self._idle(planner, planning, unconverted=unconverted))
+                if unique and converted:
+                    done: RemovableHandle
+                    done = module.register_forward_hook(lambda *_: after(module, done))
 
-        watching = model.register_forward_pre_hook(before)
+        def after(module: nn.Module, done: RemovableHandle) -> None:
+            done.remove()
+            if expanded := handed_all_samples(module, unique):
+                self._give(
+                    _unused(
+                        self._registry.one("dedup"),
+                        "the model reads the ids of its batch itself and makes a KeyedJaggedTensor "
+                        f"of them, so that {', '.join(expanded)} are looked up for all samples",
+                        "Hand the collection the features as the batch holds them; or take "
+                        "`dedup` out: `sharding: flexshard` sends each id of a rank once without.",
+                    )
+                )
+
+        watching = model.register_forward_pre_hook(before, with_kwargs=True)
 
     def _give(self, *notices: Notice) -> None:
         import torch.distributed as dist

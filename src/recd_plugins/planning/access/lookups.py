@@ -111,8 +111,8 @@ def _found(batch: Any) -> list[Any]:
     if not within:
         raise DataError(
             f"batches: a {kind} has no KeyedJaggedTensor that could be found, so its lookups "
-            "cannot be counted. Say where they are: "
-            "stack.plan(model, batches=loader, features=lambda batch: ...)."
+            "cannot be counted. Say where they are, or make the KeyedJaggedTensor that the model "
+            "makes itself: stack.plan(model, batches=loader, features=lambda batch: ...)."
         )
     raise DataError(
         f"batches: a {kind} has {len(within)} sets of sparse features ({', '.join(within)}). Say "
