@@ -101,6 +101,22 @@ def test_two_threads_load_the_windows_that_none_does(table):
     assert not {*threading.enumerate()} - before
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"tail": "pad", "streams": 2}, {"window": 0}])
+def test_ranges_of_batches_are_read_one_behind_the_other(table, threads, options):
+    order = open_loader(table, batch_size=4, **options).source.order
+    shares = Shares(world_size=1, streams=order.streams)
+    source = RankBatches(table, order, shares, rank=0, prefetch=threads, transform=None)
+    last = order.num_batches - 1
+    ranges = [range(1, 2), range(3, 6), range(6, 7), range(last, last + 9)]
+    wanted = [*chain(*ranges[:3]), last]
+    whole = [handed.batch for handed in source.batches(0, 0)]
+    found = [handed.batch for handed in source.batches(0, 1, 2, ranges[1:])]
+    assert len(found) == len(wanted) < len(whole)
+    for number, batch in zip(wanted, found, strict=True):
+        assert_same_batch(whole[number], batch)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_test_split_is_whole_and_in_order_whatever_the_options(table, workers):
     options = {"split": "test", "tail": "drop", "shuffle": True, "workers": workers}

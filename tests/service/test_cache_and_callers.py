@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -32,7 +32,7 @@ from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
-from recd_dsi.service.worker import Maker, Worker, WorkerOptions
+from recd_dsi.service.worker import AHEAD, Maker, Worker, WorkerOptions, _Announced
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.read_seconds import HandedOver
 from recd_plugins.data.wired_batch import batch_to_record
@@ -66,6 +66,21 @@ def test_what_memory_has_no_room_for_is_on_disk_within_its_bound(tmp_path: Path)
         assert held <= 1.5 * most
     assert buffer.get(key(37)) == record(37)
     assert buffer.get(key(0)) is None  # removed from the folder, too
+
+
+def test_what_is_made_ahead_never_goes_for_what_is_made_behind_it() -> None:
+    size = record(0).nbytes
+    buffer, made = Buffer(10 * size + size // 2, None), 0
+    while buffer.has_room() and made < 100:
+        buffer.put(key(made), record(made), wanted=True)
+        made += 1
+    assert made == 10
+    assert all(key(number) in buffer for number in range(made))
+    assert buffer.get(key(0)) == record(0)
+    assert buffer.has_room()  # what was given goes first
+    buffer.put(key(10), record(10), wanted=True)
+    assert [number for number in range(11) if key(number) in buffer] == [*range(1, 11)]
+    assert not buffer.has_room()
 
 
 def test_what_is_on_its_way_to_disk_is_still_there(tmp_path: Path) -> None:
@@ -162,13 +177,11 @@ def test_runs_that_are_asked_for_at_once_are_read_in_one_pass(tables: Path) -> N
 class Gated:
     """A job whose batches are made one by one, as they are let through."""
 
-    length = 4
+    def __init__(self, batch: Batch | None, length: int = 16) -> None:
+        self.gate, self.length, self._batch = Semaphore(0), length, batch
 
-    def __init__(self, batch: Batch) -> None:
-        self.gate, self._batch = Semaphore(0), batch
-
-    def batches(self, consumer: int, epoch: int, first: int, stop: int) -> Iterator[HandedOver]:
-        for _ in range(first, stop):
+    def batches(self, consumer: int, epoch: int, ranges: Sequence[range]) -> Iterator[HandedOver]:
+        for _ in chain.from_iterable(ranges):
             self.gate.acquire()
             yield HandedOver(self._batch, {}, 0.0)
 
@@ -179,15 +192,124 @@ def test_what_a_call_has_waited_for_in_vain_is_made_in_its_turn(tables: Path) ->
     batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
     job, buffer = Gated(batch), Buffer(1 << 20, None)
     maker = Maker(buffer)
-    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=4, client="")
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=4, client="", awaited=False)
     for first in range(2):
         job.gate.release()
         assert len(maker.batches(job, asked, first)) == 1
-    assert not maker._demands  # the second call has waited for the last batch, for a while
+    assert not maker._demands  # both calls have waited for the last batch, for a while
     job.gate.release(2)
     until(lambda: maker.made == 4)
     assert buffer.wanted_bytes == 2 * batch_to_record(batch).nbytes  # nobody has asked for them
     maker.close()
+
+
+def test_what_a_trainer_waits_for_leaves_at_once_and_all_else_together(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recd_dsi.service.worker.LINGER", 120.0)
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    job = Gated(next(iter(stack_of(tables, {"use": "local"}).loader(0, 1))))
+    maker = Maker(Buffer(1 << 20, None))
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=16, client="")
+    sizes: list[int] = []
+    while (first := sum(sizes)) < 16:
+        job.gate.release(max(1, first))  # no more than the trainer has had by then
+        sizes.append(len(maker.batches(job, asked, first)))
+    assert sizes == [1, 1, 2, 4, 8]
+    job.gate.release(16)
+    assert len(maker.batches(job, replace(asked, epoch=1, awaited=False), 0)) == 16
+    maker.close()
+
+
+def test_a_client_says_which_batches_its_trainer_waits_for(tables: Path) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    class Hearing(Worker):
+        def _answers(self, job: Any, request: Request) -> Iterator[Any]:
+            asked.append((request.batch, request.awaited))
+            return super()._answers(job, request)
+
+    stack = stack_of(tables, {"use": "service", "workers": 1})
+    loader = stack.loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    loader._options = replace(loader._options, hedge=120.0)  # nothing is asked for twice
+    worker = Hearing(stack.delivery(), WorkerOptions())
+    Thread(target=worker.serve, daemon=True).start()
+    fleet = Fleet(NO_CREDENTIALS, 1)
+    fleet.now({0: worker.address})
+    loader.fleet = lambda: fleet
+    try:
+        batches = iter(loader)
+        next(batches)
+        until(lambda: len(asked) > 2)
+        assert [batch for batch, awaited in asked if awaited] == [0]
+        assert len([*batches]) == len(loader) - 1
+    finally:
+        fleet.close()
+        worker.stop()
+
+
+def test_a_worker_reads_its_next_turns_behind_this_one(tables: Path) -> None:
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    job = Gated(next(iter(stack_of(tables, {"use": "local"}).loader(0, 1))))
+    buffer = Buffer(1 << 20, None)
+    maker = Maker(buffer)
+    turns = ((0, 3), (6, 7), (12, 14))
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=2, client="", ahead=turns)
+    maker.announce(job, asked)
+    job.gate.release(6)
+    until(lambda: maker.made == 6)
+    there = [number for number in range(16) if Key(*asked.stream, number) in buffer]
+    assert there == [*chain.from_iterable(range(*turn) for turn in turns)]
+    assert maker.openings == 1
+    maker.close()
+
+
+def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
+    size, job = batch_to_record(batch).nbytes, Gated(batch)
+    buffer = Buffer(4 * size, None)
+    maker = Maker(buffer)
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=1, client="gone")
+    maker.announce(job, replace(asked, ahead=((0, 16),)))
+    job.gate.release(16)
+    until(lambda: maker.made == 4)
+    assert not buffer.has_room()
+    there = replace(asked, client="there", epoch=1, ahead=((0, 3),))
+    maker.announce(job, there)
+    assert (maker.made, buffer.wanted_bytes) == (4, 4 * size)  # it asked a moment ago
+    monkeypatch.setattr("recd_dsi.service.worker.STALE", 0.0)
+    maker.announce(job, there)
+    until(lambda: maker.made == 7)
+    found = [(key.epoch, key.batch) for key in [*buffer._given, *buffer._wanted]]
+    assert found == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert buffer.wanted_bytes == 3 * size
+    maker.close()
+
+
+def test_an_epoch_that_is_there_is_not_looked_through_for_each_request(tables: Path) -> None:
+    class Looked(Buffer):
+        looks = 0
+
+        def __contains__(self, key: Key) -> bool:
+            self.looks += 1
+            return key.batch != 300
+
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    job, buffer = Gated(None, length=10_000), Looked(1, None)
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=16, client="")
+    announced = _Announced(job, replace(asked, ahead=((0, job.length),)))
+    assert [announced.key(buffer) for _ in range(3)] == [None] * 3
+    assert buffer.looks == AHEAD
+    announced = _Announced(job, replace(asked, ahead=((100, job.length),)))
+    assert announced.key(buffer) == Key(*asked.stream, 300)
 
 
 def test_calls_ask_for_no_more_than_a_small_memory_holds(tables: Path) -> None:

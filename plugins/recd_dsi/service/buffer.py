@@ -54,6 +54,8 @@ class Buffer:
         """On their way to the folder: until they are there, they are here."""
         self.bytes = 0
         self.wanted_bytes = 0
+        self._largest = 0
+        """Bytes of the largest batch so far."""
         self.hits = 0
 
     def get(self, key: Key) -> pa.RecordBatch | None:
@@ -85,8 +87,8 @@ class Buffer:
         return self._disk is not None and key in self._disk
 
     def has_room(self) -> bool:
-        """Whether more may be made ahead."""
-        return self.wanted_bytes < self._most
+        """Whether one more may be made ahead, so that none of those that wait has to go for it."""
+        return not self.wanted_bytes or self.wanted_bytes + self._largest <= self._most
 
     def put(self, key: Key, record: pa.RecordBatch, *, wanted: bool) -> None:
         """Keep a batch; what was asked for longest ago goes, to the folder if there is one."""
@@ -98,6 +100,7 @@ class Buffer:
             (self._wanted if wanted else self._given)[key] = record
             self.bytes += size
             self.wanted_bytes += size if wanted else 0
+            self._largest = max(self._largest, size)
             while self.bytes > self._most and (other := self._least(key)) is not None:
                 kept = self._given if other in self._given else self._wanted
                 out = kept.pop(other)
@@ -111,6 +114,14 @@ class Buffer:
                 self._disk.put(other, out)
                 with self._lock:
                     self._leaving.pop(other, None)
+
+    def unwant(self, stream: tuple[str, int, int]) -> None:
+        """Of a consumer's epoch, nobody may ask for what was made ahead: that makes room first."""
+        with self._lock:
+            for key in [key for key in self._wanted if key[:3] == stream]:
+                record = self._given[key] = self._wanted.pop(key)
+                self._given.move_to_end(key, last=False)
+                self.wanted_bytes -= record.nbytes
 
     def _least(self, latest: Key) -> Key | None:
         """Who goes first, beside the latest: asked for longest ago, then needed last."""

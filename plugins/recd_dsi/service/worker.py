@@ -13,11 +13,11 @@ import os
 import threading
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,13 @@ __all__ = ["TRIES", "Worker", "WorkerOptions", "settle"]
 WAIT = 600.0
 """Seconds that a call waits for its batch at most; callers have deadlines of their own."""
 CURSORS = 3
-"""Places at which a worker reads at once: each has up to three windows in memory."""
+"""Places at which a worker reads at once: each has up to three windows in memory, and a fourth
+while one is gathered."""
 STREAMS = 1024
 """Clients whose announcements are remembered."""
+STALE = 60.0
+"""Seconds without a request after which a client may be gone: what was made ahead for it makes room
+first, and no more is, until it asks again."""
 LOADING = 2
 """Threads that load windows: this process has no trainer, which would need the processors."""
 TRIES = 3
@@ -65,13 +69,16 @@ TOGETHER, TOGETHER_BYTES = 16, 4 << 20
 """Batches that go in one message at most, and how large they may be together, if they are more than
 one."""
 LINGER = 0.02
-"""Seconds that batches wait for those behind them, as each message costs both sides; the first of a
-request that a trainer waits for does not."""
+"""Seconds that batches wait for those behind them, as each message costs both sides. Of a request
+that a trainer waits for they wait for as many as the trainer has had of it, the first for none."""
 MALLOPT = {-8: 1, -3: 1 << 30, -1: 1 << 30, -2: 64 << 20}
 """glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one area of memory for all
 threads, which keeps up to 1 GiB that nobody uses."""
 LARGEST_THRESHOLD = 32 << 20
 """The M_MMAP_THRESHOLD that older glibc (before 2.35) takes at most."""
+AHEAD = 256
+"""Batches one after another that are there ahead of a request, until a worker looks no further:
+else it would look through an epoch that is there for each request."""
 PASSED = MOST_BATCHES
 """Batches that are made in passing, rather than a window read anew for one behind them: a client
 asks for several runs of them at a time, and the first is not the first to arrive."""
@@ -237,8 +244,8 @@ class _OpenJob:
         self._order = job.order(tuple(stripe.num_rows for stripe in table.stripes))
         self.length = self._order.num_batches
 
-    def batches(self, consumer: int, epoch: int, first: int, stop: int) -> Iterator[Any]:
-        """The consumer's batches, or an error in the place of one."""
+    def batches(self, consumer: int, epoch: int, ranges: Sequence[range]) -> Iterator[Any]:
+        """The consumer's batches of these ranges, or an error in the place of one."""
         shares = Shares(world_size=self._job.consumers, streams=self._job.streams)
         rank = RankBatches(
             self._table,
@@ -249,16 +256,37 @@ class _OpenJob:
             transform=self._transform,
         )
         rank.left_out, rank.tries = self._job.left_out, TRIES
-        return rank.batches(epoch, first, stop)
+        first, *then = ranges
+        return rank.batches(epoch, first.start, first.stop, then)
 
 
-@dataclass
 class _Cursor:
-    """The place where an epoch of a consumer is read, and the batch that comes next there."""
+    """The place where an epoch of a consumer is read, and the batches that come next there."""
 
-    batches: Iterator[Any]
-    next: int
-    stop: int
+    def __init__(self, batches: Iterator[Any], ranges: Iterable[range]) -> None:
+        self.batches = batches
+        self._left = deque(ranges)
+
+    def comes_to(self, batch: int) -> bool:
+        """Whether it is one of the next, before which few are made in passing."""
+        passed = 0
+        for one in self._left:
+            if batch in one:
+                return passed + batch - one.start < PASSED
+            passed += len(one)
+        return False
+
+    def advance(self) -> int:
+        """Go by a batch: which one that is."""
+        first = self._left.popleft()
+        if len(first) > 1:
+            self._left.appendleft(first[1:])
+        return first.start
+
+    @property
+    def ended(self) -> bool:
+        """Whether none is left."""
+        return not self._left
 
 
 Stream = tuple[str, int, int]
@@ -278,18 +306,22 @@ class _Announced:
     """The batches that a client will ask for, from the first on that is not yet made."""
 
     def __init__(self, job: _OpenJob, request: Request) -> None:
-        self.job, self.request = job, request
+        self.job, self.request, self.at = job, request, time.monotonic()
         ranges = (range(first, min(stop, job.length)) for first, stop in request.ahead)
         self._positions = chain.from_iterable(ranges)
         self._next = next(self._positions, None)
+        self._there = 0
+        """Batches one after another, up to that one, that are there already."""
 
     def key(self, buffer: Buffer) -> Key | None:
         """The key of that batch; one that was made once is not looked for again."""
-        while self._next is not None:
+        while self._next is not None and self._there < AHEAD:
             key = Key(*self.request.stream, self._next)
             if key not in buffer:
+                self._there = 0
                 return key
             self._next = next(self._positions, None)
+            self._there += 1
         return None
 
 
@@ -312,10 +344,18 @@ class Maker:
         """Take note of the batches that a client asks for, and of those that it will ask for."""
         with self._change:
             self._announced.pop((request.client, request.stream), None)
-            self._announced[request.client, request.stream] = _Announced(job, request)
-            if len(self._announced) > STREAMS:
-                self._announced.popitem(last=False)
+            latest = self._announced[request.client, request.stream] = _Announced(job, request)
+            for one in [*self._announced.values()]:
+                if one.at >= latest.at - STALE and len(self._announced) <= STREAMS:
+                    break
+                self._forget(one.request)
             self._change.notify_all()
+
+    def _forget(self, request: Request) -> None:
+        """Make nothing ahead for a client any more."""
+        del self._announced[request.client, request.stream]
+        if all(stream != request.stream for _, stream in self._announced):
+            self._buffer.unwant(request.stream)
 
     def batches(self, job: _OpenJob, request: Request, first: int) -> list[pa.RecordBatch]:
         """The batch, from the buffer or made now, and those behind it that are there, or soon."""
@@ -323,11 +363,13 @@ class Maker:
         size = found[0].nbytes
         most = min(TOGETHER, max(1, TOGETHER_BYTES // size))
         last = min(first + most, request.stop) - 1
+        # A trainer that waits has had so many of the request: as many more may come together.
+        until = min(last, 2 * first - request.batch - 1) if request.awaited else last
         there: dict[int, pa.RecordBatch] = {}
-        if last > first and (first > request.batch or not request.awaited):
+        if until > first:
             # What is wrong with one of them is said once it is the first.
             with contextlib.suppress(TimeoutError, RecdError):
-                there[last] = self._batch(job, request, last, LINGER)
+                there[until] = self._batch(job, request, until, LINGER)
         for batch in range(first + 1, last + 1):
             record = there.get(batch) or self._buffer.get(Key(*request.stream, batch))
             size += 0 if record is None else record.nbytes
@@ -424,42 +466,48 @@ class Maker:
     def _make(self, key: Key, job: _OpenJob, request: Request) -> None:
         """Make the batch where its epoch is read already, or begin to read there."""
         began = time.perf_counter()
-        ranges = ((request.batch, request.stop), *request.ahead)
-        around = [one for one in ranges if one[0] <= key.batch < one[1]]
-        stop = max((end for _, end in around), default=key.batch + 1)
-        first = max(min((begin for begin, _ in around), default=0), key.batch - PASSED)
-        place, cursor = self._cursor(key, job, first, stop)
+        place, cursor = self._cursor(key, job, request)
         while True:
             handed = next(cursor.batches, None)
             batch = None if handed is None else handed.batch
             if batch is None or isinstance(batch, RecdError):
                 self._cursors.pop(place, None)
                 raise batch or PluginError(f"an epoch ended before batch {key.batch}.")
-            number, cursor.next = cursor.next, cursor.next + 1
+            number = cursor.advance()
             self._give(key._replace(batch=number), batch_to_record(batch))
             self.made, self.rows = self.made + 1, self.rows + len(batch)
             if number == key.batch:
-                if cursor.next >= cursor.stop:
+                if cursor.ended:
                     self._cursors.pop(place, None)
                 self.seconds += time.perf_counter() - began
                 return
 
     def _cursor(
-        self, key: Key, job: _OpenJob, first: int, stop: int
+        self, key: Key, job: _OpenJob, request: Request
     ) -> tuple[tuple[Stream, int], _Cursor]:
-        """One that comes to the batch; a new one begins at the first that is wanted before it."""
-        stream = (key.job, key.consumer, key.epoch)
+        """One that comes to the batch, or a new one."""
         for place, cursor in self._cursors.items():
-            near = cursor.next <= key.batch < min(cursor.stop, cursor.next + PASSED)
-            if place[0] == stream and near:
+            if place[0] == request.stream and cursor.comes_to(key.batch):
                 self._cursors.move_to_end(place)
                 return place, cursor
         self.openings += 1
         while len(self._cursors) >= CURSORS:
             self._cursors.popitem(last=False)
-        made = (n for n in range(first, key.batch) if key._replace(batch=n) not in self._buffer)
-        first = next(made, key.batch)
-        batches = job.batches(key.consumer, key.epoch, first, stop)
-        place = (stream, self.openings)
-        self._cursors[place] = _Cursor(batches, first, stop)
+        ranges = self._ranges(key, request)
+        place = (request.stream, self.openings)
+        self._cursors[place] = _Cursor(job.batches(key.consumer, key.epoch, ranges), ranges)
         return place, self._cursors[place]
+
+    def _ranges(self, key: Key, request: Request) -> list[range]:
+        """The batches that a new cursor comes to: from the first that is wanted before this one on,
+        up to the end of its turn; then the client's next turns, as far as nobody has begun them."""
+        asked = [range(*one) for one in ((request.batch, request.stop), *request.ahead)]
+        around = [one for one in asked if key.batch in one]
+        stop = max(one.stop for one in around)
+        first = max(min(one.start for one in around), key.batch - PASSED)
+        made = (n for n in range(first, key.batch) if key._replace(batch=n) not in self._buffer)
+        later = takewhile(
+            lambda one: key._replace(batch=one.start) not in self._buffer,
+            (one for one in asked if one.start >= stop and one),
+        )
+        return [range(next(made, key.batch), stop), *later]

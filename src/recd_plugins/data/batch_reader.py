@@ -1,10 +1,9 @@
 """A consumer's batches: the stripes of a window are decoded, gathered in order, cut and joined.
 
-Memory holds, per stream of the consumer, the window in use and, while the next one is loaded,
-that one twice (decoded, and in its order); where two threads load, the one behind that may be
-decoded once the next is in its order. Allocators keep what is freed. A window is `reader.window`
-stripes at 8 bytes an id, 4 a length or float; of the features that a `dedup` converter takes, each
-different row once.
+Memory holds, per stream of the consumer, the window in use and those that are loaded behind it, one
+for each thread that loads; one of these twice while it is gathered (decoded, and in its order).
+Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or
+float; of the features that a `dedup` converter takes, each different row once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +81,7 @@ class BatchReader:
         """Features `unjoined` come as columns beside the batches, not in them.
 
         With them come those of `ASKABLE` that `beside` names, each from a column of the table.
-        `prefetch` threads load each stream's next window while this one is used; with two, one
+        `prefetch` threads load as many of each stream's next windows while one is used; of two, one
         gathers a window while the other decodes the next. `threads`: as many as Arrow has decode,
         and copy the features of a window. Rows of the stripes `left_out` are empty, and weigh 0;
         others are tried so many times.
@@ -104,29 +103,31 @@ class BatchReader:
         """The seconds that the windows took whose batches have begun."""
 
     def batches(
-        self, epoch: int, first: int = 0, stop: int | None = None
+        self, epoch: int, first: int = 0, stop: int | None = None, then: Sequence[range] = ()
     ) -> Iterator[tuple[Batch, Columns]]:
         """The epoch from batch `first` on, which begins as fast as from its start.
 
-        Up to `stop`; then no window is read that only later batches need.
+        Up to `stop`; then no window is read that only later batches need. Behind those come the
+        batches of the ranges `then`, whose windows are loaded ahead as all others.
         """
         length = self._order.num_batches
-        stop = length if stop is None else min(stop, length)
+        ranges = [range(first, length if stop is None else stop), *then]
+        wanted = [range(one.start, min(one.stop, length)) for one in ranges]
         copies = ThreadPoolExecutor(self._threads, "recd-copies")
         each: Each = copies.map if self._threads > 1 else map
         pools = [ThreadPoolExecutor(1, "recd-reader") for _ in range(self._prefetch)]
         try:
-            yield from self._batches(epoch, range(first, stop), pools, each)
+            yield from self._batches(epoch, wanted, pools, each)
         finally:
             # What is decoded no more, nobody waits for to gather it, and then to copy it.
             for pool in (*pools, copies):
                 pool.shutdown(cancel_futures=True)
 
     def _batches(
-        self, epoch: int, wanted: range, pools: Sequence[Executor], each: Each
+        self, epoch: int, wanted: Sequence[range], pools: Sequence[Executor], each: Each
     ) -> Iterator[tuple[Batch, Columns]]:
         streams = [self._parts(epoch, stream, wanted, pools, each) for stream in self._streams]
-        for batch in wanted:
+        for batch in chain.from_iterable(wanted):
             parts = []
             for stream in streams:
                 left = self._order.batch_rows(batch)
@@ -136,13 +137,15 @@ class BatchReader:
             yield self._join(parts)
 
     def _parts(
-        self, epoch: int, stream: int, wanted: range, pools: Sequence[Executor], each: Each
+        self,
+        epoch: int,
+        stream: int,
+        wanted: Sequence[range],
+        pools: Sequence[Executor],
+        each: Each,
     ) -> Iterator[WindowPart]:
         """The stream cut at the borders of batches and of windows."""
-        end = wanted.stop * self._order.rows_per_batch
-        windows = takewhile(
-            lambda window: window.position < end, self._order.windows(epoch, stream, wanted.start)
-        )
+        windows = chain.from_iterable(self._windows(epoch, stream, one) for one in wanted)
         if not pools:
             for window in windows:
                 yield from self._given(self._gather(window, self._decode(window), each))
@@ -150,10 +153,18 @@ class BatchReader:
         ahead: deque[Future[Loaded]] = deque()
         for window in windows:
             ahead.append(self._load(window, pools, each))
-            if len(ahead) == 2:
+            if len(ahead) == 1 + len(pools):
                 yield from self._given(ahead.popleft().result())
         while ahead:
             yield from self._given(ahead.popleft().result())
+
+    def _windows(self, epoch: int, stream: int, wanted: range) -> Iterator[ReadWindow]:
+        """The windows of the stream's part of these batches, the last without what lies behind."""
+        end = wanted.stop * self._order.rows_per_batch
+        for window in self._order.windows(epoch, stream, wanted.start):
+            if window.position >= end:
+                return
+            yield window.until(end)
 
     def _given(self, loaded: Loaded) -> Iterator[WindowPart]:
         """The parts, held no longer: a batch has the memory of its part."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
@@ -91,8 +91,11 @@ class RankBatches(IterableDataset[HandedOver]):
         own = transform.parts if isinstance(transform, BatchTransform) else ()
         return (IO, DECODE, GATHER, *own, HAND_OVER)
 
-    def batches(self, epoch: int, first: int, stop: int | None = None) -> Iterator[HandedOver]:
-        """The epoch from batch `first` on, up to `stop`."""
+    def batches(
+        self, epoch: int, first: int, stop: int | None = None, then: Sequence[range] = ()
+    ) -> Iterator[HandedOver]:
+        """The epoch from batch `first` on, up to `stop`; behind those the batches of the ranges
+        `then`, whose windows are loaded ahead as all others."""
         worker, transform = get_worker_info(), self._transform
         own = transform.seconds if isinstance(transform, BatchTransform) else ReadSeconds()
         own.taken()  # of batches that were left in the middle
@@ -100,7 +103,7 @@ class RankBatches(IterableDataset[HandedOver]):
             reader = self._reader(
                 worker.id if worker else 0, prefetch=self._prefetch, threads=worker is None
             )
-            for batch, unjoined in reader.batches(epoch, first, stop):
+            for batch, unjoined in reader.batches(epoch, first, stop, then):
                 made = _transformed(batch, unjoined, transform)
                 seconds = reader.seconds.taken() | own.taken()
                 yield HandedOver(made, seconds, time.perf_counter())

@@ -10,7 +10,7 @@ whole sessions are: runs of one session then move as one, and fill batches whole
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -114,6 +114,12 @@ class ReadWindow:
     def cuts(self, rows_per_batch: int) -> list[int]:
         """The rows that it delivers, cut at the borders of batches: the parts' sizes."""
         return _cuts(self.position, self.num_rows, rows_per_batch)
+
+    def until(self, end: int) -> ReadWindow:
+        """The same, without the rows that lie at position `end` of the stream and behind."""
+        over = max(0, self.position + self.num_rows - end)
+        padding = max(0, self.padding - over)
+        return replace(self, num_rows=self.num_rows - over, padding=padding)
 
 
 @dataclass(frozen=True, kw_only=True)
