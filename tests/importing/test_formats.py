@@ -64,6 +64,9 @@ def test_every_format_holds_the_same_rows(
         (",user\n0,5\n1,6\n", ("column_1", "user"), 2),  # an index of pandas
         ("a\r\n1\r\n2\r\n", ("a",), 2),
         ("user|item\n1|2\n", ("user", "item"), 1),
+        ("1::2::3\r\n4::5::6\r\n", ("column_1", "column_2", "column_3"), 2),
+        ("user::at\n1::x|y\n", ("user", "at"), 1),
+        ("item;a;b\nx;3,5;4,5\n", ("item", "a", "b"), 1),  # commas part as many
         ("A/B id,CTR (%),#clicks,\u20ac\n1,2,3,4\n", ("A/B id", "CTR (%)", "#clicks", "\u20ac"), 1),
         ("$5,#a\n$6,#b\n", ("column_1", "column_2"), 2),
         ("ab#1\t\\N\ncd#2\t3\n", ("column_1", "column_2"), 2),
@@ -101,7 +104,6 @@ def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.Mon
         (b"a,b\n1,caf\xe9\n", "data:2: holds bytes that are no UTF-8"),
         (b'[{"a": 1}]', "begins a JSON array. Write one object per line"),
         (b'{"a": 1}\n{"a": \n', "data:2: is no JSON object on one line"),
-        (b"1::2::3\n4::5::6\n", "'::' parts its fields"),
         (b"\x00\x01\x02\x00", "neither Parquet nor text"),
     ],
 )

@@ -13,6 +13,7 @@ from recd_plugins.cli.options import (
     AsJson,
     Debug,
     Delimiter,
+    Encoding,
     Header,
     location_argument,
     progress,
@@ -56,6 +57,7 @@ def check(
     schema: SchemaFile = None,
     delimiter: Delimiter = None,
     header: Header = None,
+    encoding: Encoding = "utf-8",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +74,7 @@ def check(
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
                 checked = _registry(paths[0], given, show)
             else:
-                checked = _tables(paths, given, delimiter, header, show)
+                checked = _tables(paths, given, delimiter, header, encoding, show)
     problems = {name: one.problems for name, one in checked.items()}
     if as_json:
         values: dict[str, Any] = {
@@ -142,6 +144,7 @@ def _tables(
     given: ForeignSchema | None,
     delimiter: str | None,
     header: bool | None,
+    encoding: str,
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -152,7 +155,9 @@ def _tables(
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
         schema = given or _of_footer(next(iter(files)))
-        return check_files(files, schema, delimiter=delimiter, header=header, progress=show)
+        return check_files(
+            files, schema, delimiter=delimiter, header=header, encoding=encoding, progress=show
+        )
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
         return {split: checked([paths[0] / split]) for split in SPLITS}

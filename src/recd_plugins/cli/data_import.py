@@ -13,6 +13,7 @@ from recd_plugins.cli.options import (
     AsJson,
     Debug,
     Delimiter,
+    Encoding,
     ForeignPaths,
     Header,
     location_argument,
@@ -116,6 +117,7 @@ def import_(
     absent: Absent = None,
     delimiter: Delimiter = None,
     header: Header = None,
+    encoding: Encoding = "utf-8",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -138,7 +140,9 @@ def import_(
 
         check_makable(table, "TABLE")
         asked = None if schema is None else load_schema(schema)
-        files = foreign_files(paths, delimiter=delimiter, header=header, absent=absent or ())
+        files = foreign_files(
+            paths, delimiter=delimiter, header=header, encoding=encoding, absent=absent or ()
+        )
         split = None if split_by is None else SplitBy.of(split_by, test_share)
         found = survey(files, _wanted(asked, split, negatives), alone=asked is not None)
         if asked is None:

@@ -13,6 +13,7 @@ from recd_plugins.cli.options import (
     AsJson,
     Debug,
     Delimiter,
+    Encoding,
     ForeignPaths,
     Header,
     location_argument,
@@ -40,6 +41,7 @@ def schema(
     out: Out = None,
     delimiter: Delimiter = None,
     header: Header = None,
+    encoding: Encoding = "utf-8",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +56,7 @@ def schema(
         from recd_plugins.data.importing.survey import survey
 
         check_writable(out, "--out")
-        found = survey(foreign_files(paths, delimiter=delimiter, header=header))
+        found = survey(foreign_files(paths, delimiter=delimiter, header=header, encoding=encoding))
         proposal = propose(found)
         if out is not None:
             write_whole(out, proposal.text)

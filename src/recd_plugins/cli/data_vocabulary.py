@@ -14,6 +14,7 @@ from recd_plugins.cli.options import (
     AsJson,
     Debug,
     Delimiter,
+    Encoding,
     ForeignPaths,
     Header,
     location_argument,
@@ -58,6 +59,7 @@ def vocabulary(
     others: Others = 1,
     delimiter: Delimiter = None,
     header: Header = None,
+    encoding: Encoding = "utf-8",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +76,7 @@ def vocabulary(
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
-        files = foreign_files(paths, delimiter=delimiter, header=header)
+        files = foreign_files(paths, delimiter=delimiter, header=header, encoding=encoding)
         found = survey(files, column, alone=True)
         with progress() as show:
             made = write_vocabulary(

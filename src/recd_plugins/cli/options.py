@@ -26,6 +26,7 @@ __all__ = [
     "AsJson",
     "Debug",
     "Delimiter",
+    "Encoding",
     "ForeignPaths",
     "Header",
     "Overrides",
@@ -87,7 +88,7 @@ Delimiter = Annotated[
     str | None,
     typer.Option(
         "--delimiter",
-        help="What parts the fields of text, as ',' or '\\t'; by default what its lines show.",
+        help="What parts the fields of text, as ',', '\\t' or '::'; by default what lines show.",
         show_default=False,
         parser=lambda text: text.replace("\\t", "\t"),
         metavar="TEXT",
@@ -99,6 +100,14 @@ Header = Annotated[
         "--header/--no-header",
         help="Whether the first line of text names its columns; by default as it looks.",
         show_default=False,
+    ),
+]
+Encoding = Annotated[
+    str,
+    typer.Option(
+        "--encoding",
+        help="The encoding of text and lines of JSON that are not UTF-8, as latin-1.",
+        metavar="NAME",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

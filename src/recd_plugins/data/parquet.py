@@ -154,9 +154,9 @@ class ParquetTables(Dataset):
         if given is None and (_narrowed(config) or absent or config.join):
             own = footer_schema(tuple(self._found("train")[0]), absent)
             given = _taken(_beside(own, config), config)
-        files, first, snapshot = self._found(split)
+        files, paths, snapshot = self._found(split)
         joins = self._side_tables(given)
-        table = Table.of(first, files, given, absent=absent, cache=self._cache, joins=joins)
+        table = Table.of(paths, files, given, absent=absent, cache=self._cache, joins=joins)
         table = replace(table, snapshot=snapshot)
         where, option = config.where, "where"
         if split == "test" and config.where_test is not None:
@@ -182,26 +182,28 @@ class ParquetTables(Dataset):
         sides = (SideTable(one, names, self._cache) for one in self._config.join)
         return [side for side in sides if side.features]
 
-    def _found(self, split: Split) -> tuple[dict[Location, FileFacts], Location, str | None]:
+    def _found(
+        self, split: Split
+    ) -> tuple[dict[Location, FileFacts], tuple[Location, ...], str | None]:
         return files_of_split(self._config, split)
 
 
 def files_of_split(
     config: ParquetConfig, split: Split
-) -> tuple[dict[Location, FileFacts], Location, str | None]:
-    """The files of a split, what they are called together, and their snapshot's name."""
-    paths = config.train if split == "train" else config.test
-    first = paths[0] if isinstance(paths, tuple) else paths
+) -> tuple[dict[Location, FileFacts], tuple[Location, ...], str | None]:
+    """The files of a split, what the config names, and their snapshot's name."""
+    given = config.train if split == "train" else config.test
+    paths = given if isinstance(given, tuple) else (given,)
     if config.format == "parquet":
-        return found_files(paths), first, None
-    if isinstance(paths, tuple) and len(paths) > 1:
+        return found_files(paths), paths, None
+    if len(paths) > 1:
         raise RegistryError(
             f"names {len(paths)} tables, but of format {config.format} only one is read. Name one.",
             f"dataset.{split}",
         )
     asked = config.snapshot if split == "train" else config.snapshot_test
-    files, snapshot = snapshot_files(first, config.format, asked)
-    return files, first, snapshot
+    files, snapshot = snapshot_files(paths[0], config.format, asked)
+    return files, paths, snapshot
 
 
 def _beside(schema: S, config: ParquetConfig) -> S:

@@ -49,7 +49,7 @@ def check_pins(run: Path, tables: Tables) -> None:
 
 
 def _pinned(table: Table) -> dict[str, Any]:
-    names = _names({*table.facts, *table.files}, [table.path])
+    names = _names({*table.facts, *table.files}, table.paths)
     stripes = [(names[one.file], one.group, one.num_rows) for one in table.stripes]
     return {
         "path": str(table.path),
@@ -64,7 +64,7 @@ def _pinned(table: Table) -> dict[str, Any]:
 
 def _files(table: Table) -> dict[str, tuple[Location, FileFacts]]:
     """The table's files, and those of its side tables, by name."""
-    names = _names({*table.facts, *table.files}, [table.path])
+    names = _names({*table.facts, *table.files}, table.paths)
     found = {names[file]: (file, facts) for file, facts in table.facts.items()}
     for number, side in enumerate(table.joins):
         names = _names(side.facts, side.paths)

@@ -72,7 +72,8 @@ class Table:
     are rows of the schema, whoever wrote the files.
     """
 
-    path: Location
+    paths: tuple[Location, ...]
+    """The folders, files and globs that it was opened by."""
     schema: Schema
     stripes: tuple[Stripe, ...]
     source: ForeignSchema | None = None
@@ -87,6 +88,11 @@ class Table:
     """The version of a Delta Lake table, or the snapshot of an Iceberg table, that it is."""
     joins: tuple[SideTable, ...] = ()
     """Tables beside it, that have some of its features by a key."""
+
+    @property
+    def path(self) -> Location:
+        """What messages call it."""
+        return self.paths[0]
 
     @property
     def joined_columns(self) -> tuple[str, ...]:
@@ -117,13 +123,12 @@ class Table:
         statistics name lie in their feature's range. Columns that `absent` has, by name or glob,
         some files may lack. `cache` is a folder that keeps footers.
         """
-        first = path if isinstance(path, Path | Uri) else path[0]
-        return cls.of(first, found_files(path), schema, absent=absent, cache=cache)
+        return cls.of(path, found_files(path), schema, absent=absent, cache=cache)
 
     @classmethod
     def of(
         cls,
-        first: Location,
+        path: Location | Sequence[Location],
         files: Mapping[Location, FileFacts],
         schema: Schema | ForeignSchema | None = None,
         *,
@@ -131,8 +136,10 @@ class Table:
         cache: Path | None = None,
         joins: Sequence[SideTable] = (),
     ) -> Table:
-        """`open`, of files that somebody has found; `first` is what messages call the table. The
-        features of side tables are in its schema."""
+        """`open`, of files that somebody has found. The features of side tables are in its
+        schema."""
+        paths = (path,) if isinstance(path, Path | Uri) else tuple(path)
+        first = paths[0]
         if isinstance(schema, ForeignSchema) and schema.drops:
             raise DataError(
                 f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
@@ -164,7 +171,7 @@ class Table:
         columns.check(first)
         held = tuple(stripe for stripe in stripes if stripe.num_rows)
         return cls(
-            first, whole, held, source, absent=columns.types, facts=facts, joins=tuple(joins)
+            paths, whole, held, source, absent=columns.types, facts=facts, joins=tuple(joins)
         )
 
     def opened(self, file: Location, *, buffer_size: int = 0) -> OpenedFile:

@@ -35,12 +35,19 @@ NOWHERE = Spot("", "")
 
 ZONED = r"\d[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 """A time of ISO 8601 that has a zone."""
-DATED = (
-    r"^(?P<first>\d{1,2})[./-](?P<second>\d{1,2})[./-](?P<year>\d{4})"
+PARTS = {
+    "dd": r"(?P<day>\d{1,2})",
+    "mm": r"(?P<month>\d{1,2})",
+    "yy": r"(?P<year>\d\d)",
+    "yyyy": r"(?P<year>\d{4})",
+}
+TIME_OF_DAY = (
     r"(?:[\sT,]+(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<seconds>\d\d)(?:\.(?P<fraction>\d+))?)?"
     r"(?:\s*(?P<half>[AaPp])\.?[Mm]\.?)?)?$"
 )
-"""A date with the year behind, and perhaps a time of day."""
+"""What may follow a date."""
+VERSION = r"^\d\.|\.\d\."
+"""Of 4.10.12, no date in which the year has two digits: points part two digits each."""
 
 
 def digits_to_ms(numbers: npt.NDArray[Any], unit: str, spot: Spot) -> pa.Array:
@@ -84,17 +91,28 @@ def date_digits(numbers: pa.Array) -> DateDigits | None:
 
 
 def text_dates(texts: pa.Array) -> tuple[TextDates, ...]:
-    """The forms of a date that all texts have, if all are dates of 1990 to 2099."""
-    return tuple(
-        one for one in TEXT_DATES if _all_are(texts.slice(0, 100), one) and _all_are(texts, one)
-    )
+    """The forms of a date that all texts have, if all are dates of 1990 to 2099: those whose years
+    have two digits in order of how near to each other the dates are then."""
+    found: dict[TextDates, int] = {}
+    for unit in TEXT_DATES:
+        if _dates(texts.slice(0, 100), unit) is None or (times := _dates(texts, unit)) is None:
+            continue
+        ends = pc.min_max(times).as_py()
+        found[unit] = 0 if "yyyy" in unit else ends["max"] - ends["min"]
+    return tuple(sorted(found, key=found.__getitem__))
 
 
-def _all_are(texts: pa.Array, unit: str) -> bool:
+def _dates(texts: pa.Array, unit: str) -> pa.Array | None:
+    """The times, if all are such of 1990 to 2099."""
     try:
-        return _of_our_time(texts_to_ms(texts, unit, NOWHERE))
+        times = texts_to_ms(texts, unit, NOWHERE)
     except DataError:
-        return False
+        return None
+    if "yyyy" not in unit:
+        spelled = pc.match_substring_regex(texts.cast(pa.large_string()), VERSION)
+        if pc.any(spelled).as_py():
+            return None
+    return times if _of_our_time(times) else None
 
 
 def _of_our_time(times: pa.Array) -> bool:
@@ -139,8 +157,9 @@ def _ms_of_iso(texts: pa.Array, zone: str | None) -> I64 | None:
 
 
 def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
-    """Of two numbers and a year, in the unit's order; and which are none."""
-    found = pc.extract_regex(texts, DATED)
+    """Of a day, a month and a year, in the unit's order; and which are none."""
+    date = "[./-]".join(PARTS[part] for part in unit.split("/"))
+    found = pc.extract_regex(texts, f"^{date}{TIME_OF_DAY}")
     bad: Mask = found.is_null().to_numpy(zero_copy_only=False)
     zero = pa.scalar("0", pa.large_string())
 
@@ -153,15 +172,16 @@ def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
         numbers: I64 = part(name).cast(pa.int64()).to_numpy()
         return numbers
 
-    order = ("first", "second") if unit == "mm/dd/yyyy" else ("second", "first")
-    month, day = map(number, order)
+    year = number("year")
+    if "yyyy" not in unit:  # as POSIX has it
+        year = year + np.where(year < 69, 2000, 1900)
     half, hour = pc.utf8_lower(part("half")), number("hour")
     halved = ~pc.equal(half, "0").to_numpy(zero_copy_only=False)
     bad |= halved & ((hour < 1) | (hour > 12))
     after_noon = pc.equal(half, "p").to_numpy(zero_copy_only=False)
     hour = np.where(halved, hour % 12 + 12 * after_noon, hour)
     ms, bad = _since_1970(
-        number("year"), month, day, hour, number("minute"), number("seconds"), bad=bad
+        year, number("month"), number("day"), hour, number("minute"), number("seconds"), bad=bad
     )
     fraction = pc.utf8_slice_codeunits(pc.utf8_rpad(part("fraction"), 3, "0"), 0, 3)
     return ms + fraction.cast(pa.int64()).to_numpy(), bad

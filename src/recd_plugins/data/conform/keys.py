@@ -96,13 +96,12 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
 
 def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
     """A time as a column of such a type says it, in YAML."""
-    if pa.types.is_date(kind) or (are_texts(kind) and unit == "yyyy-mm-dd"):
+    if pa.types.is_date(kind):
         return '"1970-01-01"'
-    if are_texts(kind):
-        return '"01/01/1970"'
-    if unit in DATE_DIGITS and not pa.types.is_timestamp(kind):
-        return re.sub("y+|[^y]{2}", lambda part: DIGITS[part[0]], unit)
-    return "0"
+    if unit in PER_SECOND or pa.types.is_timestamp(kind):
+        return "0"
+    some = re.sub("y+|[a-z]{2}", lambda part: DIGITS[part[0]], unit)
+    return f'"{some}"' if are_texts(kind) else some
 
 
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
@@ -131,8 +130,8 @@ def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | No
     if are_texts(inner) and unit not in TEXT_DATES:
         return (
             f"is {kind}, but `timestamp_unit: {unit}` is of numbers",
-            "Say how its texts have their dates: `timestamp_unit: yyyy-mm-dd` (ISO 8601), "
-            "`dd/mm/yyyy` or `mm/dd/yyyy`; or set `timestamp` to null.",
+            "Say how its texts have their dates, as `timestamp_unit: yyyy-mm-dd` (ISO 8601), or "
+            f"{', '.join(TEXT_DATES[1:])}; or set `timestamp` to null.",
         )
     if numbers or are_texts(inner):
         return None

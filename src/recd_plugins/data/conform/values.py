@@ -125,7 +125,14 @@ def integers(array: pa.Array, spot: Spot) -> npt.NDArray[Any]:
         array = array.cast(pa.int64())
     elif pa.types.is_floating(kind):
         floats: npt.NDArray[np.float64] = array.cast(pa.float64()).to_numpy()
-        bad = (np.trunc(floats) != floats) | (np.abs(floats) > MOST_EXACT)
+        large = np.abs(floats) > MOST_EXACT
+        if large.any():
+            raise spot.error_at(
+                large,
+                f"is {kind} and holds {floats[large][0]}, beyond 2^53, where floats skip integers,",
+                "Write it as an integer of 64 bits, or as a text.",
+            )
+        bad = np.trunc(floats) != floats
         if bad.any():
             raise spot.error_at(
                 bad,
@@ -136,14 +143,15 @@ def integers(array: pa.Array, spot: Spot) -> npt.NDArray[Any]:
         return floats.astype(np.int64)
     elif pa.types.is_decimal(kind):
         try:
-            array = array.cast(pa.int64())
+            beyond = (pc.max(array).as_py() or 0) >= 2**63
+            array = array.cast(pa.uint64() if beyond else pa.int64())
         except pa.ArrowInvalid as error:
             raise spot.error(
                 f"is {kind} and holds what is no integer of 64 bits ({error})",
                 "Store it as a text to hash it.",
             ) from error
     found: npt.NDArray[Any] = array.to_numpy()
-    return found.astype(np.uint64 if kind == pa.uint64() else np.int64, copy=False)
+    return found.astype(np.uint64 if array.type == pa.uint64() else np.int64, copy=False)
 
 
 def hashes(array: pa.Array, spot: Spot, seed: int = 0) -> npt.NDArray[np.uint64]:

@@ -149,6 +149,7 @@ def check_files(
     in_place: bool = False,
     delimiter: str | None = None,
     header: bool | None = None,
+    encoding: str = "utf-8",
     absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
@@ -160,7 +161,7 @@ def check_files(
     """
     found = Checked()
     files = []
-    for opened in formats_of(paths, delimiter, header):
+    for opened in formats_of(paths, delimiter, header, encoding):
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":

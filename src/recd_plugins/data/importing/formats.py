@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -9,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,8 +70,13 @@ OTHERS = {
 BOM = b"\xef\xbb\xbf"
 PARQUET = b"PAR1"
 
-DELIMITERS = ("\t", ",", ";", "|", "\x01")
+DELIMITERS = ("\t", ",", ";", "|", "\x01", "::")
 NAMES = {"\t": "tab", "\x01": "^A"}
+
+QUOTED = re.compile(r'(^|\t)"[^"\t]*"(\t|$)', re.MULTILINE)
+"""A field in quotes, where tabs part them."""
+QUOTING = re.compile(r'(^|\t)"?[^"\t\n]+"[^"\t\r\n]', re.MULTILINE)
+"""One with a quote within, that is not doubled."""
 
 TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
 """RecBole's headers say what a column holds: user_id:token."""
@@ -96,8 +103,10 @@ class ForeignFile:
     compression: str | None = None
     names: tuple[str, ...] = ()
     """Its columns, in order, each under a name of its own."""
+    encoding: str = "utf-8"
+    """The encoding of `text` and `jsonl`: one in which ASCII keeps its bytes."""
     delimiter: str = ","
-    """The character that parts the fields of `text`."""
+    """The character that parts the fields of `text`, or several, as `::`."""
     quotes: bool = True
     """Whether `text` may have fields in double quotes."""
     header: bool = True
@@ -122,6 +131,8 @@ class ForeignFile:
 
     def __str__(self) -> str:
         packed = f", {self.compression}" if self.compression else ""
+        if self.encoding != "utf-8":
+            packed = f", {self.encoding}{packed}"
         if self.format == "parquet":
             return f"Parquet{packed}"
         if self.format == "jsonl":
@@ -146,16 +157,18 @@ def foreign_files(
     *,
     delimiter: str | None = None,
     header: bool | None = None,
+    encoding: str = "utf-8",
     absent: Collection[str] = (),
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
-    What a file is follows from its content, unless `delimiter` and `header` say it. `DataError`
-    names a file that is not there, empty, or nothing that can be read, and files of text that
-    differ in other columns than those that may be `absent`.
+    What a file is follows from its content, unless `delimiter` and `header` say it; text that is
+    not UTF-8 is of the `encoding` that somebody says. `DataError` names a file that is not there,
+    empty, or nothing that can be read, and files of text that differ in other columns than those
+    that may be `absent`.
     """
     files: list[ForeignFile] = []
-    for one in formats_of(files_of(paths), delimiter, header):
+    for one in formats_of(files_of(paths), delimiter, header, encoding):
         if isinstance(one, DataError):
             raise one
         files.append(one)
@@ -201,13 +214,19 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
 
 
 def formats_of(
-    files: Mapping[Location, FileFacts], delimiter: str | None = None, header: bool | None = None
+    files: Mapping[Location, FileFacts],
+    delimiter: str | None = None,
+    header: bool | None = None,
+    encoding: str = "utf-8",
 ) -> list[ForeignFile | DataError]:
     """What each file is, or why nobody knows: several are opened at a time."""
+    if delimiter is not None:
+        _check_delimiter(delimiter)
+    encoding = _checked_encoding(encoding)
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], delimiter, header)
+            return _foreign_file(path, files[path], delimiter, header, encoding)
         except DataError as error:
             return error
 
@@ -246,10 +265,10 @@ def _check_is_file(path: Location) -> None:
 
 
 def _foreign_file(
-    path: Location, facts: FileFacts, delimiter: str | None, header: bool | None
+    path: Location, facts: FileFacts, delimiter: str | None, header: bool | None, encoding: str
 ) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
-    file = _of_content(path, delimiter, header)
+    file = _of_content(path, delimiter, header, encoding)
     size, mtime_ns = facts.size, facts.mtime_ns or 0
     if size is None:
         stat = path.stat()
@@ -258,9 +277,9 @@ def _foreign_file(
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
 
 
-def _of_content(path: Location, delimiter: str | None, header: bool | None) -> ForeignFile:
-    if delimiter is not None:
-        _check_delimiter(delimiter)
+def _of_content(
+    path: Location, delimiter: str | None, header: bool | None, encoding: str
+) -> ForeignFile:
     head, compression = _head(path)
     if not head.strip():
         raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
@@ -278,14 +297,16 @@ def _of_content(path: Location, delimiter: str | None, header: bool | None) -> F
             f"{path}: is neither Parquet nor text: it holds zero bytes. Write it as Parquet or CSV."
         )
     bom = len(BOM) if head.startswith(BOM) else 0
-    text = _decoded(head[bom:], path)
+    text = _decoded(head[bom:], path, encoding)
     if text.lstrip().startswith("{"):
-        return _jsonl(path, text, compression)
+        return replace(_jsonl(path, text, compression), encoding=encoding)
     if text.lstrip().startswith("[") and delimiter is None:
         raise DataError(
             f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
         )
-    return _text(path, text, compression, bom, delimiter, header)
+    return replace(
+        _text(path, text, compression, bom, delimiter, header, encoding), encoding=encoding
+    )
 
 
 def _head(path: Location) -> tuple[bytes, str | None]:
@@ -308,18 +329,34 @@ def _head(path: Location) -> tuple[bytes, str | None]:
         ) from error
 
 
-def _decoded(head: bytes, path: Location) -> str:
+def _decoded(head: bytes, path: Location, encoding: str) -> str:
     """Whole lines of the head as text."""
     cut = head.rfind(b"\n") + 1 if len(head) >= HEAD_BYTES // 2 else len(head)
     try:
-        return (head[:cut] if cut else head).decode("utf-8")
+        return (head[:cut] if cut else head).decode(encoding)
     except UnicodeDecodeError as error:
-        line = head[: error.start].count(b"\n") + 1
+        at = error.start
+        line, start = head.count(b"\n", 0, at) + 1, head.rfind(b"\n", 0, at) + 1
+        around = head[max(start, at - 30) : at + 30].split(b"\n")[0].decode("latin-1").strip()
         raise DataError(
-            f"{path}:{line}: holds bytes that are no UTF-8 "
-            f"({head[error.start : error.start + 8]!r}). Write it as UTF-8 (for example: iconv -f "
-            f"LATIN1 -t UTF-8 {path.name})."
+            f"{path}:{line}: holds bytes that are no {encoding.upper()} ({head[at : at + 8]!r}). "
+            f"Say what it is by `--encoding`: as latin-1 they would read {around!r}."
         ) from None
+
+
+def _checked_encoding(encoding: str) -> str:
+    """The encoding, if lines and fields end in it as in ASCII."""
+    ascii_ = bytes(range(128))
+    try:
+        name = codecs.lookup(encoding).name
+        if ascii_.decode(encoding) == ascii_.decode("ascii"):
+            return "utf-8" if name in ("utf-8", "utf-8-sig") else encoding
+    except (LookupError, ValueError):
+        pass
+    raise DataError(
+        f"encoding {shown(encoding)}: is none that Python knows in which ASCII keeps its bytes, "
+        "as latin-1, cp1251 or gb18030. Write text of others as UTF-8 (iconv)."
+    )
 
 
 def _parquet(path: Location) -> ForeignFile:
@@ -411,9 +448,13 @@ def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
         try:
             row = json.loads(line)
         except ValueError as error:
+            cure = f"Write one object per line (jq -c . {path.name})."
+            if line.startswith(("{'", "{u'")):
+                cure = (
+                    "It is a dict of Python: write json.dumps(ast.literal_eval(line)) of each line."
+                )
             raise DataError(
-                f"{path}:{number}: is no JSON object on one line ({error}). Write one object per "
-                f"line (jq -c . {path.name})."
+                f"{path}:{number}: is no JSON object on one line ({error}). {cure}"
             ) from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: is no JSON object, but {line[:40]!r}.")
@@ -436,9 +477,10 @@ def _text(
     bom: int,
     delimiter: str | None,
     header: bool | None,
+    encoding: str,
 ) -> ForeignFile:
-    delimiter = delimiter or _delimiter(path, text)
-    quotes = delimiter != "\t" or _quoted(text)
+    delimiter = delimiter or _delimiter(text)
+    quotes = _may_quote(text, delimiter)
     rows = list(_rows(text, delimiter, quotes))
     first = rows[0]
     typed = [TYPED.fullmatch(field) for field in first]
@@ -475,43 +517,47 @@ def _text(
         quotes=quotes,
         header=True,
         lists=tuple(lists),
-        start=bom + len(text[:line].encode()),
+        start=bom + len(text[:line].encode(encoding)),
         renamed=renamed,
     )
 
 
 def _check_delimiter(delimiter: str) -> None:
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\n\r\0':
+    odd = not delimiter.isascii() or not {*'"\n\r\0'}.isdisjoint(delimiter)
+    several = len(delimiter) > 1 and any(one.isalnum() for one in delimiter)
+    if not delimiter or odd or several:
         raise DataError(
-            f"delimiter {shown(delimiter)}: fields are parted by one character of ASCII, no quote "
-            "and no line's end, as ',' or '\\t'."
+            f"delimiter {shown(delimiter)}: fields are parted by one character of ASCII, as ',' or "
+            "'\\t', or by several signs, as '::', no quote and no line's end among them."
         )
 
 
-def _delimiter(path: Location, text: str) -> str:
-    """The delimiter that parts the lines into the same number of fields, the most of them."""
-    best, fields = "", 1
+def _delimiter(text: str) -> str:
+    """The delimiter that parts the lines, the first above all, into the same number of fields, the
+    most of them: numbers as 3,5 may have commas too, and their names have none."""
+    best, fits = ",", (False, 1)
     for candidate in DELIMITERS:
-        counts = [len(row) for row in _rows(text, candidate, candidate != "\t" or _quoted(text))]
+        counts = [len(row) for row in _rows(text, candidate, _may_quote(text, candidate))]
         usual = max(set(counts), key=counts.count)
-        if usual > fields and counts.count(usual) >= 0.9 * len(counts):
-            best, fields = candidate, usual
-    if best:
-        return best
-    line = text.splitlines()[0]
-    if "::" in line:
-        raise DataError(
-            f"{path}: '::' parts its fields. Let one character do it: sed 's/::/\\t/g'."
-        )
-    return ","
+        found = (counts[0] == usual, usual)
+        if usual > 1 and found > fits and counts.count(usual) >= 0.9 * len(counts):
+            best, fits = candidate, found
+    return best
 
 
-def _quoted(text: str) -> bool:
-    """Whether a field of tab-separated text is in quotes: most such text knows none."""
-    return re.search(r'(^|\t)"[^"\t]*"(\t|$)', text, re.MULTILINE) is not None
+def _may_quote(text: str, delimiter: str) -> bool:
+    """Whether a field may be in quotes: one that tabs part may if some look so, and in none are
+    quotes a part of it, as in 12" Mix; one that several characters part may not."""
+    if delimiter == "\t":
+        return QUOTED.search(text) is not None and QUOTING.search(text) is None
+    return len(delimiter) == 1
 
 
 def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[list[str]]:
+    if len(delimiter) > 1:
+        each = (line.removesuffix("\r") for line in text.split("\n"))
+        yield from islice((line.split(delimiter) for line in each if line), HEAD_LINES)
+        return
     lines = io.StringIO(text, newline="")
     try:
         reader = (
@@ -519,8 +565,7 @@ def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[list[str]]:
             if quotes
             else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
         )
-        for _, row in zip(range(HEAD_LINES), (row for row in reader if row), strict=False):
-            yield row
+        yield from islice((row for row in reader if row), HEAD_LINES)
     except csv.Error:  # a field of more than 128 KiB
         return
 

@@ -42,14 +42,28 @@ LABEL_WORDS = frozenset(
         "install",
     ]
 )
-GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance"])
+NO_LABEL_WORDS = frozenset(["verified"])
+"""Those of a column that is known before: verified_purchase of a review."""
+GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance", "overall"])
 SESSION_WORDS = frozenset(["session", "sess", "sessionid", "visit", "visitid", "sid"])
 TIME_WORDS = frozenset(
     ["time", "timestamp", "ts", "date", "datetime", "hour", "day", "created", "eventtime"]
 )
 WEIGHT_WORDS = frozenset(["weight", "weights"])
 USER_WORDS = frozenset(
-    ["user", "users", "uid", "userid", "customer", "member", "visitor", "account", "device"]
+    [
+        "user",
+        "users",
+        "uid",
+        "userid",
+        "customer",
+        "member",
+        "visitor",
+        "visitorid",
+        "account",
+        "device",
+        "reviewer",
+    ]
 )
 ID_WORDS = frozenset(
     [
@@ -62,6 +76,7 @@ ID_WORDS = frozenset(
         "uid",
         "userid",
         "itemid",
+        "visitorid",
         "product",
         "sku",
         "category",
@@ -280,8 +295,7 @@ def _time_entry(column: ColumnSurvey) -> ColumnEntry:
             return entry
     if len(column.dates) > 1:
         entry.doubts.append(
-            f"dates as {column.dates[0]} or as {column.dates[1]}? No day is above 12: the first is "
-            "taken"
+            f"dates as {' or as '.join(column.dates)}? Each fits them all: the first is taken"
         )
     if entry.value is None:
         entry.value = "s"
@@ -301,7 +315,8 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
         score = 0.0
         if _number(column) and column.values:
             if column.two_valued:
-                score = 1.0 + 3.0 * _is(column, LABEL_WORDS) + 1.5 * (place == 0)
+                telling = _is(column, LABEL_WORDS) and not _is(column, NO_LABEL_WORDS)
+                score = 1.0 + 3.0 * telling + 1.5 * (place == 0)
             elif _is(column, LABEL_WORDS) and column.distinct < 50:
                 score = 2.0
             elif _is(column, GRADE_WORDS) and column.distinct <= 50:
@@ -345,6 +360,9 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return _out(column, "no value in the sample")
     if column.seems == "unknown":
         return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
+    if column.is_list and column.seems == "texts" and _have_labels(column):
+        why = "elements end in -0 and -1, as labels do: write a row for each, the label as a column"
+        return _out(column, why)
     if column.seems == "times" or column.dates or _is_since(column):
         return _out(column, "is a time beside the one above; make hours or days of it to use it")
     if column.distinct == 1 and not column.is_list:
@@ -355,7 +373,8 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return _dense(column)
     if column.seems == "numbers" and not (column.whole and _is(column, ID_WORDS)):
         return _dense(column)
-    if column.seems == "texts" and not column.is_list and column.unique:
+    user = _is(column, USER_WORDS)
+    if column.seems == "texts" and not column.is_list and column.unique and not user:
         return _out(column, "another text in each row: a key, or prose")
     if _is_prose(column):
         return _out(column, "long texts: prose?")
@@ -369,6 +388,14 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.unique and not column.is_list and column.ascending:
         return _out(column, "another number in each row, ascending: the number of the row")
     return _sparse(column, survey)
+
+
+def _have_labels(column: ColumnSurvey) -> bool:
+    """Whether texts are ids with labels, as N35729-0 and N55689-1."""
+    if column.seen is None or not pa.types.is_string(column.seen.type):
+        return False
+    ends = pc.utf8_slice_codeunits(column.seen, -2).unique().to_pylist()
+    return {*ends} == {"-0", "-1"}
 
 
 def _is_prose(column: ColumnSurvey) -> bool:

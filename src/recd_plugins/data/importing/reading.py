@@ -31,11 +31,13 @@ __all__ = [
     "Position",
     "blocks",
     "is_within",
+    "json_schema",
     "key_problem",
     "mapped",
     "num_bytes",
     "split_texts",
     "wider",
+    "with_points",
 ]
 
 R = TypeVar("R")
@@ -47,6 +49,8 @@ BATCH_ROWS = 65_536
 """Rows of one block of Parquet."""
 
 NEWLINE, QUOTE = b'\n"'
+CONTROLS = [bytes([one]) for one in range(31, 0, -1) if one not in b"\t\n\r"]
+"""Characters that text hardly has."""
 
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
 """An id with a weight in text."""
@@ -55,6 +59,8 @@ TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 """The forms that times of text may have, beside those of ISO 8601."""
 
 MEND = "Mend this value, or take the line out."
+
+ENCODE = "Say its encoding, as `--encoding latin-1`, or mend the line."
 
 ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #(\d+): (.*)", re.S)
 
@@ -83,6 +89,8 @@ class ColumnTypes:
     may be a country."""
     parted: Mapping[str, str] = field(default_factory=dict)
     """The columns that are lists, with what parts their elements."""
+    decimal_commas: frozenset[str] = frozenset()
+    """The columns of numbers as 3,5."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of lines of JSON that are fields of objects: where each lies, the root first."""
     mixed: frozenset[str] = frozenset()
@@ -122,11 +130,14 @@ def wider(
     read_as: ColumnTypes, column: str, schema: ForeignSchema, file: ForeignFile
 ) -> pa.DataType | None:
     """The type to read a column of text as some of whose values are not of its type; none if there
-    is none: ids and sessions that are hashed may be texts, and other whole numbers fractions."""
+    is none: ids and sessions that are hashed may be texts, and other whole numbers fractions. Of
+    lines of JSON whole numbers may be beyond int64."""
     kind = read_as.types.get(column)
+    hashed = [one.name for one in schema.sparse if one.ids != "as_is"]
+    if file.format == "jsonl" and column in (*hashed, *schema.session_columns):
+        return {pa.int64(): pa.uint64(), pa.list_(pa.int64()): pa.list_(pa.uint64())}.get(kind)
     if file.format != "text" or kind is None or kind == pa.string():
         return None
-    hashed = [one.name for one in schema.sparse if one.ids != "as_is"]
     if column in read_as.parted:
         whole = pa.types.is_integer(kind.value_type) and column in hashed
         return pa.list_(pa.string()) if whole else None
@@ -152,6 +163,22 @@ class Block:
     def where(self) -> str:
         what = "row" if self.file.format == "parquet" else "line"
         return f"{self.file.path}, from {what} {self.first:,} on"
+
+    @property
+    def text(self) -> pa.Buffer:
+        """Its lines in UTF-8."""
+        encoding = self.file.encoding
+        if encoding == "utf-8":
+            return self.content
+        try:
+            return pa.py_buffer(str(self.content, encoding).encode())
+        except UnicodeDecodeError as error:
+            found = bytes(error.object[error.start : error.start + 8])
+            line = self.first + error.object[: error.start].count(b"\n")
+            raise DataError(
+                f"{self.file.path}:{line}: holds bytes that are no {encoding.upper()} ({found!r}). "
+                f"{ENCODE}"
+            ) from None
 
     def rows(self, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
         """The named columns, in this order: those of its folders too, and nulls for those that it
@@ -376,20 +403,21 @@ def _last_line_end(content: bytearray, quotes: bool) -> int:
 
 
 def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
-    file, content = block.file, block.content
+    content, delimiter = _parted_by_one(block)
     types = {name: read_as.types.get(name, pa.string()) for name in columns}
-    read = {name: pa.string() if name in read_as.parted else types[name] for name in columns}
+    spelled = {*read_as.parted, *read_as.decimal_commas}
+    read = {name: pa.string() if name in spelled else types[name] for name in columns}
     more = dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(content),
             # One chunk on one thread: rows are numbered, and quoted line ends harmless.
             pa.csv.ReadOptions(
-                column_names=list(file.names), block_size=content.size + 1, use_threads=False
+                column_names=list(block.file.names), block_size=content.size + 1, use_threads=False
             ),
             pa.csv.ParseOptions(
-                delimiter=file.delimiter,
-                quote_char='"' if file.quotes else False,
+                delimiter=delimiter,
+                quote_char='"' if block.file.quotes else False,
             ),
             pa.csv.ConvertOptions(
                 column_types=read,
@@ -400,13 +428,41 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
             ),
         )
     except pa.ArrowInvalid as error:
-        raise _located(block, str(error)) from None
+        raise _located(block, str(error).replace(delimiter, block.file.delimiter)) from None
     for name in columns if more else ():
         if pa.types.is_string(read[name]):
             nothing = pa.array([*NULLS, *read_as.nulls.get(name, ())])
             texts = pc.if_else(pc.is_in(table[name], value_set=nothing), None, table[name])
             table = table.set_column(columns.index(name), name, texts)
+    for name in read_as.decimal_commas.intersection(columns):
+        if pa.types.is_floating(types[name]):
+            try:
+                numbers = with_points(table[name]).cast(types[name])
+            except pa.ArrowInvalid as error:
+                raise Misfit(f"{block.where}: column {name!r}: {error}. {MEND}", name) from None
+            table = table.set_column(columns.index(name), name, numbers)
     return _with_lists(table, block, columns, read_as)
+
+
+def _parted_by_one(block: Block) -> tuple[pa.Buffer, str]:
+    """The lines, and the character that parts their fields: Arrow takes one, so another that no
+    field has stands for several."""
+    text, delimiter = block.text, block.file.delimiter
+    if len(delimiter) == 1:
+        return text, delimiter
+    content = text.to_pybytes()
+    free = next((one for one in CONTROLS if one not in content), None)
+    if free is None:
+        raise DataError(
+            f"{block.where}: has all control characters, so none can stand for {delimiter!r}. Is "
+            "it text?"
+        )
+    return pa.py_buffer(content.replace(delimiter.encode(), free)), free.decode()
+
+
+def with_points(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers as 3,5 as Arrow spells them."""
+    return pc.utf8_trim_whitespace(pc.replace_substring(texts, ",", "."))
 
 
 def _with_lists(
@@ -437,7 +493,8 @@ def _located(block: Block, message: str) -> DataError:
             f"parts the fields, if {str(block.file)!r} is wrong."
         )
     name = block.file.names[int(column)]
-    return Misfit(f"{where}: column {name!r}: {reason[:200]}. {MEND}", name)
+    cure = ENCODE if "UTF8" in reason else MEND
+    return Misfit(f"{where}: column {name!r}: {reason[:200]}. {cure}", name)
 
 
 def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
@@ -475,25 +532,15 @@ def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
 
 
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
-    content = block.content
     wheres = {name: read_as.nested.get(name, (name,)) for name in columns}
     types = {name: read_as.types.get(name, pa.string()) for name in columns}
     # Arrow reads as times what has neither fractions of seconds nor a zone.
     times = {name: kind for name, kind in types.items() if pa.types.is_timestamp(kind)}
-    kinds = {
-        where: pa.string()
-        if name in read_as.parted or name in times
-        else _element(types[name], where.count(ELEMENTS))
-        for name, where in wheres.items()
-    }
+    texts = dict.fromkeys((*read_as.parted, *times), pa.string())
+    content = block.text
+    types_read = {**types, **texts}
     try:
-        found = pa.json.read_json(
-            pa.BufferReader(content),
-            pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
-            pa.json.ParseOptions(
-                explicit_schema=pa.schema(_fields(kinds)), unexpected_field_behavior="ignore"
-            ),
-        )
+        found = _read_json(content, json_schema(types_read, wheres))
     except pa.ArrowInvalid as error:
         message = str(error)
         at = re.search(r"in row (\d+)", message)
@@ -501,6 +548,13 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         path = re.search(r"Column\(/?([^)]+)\)", message)
         reason = f"{where}: {message}. Mend this line, or take it out."
         if path is None:
+            for name, one in wheres.items():
+                try:
+                    _read_json(content, json_schema(types_read, {name: one}))
+                except pa.ArrowInvalid:
+                    raise Misfit(
+                        f"{block.where}: column {name!r}: {message}. {MEND}", name
+                    ) from None
             raise DataError(reason) from None
         parts = tuple(part for part in path[1].split("/") if part != "[]")
         bare = {
@@ -517,6 +571,14 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     return _with_lists(pa.table(made), block, columns, read_as)
 
 
+def _read_json(content: pa.Buffer, schema: pa.Schema) -> pa.Table:
+    return pa.json.read_json(
+        pa.BufferReader(content),
+        pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
+        pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+
+
 def _moments(texts: pa.ChunkedArray, kind: pa.TimestampType) -> pa.ChunkedArray:
     """Texts of ISO 8601, with a zone or in UTC, as times."""
     try:
@@ -525,6 +587,14 @@ def _moments(texts: pa.ChunkedArray, kind: pa.TimestampType) -> pa.ChunkedArray:
         if pc.any(pc.match_substring_regex(texts, r"(Z|[+-]\d\d:?\d\d)$")).as_py():
             return texts.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
         raise
+
+
+def json_schema(
+    types: Mapping[str, pa.DataType], wheres: Mapping[str, tuple[str, ...]]
+) -> pa.Schema:
+    """The schema of objects that have columns of these types, by where each of them lies."""
+    kinds = {where: _element(types[name], where.count(ELEMENTS)) for name, where in wheres.items()}
+    return pa.schema(_fields(kinds))
 
 
 def _element(kind: pa.DataType, depth: int) -> pa.DataType:

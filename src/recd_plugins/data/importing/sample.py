@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.parquet as pq
 
@@ -20,6 +21,7 @@ from recd_plugins.data.importing.reading import (
     ColumnTypes,
     blocks,
     is_within,
+    json_schema,
     num_bytes,
 )
 from recd_plugins.errors import DataError
@@ -289,7 +291,7 @@ def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:
 
     def as_one(names: Collection[str]) -> pa.Table:
         each = [part.select([one for one in part.column_names if one in names]) for part in parts]
-        return pa.concat_tables(each, promote_options="permissive")
+        return _as_one(each)
 
     names = dict.fromkeys(name for part in parts for name in part.column_names)
     try:
@@ -303,15 +305,35 @@ def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:
         return as_one([name for name in names if name not in keys.mixed])
 
 
+def _as_one(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all, each column in the narrowest type that holds it; `ArrowException` where
+    there is none."""
+    unsigned = {
+        one.name: one.type for table in tables for one in table.schema
+        if one.type in (pa.uint64(), pa.list_(pa.uint64()))
+    }  # fmt: skip
+    return pa.concat_tables([_cast(one, unsigned) for one in tables], promote_options="permissive")
+
+
+def _cast(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
+    """The table, its integers of these columns as these types."""
+    if types.keys().isdisjoint(table.column_names):
+        return table
+    integers = (pa.int64(), pa.list_(pa.int64()))
+    return table.cast(
+        pa.schema(
+            (one.name, types.get(one.name, one.type) if one.type in integers else one.type)
+            for one in table.schema
+        )
+    )
+
+
 def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
     """Lines of JSON, the fields of their objects as columns; a key of several types is left out."""
-    content, before = block.content, list[str]()
+    content, before = block.text, list[str]()
     while True:
         try:
-            rows = pa.json.read_json(
-                pa.BufferReader(content),
-                pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
-            )
+            rows = _read_json(content)
             break
         except pa.ArrowInvalid as error:
             changed = CHANGED.search(str(error))
@@ -326,10 +348,39 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
             content = _without_key(block, content, path)
     fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
     keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
-    rows = _of_fields(rows, fields)
+    rows = _with_unsigned(content, _of_fields(rows, fields), fields)
     for at, field_ in enumerate(rows.schema):
         if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
             rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
+    return rows
+
+
+def _read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
+    return pa.json.read_json(
+        pa.BufferReader(content),
+        pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
+        pa.json.ParseOptions(explicit_schema=schema),
+    )
+
+
+def _with_unsigned(
+    content: pa.Buffer, rows: pa.Table, fields: Mapping[str, tuple[str, ...]]
+) -> pa.Table:
+    """The columns, those of whole numbers beyond int64 as uint64: Arrow takes them for floats, of
+    which several would be one."""
+    for at, field_ in enumerate(rows.schema):
+        kind = pa.list_(pa.uint64()) if is_list(field_.type) else pa.uint64()
+        values = rows[at]
+        while is_list(values.type):
+            values = pc.list_flatten(values)
+        if not pa.types.is_floating(values.type) or (pc.max(values).as_py() or 0) < 2.0**63:
+            continue
+        where = {field_.name: fields[field_.name]}
+        try:
+            found = _read_json(content, json_schema({field_.name: kind}, where))
+        except pa.ArrowInvalid:
+            continue  # some have fractions, a sign, or more digits
+        rows = rows.set_column(at, field_.name, _of_fields(found, where)[0])
     return rows
 
 
@@ -368,7 +419,7 @@ def _common_types(
         having = [part for part in parts if name in part or not part.late]
         try:
             each = [part.column(name) for part in having]
-            column = pa.concat_tables(each, promote_options="permissive")[name]
+            column = _as_one(each)[name]
         except pa.ArrowException:
             if wanted and name not in wanted:
                 continue  # files may differ in what the schema does not name

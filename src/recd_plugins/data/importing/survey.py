@@ -16,7 +16,12 @@ from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import are_texts, is_list
 from recd_plugins.data.foreign import TextDates
 from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
-from recd_plugins.data.importing.reading import TIME_FORMS, ColumnTypes, split_texts
+from recd_plugins.data.importing.reading import (
+    TIME_FORMS,
+    ColumnTypes,
+    split_texts,
+    with_points,
+)
 from recd_plugins.data.importing.sample import Sample, sample, undressed
 
 __all__ = ["ColumnSurvey", "Seems", "Survey", "survey"]
@@ -25,6 +30,15 @@ BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 SEPARATORS = ("|", ";", ",", " ")
 SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
 """An id with a weight in text, as 3:0.5."""
+DECIMAL = r"^-?(0|[1-9]\d{0,17})?(,\d+)?([eE][-+]?\d+)?$"
+"""A number with a decimal comma, or a whole one."""
+NO_LIST = r",0(\d|\d{3,})$"
+"""The end of 3,05 or of 3,0125: neither two ids nor thousands."""
+CODE = r"[\w.-]*\d[\w.-]*"
+"""An id with a digit, as N55189."""
+CODES = rf"^({CODE}( {CODE})*)?$"
+FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
+"""Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
 EXAMPLES = 3
 
 Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
@@ -107,6 +121,10 @@ def survey(
                 f"were looked at lack it): `recd data import --absent {name}`, or `absent` of the "
                 "dataset, takes nulls for it there"
             )
+    doubts += [
+        f"{name!r}: its commas are taken for decimal points"
+        for name in sorted(read_as.decimal_commas)
+    ]
     twice = dict.fromkeys(name for file in files for name in file.renamed)
     doubts += [
         f"several columns are called {name!r}: all but the first got a number" for name in twice
@@ -127,13 +145,15 @@ def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray]
     columns: dict[str, pa.ChunkedArray] = {}
     types: dict[str, pa.DataType] = {}
     parted: dict[str, str] = {}
+    commas: set[str] = set()
     nulls: dict[str, tuple[str, ...]] = {}
     names = dict.fromkeys((*file.names, *found.columns))
     for name in (one for one in names if one in found.columns):
         column = found.columns[name]
         own = name not in file.partitions
         if own and file.format != "parquet" and pa.types.is_string(column.type):
-            separator = " " if name in file.lists else _separator(column)
+            decimals = file.format == "text" and _has_decimal_commas(column, file.delimiter)
+            separator = " " if name in file.lists else "" if decimals else _separator(column)
             if scored := _scored_separator(column):
                 parted[name] = scored
                 column = _scored_lists(column, scored)
@@ -141,7 +161,9 @@ def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray]
                 parted[name] = separator
                 column = _lists(column, separator)
             elif file.format == "text":
-                column, spelled = _numbers_or_times(column)
+                column, spelled = _numbers_or_times(with_points(column) if decimals else column)
+                if decimals:
+                    commas.add(name)
                 if spelled:
                     nulls[name] = tuple(spelled)
             else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
@@ -152,6 +174,7 @@ def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray]
         types=types,
         nulls=nulls,
         parted=parted,
+        decimal_commas=frozenset(commas),
         nested=found.keys.nested,
         mixed=frozenset(found.keys.mixed),
     )
@@ -174,6 +197,17 @@ def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence
         if found is not None:
             return found, also
     return texts, ()
+
+
+def _has_decimal_commas(texts: pa.ChunkedArray, delimiter: str) -> bool:
+    """Whether texts are numbers as 3,5: semicolons part fields, or some can be nothing else."""
+    present = pc.utf8_trim_whitespace(texts.drop_null())
+    present = present.filter(pc.invert(pc.is_in(present, pa.array(MORE_NULLS))))
+    return bool(
+        pc.any(pc.match_substring(present, ",")).as_py()
+        and _all_match(present, DECIMAL)
+        and (delimiter == ";" or pc.any(pc.match_substring_regex(present, NO_LIST)).as_py())
+    )
 
 
 def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
@@ -219,7 +253,7 @@ def _separator(texts: pa.ChunkedArray) -> str:
     present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
     if not len(present):
         return ""
-    brackets = _all_match(present, r"^\[.*\]$")
+    brackets = _all_match(present, r"^\[[^{}]*\]$")  # of JSON objects it is no list
     bare = pc.utf8_trim(present, "[]") if brackets else present
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
@@ -231,6 +265,8 @@ def _separator(texts: pa.ChunkedArray) -> str:
         pattern = f"^({element}({escaped}{element})*)?$"
         if several >= 0.2 and _all_match(bare, pattern):
             return separator
+    if not brackets and _all_match(bare, CODES):
+        return " " if pc.any(pc.match_substring_regex(bare, FOUR_CODES)).as_py() else ""
     return "," if brackets else ""
 
 

@@ -143,7 +143,9 @@ class TableImport:
         if kind is None:
             return None
         self._read_as = self._read_as.having(column, kind)
-        return "numbers with fractions" if pa.types.is_floating(kind) else "text"
+        if pa.types.is_floating(kind):
+            return "numbers with fractions"
+        return "text" if self._files[0].format == "text" else "integers without a sign"
 
     def _check(self) -> None:
         self._folder.check_free()
@@ -268,6 +270,7 @@ class TableImport:
         made += [dict(self._read_as.nulls), dict(self._read_as.parted)]
         made += [self._least_count, self._others]
         made += [self._absent] if self._absent else []
+        made += [sorted(self._read_as.decimal_commas), *sorted({str(one) for one in self._files})]
         return sha256(json.dumps(made).encode()).hexdigest()
 
     # Passes before the rows are written

@@ -1,0 +1,40 @@
+"""Value tests: the names of files that a run pins, whichever files are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.pins import check_pins, write_pins
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+
+def test_a_file_that_came_later_to_one_of_several_globs_is_named(tmp_path: Path) -> None:
+    schema = ForeignSchema(session_id=None, timestamp=None)
+
+    def tables() -> Tables:
+        globs = [tmp_path / "log" / "a" / "*" / "p.parquet", tmp_path / "log" / "*" / "q.parquet"]
+        table = Table.open(globs, schema)
+        return Tables(train=table, test=table)
+
+    def written(*parts: str) -> None:
+        path = tmp_path.joinpath("log", *parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"label": [0, 1]}), path)
+
+    written("a", "1", "p.parquet")
+    written("a", "q.parquet")
+    write_pins(tmp_path, tables())
+    check_pins(tmp_path, tables())
+    pinned = json.loads((tmp_path / "pins.json").read_text())["train"]["files"]
+    assert [*pinned] == ["a/1/p.parquet", "a/q.parquet"]
+    written("b", "q.parquet")
+    with pytest.raises(DataError, match=r"log/b/q\.parquet: was not there when the run began"):
+        check_pins(tmp_path, tables())

@@ -1,0 +1,249 @@
+"""Value tests: files in the layouts of public datasets are imported, and hold what plain Python
+reads of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from strangers_files import text
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.conform.dates import text_dates
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.values import hashes, integers
+from recd_plugins.data.importing import reading
+from recd_plugins.data.importing import sample as samples
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+
+def recd(*words: object, fails: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == fails, result.output
+    return result.output
+
+
+def imported(path: Path, *options: str, **changes: Any) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows that an import makes by the schema that is proposed, with these changes."""
+    shown = CliRunner().invoke(app, ["data", "schema", str(path), "--json", *options])
+    assert shown.exit_code == 0, shown.output
+    found: dict[str, Any] = json.loads(shown.stdout)
+    schema = text(path.with_suffix(".yaml"), json.dumps(found["schema"] | changes))
+    assert "no problem" in recd("data", "check", path, "--schema", schema, *options)
+    recd("data", "import", path, path.with_suffix(""), "--schema", schema, *options)
+    table = Table.open(path.with_suffix(""))
+    return pa.concat_tables(table.read(stripe) for stripe in table.stripes), found
+
+
+def values_of(table: Path, feature: str) -> list[str]:
+    """The values whose ids a vocabulary has, behind the one id that the others share."""
+    rows = pq.read_table(table / "vocabularies" / f"{feature}.parquet")
+    return ["", *rows["value"].to_pylist()]
+
+
+def test_movielens_1m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two colons part its fields, and its titles are in Latin-1."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4_000)
+    titles = ["Misérables, Les (1995)", "Cité des enfants perdus, La (1995)", 'Say "Ah": 2 (1999)']
+    movies = [
+        f"{one}::{titles[one % 3]}::{('Drama|Animation', 'Comedy')[one % 2]}"
+        for one in range(1, 301)
+    ]
+    path = text(tmp_path / "movies.dat", ("\n".join(movies) + "\n").encode("latin-1"))
+    told = recd("data", "schema", path, fails=2)
+    assert "movies.dat:1: holds bytes that are no UTF-8" in told
+    assert "`--encoding`: as latin-1 they would read '1::Cité des" in told
+    label = {"label": "column_1", "labels": [{"name": "column_1", "kind": "regression"}]}
+    sparse = [
+        {"name": name, "num_ids": 99, "ids": "vocabulary"} for name in ("column_2", "column_3")
+    ]
+    rows, found = imported(
+        path, "--encoding", "latin-1", **label, timestamp=None, dense=[], sparse=sparse
+    )
+    assert found["files"][0]["is"] == "text parted by '::', no header, latin-1"
+    lines = [one.split("::") for one in path.read_bytes().decode("latin-1").splitlines()]
+    known = values_of(tmp_path / "movies", "column_2")
+    assert [[known[id_] for id_ in ids] for ids in rows["column_2"].to_pylist()] == [
+        [line[1]] for line in lines
+    ]
+    known = values_of(tmp_path / "movies", "column_3")
+    assert [[known[id_] for id_ in ids] for ids in rows["column_3"].to_pylist()] == [
+        line[2].split("|") for line in lines
+    ]
+    cut = text(tmp_path / "cut.dat", b"1::2::3\n" * 40 + b"1::2\n" + b"1::2::3\n" * 40)
+    told = recd("data", "import", cut, tmp_path / "cut", fails=2)
+    assert "cut.dat:41: Expected 3 columns, got 2: 1::2." in told
+
+
+def test_an_encoding_that_is_none_is_refused_and_one_that_is_late_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = text(tmp_path / "a.csv", "label,item\n" + "1,x\n0,y\n" * 200 + "1,caf\u00e9\n")
+    for odd in ("utf-16", "utf-7", "hex", "cp037", "no such", ""):
+        told = recd("data", "schema", path, "--encoding", odd, fails=2)
+        assert "in which ASCII keeps its bytes" in told
+    told = recd("data", "schema", path, "--encoding", "ascii", fails=2)
+    assert "a.csv:402: holds bytes that are no ASCII" in told
+    late = text(tmp_path / "b.csv", path.read_text().encode("latin-1"))
+    monkeypatch.setattr("recd_plugins.data.importing.formats.HEAD_BYTES", 100)
+    monkeypatch.setattr(samples, "FIRST_BYTES", 100)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 8)
+    schema: dict[str, Any] = {"session_id": None, "timestamp": None}
+    schema["sparse"] = [{"name": "item", "num_ids": 9, "ids": "vocabulary"}]
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    told = recd("data", "import", late, tmp_path / "no", "--schema", file, fails=2)
+    assert "b.csv:402: column 'item'" in told
+    assert "Say its encoding, as `--encoding latin-1`" in told
+    recd("data", "import", late, tmp_path / "t", "--schema", file, "--encoding", "latin-1")
+    assert values_of(tmp_path / "t", "item")[3] == "caf\u00e9"
+    told = recd("data", "import", late, tmp_path / "no", "--schema", file, "--encoding", "ascii",
+                fails=2)  # fmt: skip
+    assert "b.csv:402: holds bytes that are no ASCII (b'\\xe9\\n')" in told
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    """As spreadsheets of half of Europe write them: no list of two ids, and nothing is nothing."""
+    lines = [
+        f"{one % 2};{f'{one / 4:.2f}'.replace('.', ',') if one % 9 else 'NA'};{one % 50},{one % 4}"
+        f";{one % 30}.5;{one % 7},{one % 5},{one % 3}"
+        for one in range(200)
+    ]
+    path = text(tmp_path / "c.csv", "label;price;share;height;seen\n" + "\n".join(lines) + "\n")
+    rows, found = imported(path)
+    doubts = [one for one in found["doubts"] if "decimal points" in one]
+    assert doubts == [
+        f"{name!r}: its commas are taken for decimal points" for name in ("price", "share")
+    ]
+    prices = np.array([one / 4 if one % 9 else 0 for one in range(200)], np.float32)
+    np.testing.assert_array_equal(rows["price"], prices)
+    shares = [f"{one % 50}.{one % 4}" for one in range(200)]
+    np.testing.assert_array_equal(rows["share"], np.array(shares, np.float32))
+    np.testing.assert_array_equal(rows["height"], [one % 30 + 0.5 for one in range(200)])
+    assert [len(one) for one in rows["seen"].to_pylist()] == [3] * 200
+    tabs = [f"{one % 2}\t{one % 9},{one % 90:02}\t{one % 9},{one % 90}" for one in range(200)]
+    path = text(tmp_path / "d.tsv", "label\tprice\tseen\n" + "\n".join(tabs) + "\n")
+    rows, _ = imported(path)
+    prices = np.array([f"{one % 9}.{one % 90:02}" for one in range(200)], np.float32)
+    np.testing.assert_array_equal(rows["price"], prices)
+    assert [len(one) for one in rows["seen"].to_pylist()] == [2] * 200
+    wrong = text(path, path.read_text().replace("8,89\t", "x\t"))
+    told = recd("data", "import", wrong, tmp_path / "no", "--schema", path.with_suffix(".yaml"),
+                fails=2)  # fmt: skip
+    assert "column 'price'" in told
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%y", "%m/%d/%y %H:%M", "%y-%m-%d", "%d.%m.%y %H:%M:%S"])
+def test_years_of_two_digits(tmp_path: Path, form: str) -> None:
+    """Where several orders fit, the one by which all lie near each other."""
+    days = [datetime(2024, 3, 1 + one % 12, tzinfo=UTC) for one in range(200)]
+    days = [day + timedelta(hours=3) if "%H" in form else day for day in days]
+    lines = [f"{one % 2},{day.strftime(form)},{one % 7}" for one, day in enumerate(days)]
+    path = text(tmp_path / "c.csv", "label,day,item\n" + "\n".join(lines) + "\n")
+    rows, found = imported(path)
+    assert rows["day"].to_pylist() == [int(day.timestamp()) * 1_000 for day in days]
+    assert any("Each fits them all: the first is taken" in one for one in found["doubts"])
+
+
+def test_versions_are_no_dates_and_years_are_of_a_century() -> None:
+    assert text_dates(pa.array(["4.10.12", "4.9.15"])) == ()
+    assert text_dates(pa.array(["24.12.23", "31.01.24"])) == ("dd/mm/yy", "yy/mm/dd")
+    assert text_dates(pa.array(["01/02/70"])) == ()  # 1970
+
+
+def test_ids_of_64_bits_without_a_sign_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stays itself, in objects and lists, and in places that the sample did not show."""
+    monkeypatch.setattr(samples, "FIRST_BYTES", 4_000)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 1_000)
+    ids = [2**64 - 1 - one % 90 for one in range(3_000)]
+    rows = [
+        {
+            "label": one % 2,
+            "item": id_,
+            "user": {"hash": id_ - 1 if one % 2 else one % 90},
+            "seen": [id_, 7][: one % 3],
+            "shown": [{"ad": id_ - 2}],
+            "late": 2**63 + 5 if one == 1_501 else one % 50,
+            "session": id_ - one % 40,
+            "ratio": 1e30 * one,
+        }
+        for one, id_ in enumerate(ids)
+    ]
+    path = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    names = ("item", "user.hash", "seen", "shown.ad", "late")
+    sparse = [
+        {"name": name, "num_ids": 1 << 20, "ids": "hash", "table": name.replace(".", "_")}
+        for name in names
+    ]
+    made, found = imported(path, sparse=sparse, dense=[])
+    assert found["schema"]["session_id"] == "session"
+    proposed = {one["name"]: one for one in found["schema"]["sparse"]}
+    assert {*names} - {"late"} <= {*proposed}
+    wanted = [
+        ids,
+        [row["user"]["hash"] for row in rows],
+        [id_ for row in rows for id_ in row["seen"]],
+        [id_ - 2 for id_ in ids],
+        [row["late"] for row in rows],
+    ]
+    for name, values in zip(names, wanted, strict=True):
+        hashed = hashes(pa.array(values, pa.uint64()), Spot("", "")) % np.uint64(1 << 20)
+        assert pa.compute.list_flatten(made[name]).to_pylist() == hashed.tolist(), name
+    sessions = np.array([row["session"] for row in rows], np.uint64).view(np.int64)
+    np.testing.assert_array_equal(made["session"], sessions)
+
+
+def test_integers_that_no_float_holds_are_named_and_decimals_hold_them() -> None:
+    spot = Spot("a file", "item")
+    with pytest.raises(DataError, match=r"1\.8e\+19, beyond 2\^53, where floats skip integers"):
+        integers(pa.array([1.8e19]), spot)
+    some = pa.array([2**64 - 1, 5], pa.decimal128(20, 0))
+    assert integers(some, spot).tolist() == [2**64 - 1, 5]
+    with pytest.raises(DataError, match="is no integer of 64 bits"):
+        integers(pa.array([2**64 - 1, -5], pa.decimal128(20, 0)), spot)
+
+
+def test_mind(tmp_path: Path) -> None:
+    """Ids between blanks are a history; those that have labels are no feature."""
+    lines = [
+        f"{one}\tU{one % 90}\t11/{1 + one % 28}/2019 9:05:58 AM\t"
+        + " ".join(f"N{(one + each) % 70}" for each in range(one % 9))
+        + "\t"
+        + " ".join(f"N{one % 70}-{each % 2}" for each in range(2 + one % 5))
+        + f"\tSW{one % 9}A 1AA\n"
+        for one in range(300)
+    ]
+    path = text(tmp_path / "behaviors.tsv", "".join(lines))
+    schema = recd("data", "schema", path)
+    assert "column_5: elements end in -0 and -1, as labels do: write a row for each" in schema
+    label = {"labels": [{"name": "column_1", "kind": "regression"}]}
+    rows, found = imported(path, **label, dense=[])
+    features = {one["name"]: one.get("sequence", False) for one in found["schema"]["sparse"]}
+    assert (features["column_4"], features["column_6"]) == (True, False)
+    known = values_of(tmp_path / "behaviors", "column_4")
+    assert [[known[id_] for id_ in ids] for ids in rows["column_4"].to_pylist()] == [
+        line.split("\t")[3].split() for line in lines
+    ]
+
+
+def test_quotes_within_fields_that_tabs_part_are_characters(tmp_path: Path) -> None:
+    titles = ['"Heroes"', '12" Mix', '"Weird Al" Yankovic', '"Unclosed', "plain"]
+    lines = [f"{one % 2}\t{titles[one % 5]}\t{one % 7}" for one in range(200)]
+    path = text(tmp_path / "plays.tsv", "label\ttitle\titem\n" + "\n".join(lines) + "\n")
+    rows, _ = imported(path)
+    known = values_of(tmp_path / "plays", "title")
+    assert [known[id_] for (id_,) in rows["title"].to_pylist()] == titles * 40
+
+
+def test_dicts_of_python_are_named(tmp_path: Path) -> None:
+    path = text(tmp_path / "meta.json", "{'asin': '1', 'title': \"it's\"}\n")
+    assert "write json.dumps(ast.literal_eval(line))" in recd("data", "schema", path, fails=2)
