@@ -14,6 +14,7 @@ from recd_plugins.planning import measured_topology
 from recd_plugins.planning.measured_topology import fit_link, measure_topology
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 
 pytestmark = pytest.mark.slow
 
@@ -99,10 +100,13 @@ def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:
 def test_the_command_saves_a_topology(tmp_path: Path) -> None:
     save = tmp_path / "here.yaml"
     run = ["topology", "measure", "--ranks", "1", "--device", "cpu", "--rounds", "1"]
+    on_disk = file_system(tmp_path) not in IN_MEMORY
     run += ["--save", str(save), "--json"]
+    run += ["--mapped-folder", str(tmp_path)] if on_disk else []
     done = run_module("recd_plugins", *run, folder=tmp_path)
     assert done.code == 0, done.err
     values = json.loads(done.out)
     found = load_topology(save, "topology")
     assert values["gather_gbps"] == found.gather_gbps
     assert found.a2a_global is None  # one rank exchanges nothing
+    assert (found.mapped_ns is not None) == on_disk

@@ -380,7 +380,8 @@ def _to_measure(
     if best.mapped and topology.mapped_ns is None:
         yield (
             f"the disk, for {listed(best.mapped, kind='table')}: what a row of a mapped file takes "
-            "is taken from another disk; set topology.mapped_ns to what it takes here"
+            "is taken from another disk: `recd topology measure --mapped-folder FOLDER` finds what "
+            "it takes on the disk of that folder"
         )
     if not best.step.compute.measured:
         yield (

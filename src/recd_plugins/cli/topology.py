@@ -36,6 +36,13 @@ Rounds = Annotated[
     int | None,
     typer.Option("--rounds", min=1, help="How often each call is timed; by default 12 times."),
 ]
+MappedFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--mapped-folder",
+        help="A folder on the disk of mapped files: what a row of them takes is measured, too.",
+    ),
+]
 Save = Annotated[
     Path, typer.Option("--save", help="The file that `topology:` in registry.yaml may name.")
 ]
@@ -47,6 +54,7 @@ def measure(
     ranks_per_node: RanksPerNode = None,
     device: Device = "auto",
     rounds: Rounds = None,
+    mapped_folder: MappedFolder = None,
     save: Save = Path("topology.yaml"),
     debug: Debug = False,
     as_json: AsJson = False,
@@ -71,12 +79,13 @@ def measure(
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})
         if "RANK" in os.environ:
-            _be_a_rank(stack, save, rounds)
+            _be_a_rank(stack, save, rounds, mapped_folder)
             return
         command = ["recd_plugins", "topology", "measure", "--save", str(save)]
         command += ["--device", device, "--ranks", str(ranks)]
         command += [] if ranks_per_node is None else ["--ranks-per-node", str(ranks_per_node)]
         command += [] if rounds is None else ["--rounds", str(rounds)]
+        command += [] if mapped_folder is None else ["--mapped-folder", str(mapped_folder)]
         command += ["--debug"] if debug else []
         found = _lead(stack, command, save, server, quiet=as_json)
     print(json.dumps(found) if as_json else save.read_text() + str(save))
@@ -98,7 +107,7 @@ def _lead(
     return dataclasses.asdict(load_topology(save, "topology"))
 
 
-def _be_a_rank(stack: Stack, save: Path, rounds: int | None) -> None:
+def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path | None) -> None:
     import torch.distributed as dist
 
     from recd_plugins.launch.environment import die_with_parent
@@ -120,6 +129,13 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None) -> None:
                     f"{name}: {link.gbps:.3g} GB/s, {link.latency_ms:.3g} ms; {took:.1f} s so far"
                 )
 
-        found = measure_topology(world, device, topology=known, rounds=rounds or ROUNDS, met=met)
+        found = measure_topology(
+            world,
+            device,
+            topology=known,
+            rounds=rounds or ROUNDS,
+            met=met,
+            mapped_folder=mapped_folder,
+        )
         if dist.get_rank() == 0:
             save_topology(found, save)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.compat.rows_kernel import rows_kernel
+from recd_plugins.errors import CapabilityError, RecdError
+from recd_plugins.planning.measured_disk import mapped_row_ns
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
 __all__ = ["ROUNDS", "fit_link", "measure_topology", "own_group"]
@@ -53,13 +57,15 @@ def measure_topology(
     largest: int = 1 << 28,
     rounds: int = ROUNDS,
     met: Callable[[str, Link], None] | None = None,
+    mapped_folder: Path | None = None,
 ) -> Topology:
     """Measure a group's collectives across and inside nodes, and a rank's memory, all at once.
 
     Every rank must call it, and gets the same answer: the slowest rank's. Nodes are those of
     `topology`, by default the launcher's; what it says beside is kept where nothing is measured.
     Payloads grow up to `largest` bytes, or until a call takes long enough; each call is timed
-    `rounds` times, and the middle half counts. `met` hears of each link as it is measured.
+    `rounds` times, and the middle half counts. `met` hears of each link as it is measured. The disk
+    is measured where each rank has a `mapped_folder` for mapped files.
     """
     world, timer = group.size(), Timer(group, device, rounds)
     known = topology or Topology()
@@ -77,6 +83,8 @@ def measure_topology(
         "ar_cross": (across if world > w else None, _all_reduce),
     }
     found: dict[str, Any] = {}
+    if mapped_folder is not None:
+        found["mapped_ns"] = _disk(timer, mapped_folder)
     work = gathering(group, device, BETWEEN)
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
@@ -131,6 +139,26 @@ def _measured(
         if payload >= largest or (payload > SMALL and took > LONG_ENOUGH):
             return fit_link(seconds)
         payload *= GROWTH
+
+
+def _disk(timer: Timer, folder: Path) -> float:
+    """Nanoseconds of a row in a mapped file, as the slowest of all ranks finds them together; where
+    one finds none, all end."""
+    failure = None
+    dist.barrier(timer.group)
+    try:
+        took = mapped_row_ns(folder)
+    except RecdError as error:
+        failure, took = error, math.inf
+    slowest = timer.slowest(took)
+    if failure is not None:
+        raise failure
+    if math.isinf(slowest):
+        raise CapabilityError(
+            f"{folder}: another rank cannot measure the disk there, and says why. Name a folder "
+            "that every machine has on a disk."
+        )
+    return slowest
 
 
 def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) -> float:
@@ -355,9 +383,13 @@ class Timer:
             call()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        slowest = torch.tensor((time.perf_counter() - begun) / again, device=self.device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
-        return float(slowest)
+        return self.slowest((time.perf_counter() - begun) / again)
+
+    def slowest(self, took: float) -> float:
+        """What it took the rank that it took the longest."""
+        found = torch.tensor(took, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return float(found)
 
 
 def middle(taken: Sequence[float]) -> float:

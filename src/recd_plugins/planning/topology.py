@@ -93,8 +93,9 @@ class Topology(Config):
     take."""
     mapped_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds that each different row of a step takes longer in a mapped file than in memory:
-    the disk reads and writes its page, and that of its optimizer state. By default 20,000, as
-    `python -m benchmarks.scars` found it on its disk."""
+    the disk reads and writes its page, and that of its optimizer state. `recd topology measure
+    --mapped-folder` finds it; by default 20,000, as `python -m benchmarks.scars` found it on its
+    disk."""
     scattered: Annotated[float, Range(ge=1)] | None = None
     """The time that a reduce-scatter and an all-gather of a payload take together, over an
     all-reduce of it: 1.5 with gloo, which reduces all of it on every rank; by default 1."""
