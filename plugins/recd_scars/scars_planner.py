@@ -133,7 +133,11 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def chooses_homes(self) -> bool:
         """Where the tables are at home in memory, the sharding slot's planner says it."""
         chooses = self._policy is not None and self._policy.chooses_homes
-        return chooses and self._config.home == "memory"
+        return chooses and self.homes_by_table
+
+    @property
+    def homes_by_table(self) -> bool:
+        return self._config.home == "memory"
 
     def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """Hot and normal batches of the same samples."""

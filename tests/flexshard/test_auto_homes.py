@@ -28,6 +28,7 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
@@ -145,6 +146,38 @@ def test_where_no_table_may_leave_it_does_not_advise_what_is_set_already() -> No
         assert "goal: auto" not in str(caught.value)
 
 
+def test_a_saved_plan_has_its_homes(tmp_path: Path) -> None:
+    first, path = planner(FlexShardConfig(budget_gb=1e-4)), tmp_path / "plan.arrow"
+    little = Topology(**SLOW, host_memory_gb=ROOM_FOR_ITEMS)
+    wanted = first.propose(model(), little, 2)
+    assert first.tier_plan is not None
+    first.tier_plan.save(path)
+    made = planner(FlexShardConfig(plan=path))
+    assert made.propose(model(), little, 2).plan == wanted.plan
+    assert made.tier_plan == first.tier_plan
+    assert made.mapped == first.mapped == ("word", "page")
+    assert "in mapped files: word, page" in made.explain()
+    made.propose(model(), Topology(**SLOW), 2)  # where memory would have room for all
+    assert made.mapped == ("word", "page")
+    for options, on, says in (
+        ({"tables": ("page",)}, little, "a table 'word' in mapped files, but the model has none"),
+        ({}, dataclasses.replace(little, device="cuda"), "which are for the CPU, but the tables"),
+    ):
+        with pytest.raises(CapabilityError, match=f"sharding.plan: .*{says}"):
+            planner(FlexShardConfig(plan=path, **options)).propose(model(), on, 2)  # type: ignore[arg-type]
+    with pytest.raises(CapabilityError, match="do not fit on 2 ranks"):
+        made.propose(model(), Topology(**SLOW, host_memory_gb=1e-6), 2)
+
+
+def test_a_saved_plan_may_be_of_homes_alone(tmp_path: Path) -> None:
+    path = tmp_path / "plan.arrow"
+    TierPlan(tables={}, n_nodes=1, ranks_per_node=2, mapped=("word",)).save(path)
+    made = planner(FlexShardConfig(plan=path))
+    made.propose(model(), Topology(**FAST, host_memory_gb=ROOM_FOR_PAGES), 2)
+    assert made.mapped == ("word",)
+    assert made.tier_plan is None
+
+
 class Two(nn.Module):
     """Pages, and words of fewer rows, in one collection."""
 
@@ -212,10 +245,12 @@ def test_rows_of_mapped_files_are_the_first_to_get_replicas() -> None:
 
 @dataclass(frozen=True)
 class Auto:
-    """What the planner chooses where there is room for the items alone."""
+    """What the planner chooses where there is room for the items alone; where it is `saved`, as a
+    planner has it again that is given the file."""
 
     folder: Path
     slow: bool
+    saved: bool = False
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         made = planner(FlexShardConfig(budget_gb=1e-4), optimizer, self.folder)
@@ -227,12 +262,25 @@ class Auto:
         if made.tier_plan is not None:
             replicas = {name: len(one.replicated) for name, one in made.tier_plan.tables.items()}
         assert bool(replicas.get("page")) == self.slow
+        if self.saved:
+            file = self.folder / "plan.arrow"
+            if dist.get_rank() == 0:
+                assert made.tier_plan is not None
+                made.tier_plan.save(file)
+            dist.barrier()
+            made = planner(FlexShardConfig(plan=file), optimizer, self.folder)
+            plan = made.plan(model, on, dist.group.WORLD)
+            assert made.mapped == ("word", "page")
         return Arranged(model, plan, made.sharders())
 
 
-@pytest.mark.parametrize("slow", [True, False], ids=["behind tiers", "as TorchRec has them"])
+@pytest.mark.parametrize(
+    ("slow", "saved"),
+    [(True, False), (True, True), (False, False)],
+    ids=["behind tiers", "by a saved plan", "as TorchRec has them"],
+)
 def test_tables_that_left_memory_train_as_plain_torchrec(
-    gloo_pool: GlooPool, tmp_path: Path, slow: bool
+    gloo_pool: GlooPool, tmp_path: Path, slow: bool, saved: bool
 ) -> None:
     if (kind := file_system(tmp_path)) in IN_MEMORY:
         pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
@@ -241,8 +289,8 @@ def test_tables_that_left_memory_train_as_plain_torchrec(
         gloo_pool,
         partial(model),
         batches,
-        arrange=Auto(tmp_path, slow),
+        arrange=Auto(tmp_path, slow, saved),
         reference=BySharding("table_wise"),
-        tables=["sgd", "rowwise_adagrad"] if slow else ["sgd"],
+        tables=["sgd", "rowwise_adagrad"] if slow and not saved else ["sgd"],
     )
     assert list((tmp_path / "mapped").iterdir()) == []

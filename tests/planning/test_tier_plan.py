@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan, plan_changes
+from recd_plugins.planning.arrow_file import write_arrow
+from recd_plugins.planning.tier_plan import METADATA_KEY, TablePlan, TierPlan, plan_changes
 from recd_plugins.planning.topology import Cluster
 
 
@@ -27,6 +30,7 @@ def plan() -> TierPlan:
         },
         n_nodes=2,
         ranks_per_node=3,
+        mapped=("b",),
     )
 
 
@@ -37,6 +41,24 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
     assert loaded.world_size == 6
     assert loaded.tables["a"].replicated.tolist() == [5, 1]  # in its order
     assert not list((tmp_path / "deep").glob("*.part"))
+
+
+def test_a_plan_of_before_homes_has_all_tables_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "plan.arrow"
+    plan().save(path)
+    with pa.OSFile(str(path), "rb") as file:
+        table = pa.ipc.open_file(file).read_all()
+    write_arrow(
+        path, table.replace_schema_metadata({METADATA_KEY: b'{"n_nodes": 2, "ranks_per_node": 3}'})
+    )
+    assert TierPlan.load(path) == dataclasses.replace(plan(), mapped=())
+
+
+def test_homes_alone_are_a_plan(tmp_path: Path) -> None:
+    homes = TierPlan(tables={}, n_nodes=1, ranks_per_node=2, mapped=("a", "b"))
+    homes.save(tmp_path / "plan.arrow")
+    assert TierPlan.load(tmp_path / "plan.arrow") == homes
+    assert homes.in_words().endswith("in mapped files: a, b")
 
 
 def test_plans_are_equal_where_all_is() -> None:
@@ -95,6 +117,9 @@ def test_a_saved_plan_is_held_to_the_model_and_the_ranks(tmp_path: Path) -> None
     ):
         with pytest.raises(CapabilityError, match=f"sharding.plan: .*{says}"):
             saved.check_fits(num_rows, cluster, where="sharding.plan: plan.arrow")
+    gone = dataclasses.replace(saved, mapped=("b", "c"))
+    with pytest.raises(CapabilityError, match="has a table 'c' in mapped files, but the model has"):
+        gone.check_fits({"a": 8, "b": 9}, here, where="sharding.plan: plan.arrow")
 
 
 def test_two_plans_differ_by_rows_that_enter_and_leave() -> None:
@@ -105,6 +130,7 @@ def test_two_plans_differ_by_rows_that_enter_and_leave() -> None:
         },
         n_nodes=2,
         ranks_per_node=3,
+        mapped=("b", "d"),
     )
     changed = plan_changes(plan(), other)
     assert changed["a"].replicated == (2, 3, 1, 0)
@@ -114,3 +140,5 @@ def test_two_plans_differ_by_rows_that_enter_and_leave() -> None:
     )
     assert str(changed["b"]) == "the same rows in each tier"
     assert str(changed["c"]) == "coalesced: none -> node"
+    assert str(changed["d"]) == "home: memory -> mapped"
+    assert str(plan_changes(other, plan())["d"]) == "home: mapped -> memory"

@@ -138,6 +138,13 @@ def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
     alone = proposed({name: part for name, part in values.items() if name != "cache"})
     assert together.tier_plan.version == alone.tier_plan.version
     assert together.report.ledger.ms == alone.report.ledger.ms
+    path = tmp_path / "plan.arrow"
+    dataclasses.replace(alone.tier_plan, mapped=("t_items",)).save(path)
+    for home, mapped in (("memory", ("t_items",)), ("mapped", ())):  # all, whatever the plan says
+        by_file = {"use": "flexshard", "plan": str(path), "others": FLEXSHARD["others"]}
+        again = proposed({**values, "sharding": by_file, "cache": {**SCARS, "home": home}})
+        assert again.mapped == mapped
+        assert again.tier_plan.version == alone.tier_plan.version
     # What is not worth it is left alone by both, and the cache says so for its slot.
     fast = {"topology": {"ranks_per_node": 2, "intra_node_gbps": 500}}
     auto = {**FLEXSHARD, "goal": "auto", "budget_gb": None, "coalesce": None, "tables": ["*"]}

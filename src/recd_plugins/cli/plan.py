@@ -146,6 +146,7 @@ def _write(
     """The files that were asked for, where the planner has what goes into them; its report."""
     from recd_plugins.errors import CapabilityError
     from recd_plugins.planning.planner_bases import Tiered
+    from recd_plugins.planning.tier_plan import TierPlan
 
     tiered = planner if isinstance(planner, Tiered) else None
     if tiered is None or tiered.report is None or tiered.profile is None:
@@ -158,12 +159,19 @@ def _write(
                 )
         return None
     if plan is not None:
-        if tiered.tier_plan is None:
+        cluster = tiered.report.ledger.prices.cluster
+        found = tiered.tier_plan or TierPlan(
+            tables={},
+            n_nodes=cluster.n_nodes,
+            ranks_per_node=cluster.ranks_per_node,
+            mapped=tiered.mapped,
+        )
+        if not found.tables and not found.mapped:
             raise CapabilityError(
-                "--save: no row has a replica in this plan, so there is no tier plan. "
-                "`recd plan` says why."
+                "--save: no row has a replica in this plan, and no table has left memory, so there "
+                "is no tier plan. `recd plan` says why."
             )
-        tiered.tier_plan.save(plan)
+        found.save(plan)
     if profile is not None:
         tiered.profile.save(profile)
     if figure is not None:
@@ -203,8 +211,9 @@ def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
     from recd_plugins.planning.tier_plan import TierPlan, plan_changes
 
     old = TierPlan.load(before)
-    new = planner.tier_plan if isinstance(planner, Tiered) else None
-    return plan_changes(old, new or dataclasses.replace(old, tables={}))
+    tiered = planner if isinstance(planner, Tiered) else Tiered()
+    none = dataclasses.replace(old, tables={}, mapped=tiered.mapped)
+    return plan_changes(old, tiered.tier_plan or none)
 
 
 def _draw(report: PlanReport, path: Path) -> None:

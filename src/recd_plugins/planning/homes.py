@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
@@ -40,6 +40,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+AGAIN = "Plan again: take `plan` out of registry.yaml."
+
 BOUNDLESS_GB = 1e6
 """Host memory of a rank that holds any table: a plan is asked for by it as if there were room."""
 
@@ -56,10 +58,11 @@ class Homes:
         *,
         slot: str,
         name: str,
+        device: Literal["cpu", "cuda"],
         chosen: bool,
     ) -> None:
-        """Of the planner `name` in `slot`, which has tables leave memory where homes are `chosen`.
-        The planner behind counts memory by the topology."""
+        """Of the planner `name` in `slot`, which has tables leave memory where homes are `chosen`,
+        on the CPU. The planner behind counts memory by the topology."""
         self.mapped: tuple[str, ...] = ()
         """The tables that lie in mapped files."""
         self.lacking: RecdError | None = None
@@ -71,7 +74,20 @@ class Homes:
         self._world_size = world_size
         self._slot = slot
         self._name = name
+        self._device = device
         self._chosen = chosen
+        self._saved = ""
+        """The saved plan that the homes are of, as errors begin with it."""
+
+    def take(self, mapped: Sequence[str], saved: str) -> None:
+        """Have these tables lie in mapped files, whatever memory has room for, as a `saved` plan
+        says, which opens errors."""
+        if self._device != "cpu":
+            raise CapabilityError(
+                f"{saved} has {listed(mapped, kind='table')} in mapped files, which are for the "
+                f"CPU, but the tables live on CUDA. {AGAIN}"
+            )
+        self.mapped, self._saved = tuple(mapped), saved
 
     def own_plan(self, behind: HoldsRowWise) -> ShardingPlan:
         """The plan of the planner behind, were there no tiers; where memory has no room for all
@@ -79,7 +95,7 @@ class Homes:
         try:
             return behind.propose(self._model, self._topology, self._world_size)
         except RecdError as error:
-            if not self._chosen:
+            if not self._chosen or self._device != "cpu":
                 raise
             self.lacking = error
         try:
@@ -124,11 +140,29 @@ class Homes:
         self, behind: HoldsRowWise, replicas: float
     ) -> tuple[HoldsRowWise, ShardingPlan]:
         """A planner like the one behind and its plan, where `replicas` take so many bytes of a
-        rank: more tables may leave memory for them."""
+        rank: more tables may leave memory for them, unless homes are a saved plan's."""
+        if self._saved:
+            planner = behind.in_files(self.mapped)
+            plan = planner.propose(self._model, self._topology, self._world_size)
+            self._check_saved(plan)
+            return planner, plan
         if self.lacking is None:
             return behind, behind.propose(self._model, self._topology, self._world_size)
         room = less(self._topology, replicas)
         return self._with_room(behind, room, least=len(self.mapped))
+
+    def _check_saved(self, plan: ShardingPlan) -> None:
+        """`CapabilityError` where a plan has tables otherwise than the saved homes need them."""
+        if dense := sorted(self._on_every_rank(plan) & {*self.mapped}):
+            raise CapabilityError(
+                f"{self._saved} has {listed(dense, kind='table')} in mapped files, but TorchRec's "
+                f"own plan has each on every rank, in memory. {AGAIN}"
+            )
+        if empty := self.empty_somewhere(plan):
+            raise CapabilityError(
+                f"{self._saved} has {listed(self.mapped, kind='table')} in mapped files, and "
+                f"{listed(empty, kind='table')} in memory would have no row on some rank. {AGAIN}"
+            )
 
     def _with_room(
         self, behind: HoldsRowWise, topology: Topology, *, least: int

@@ -1,4 +1,7 @@
-"""A tier plan: which rows of each table have replicas where. Data, beside TorchRec's plan."""
+"""A tier plan: which rows of each table have replicas where, and which tables lie in mapped files.
+
+It is data, and is kept beside TorchRec's plan.
+"""
 
 from __future__ import annotations
 
@@ -153,12 +156,15 @@ class TablePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TierPlan:
-    """The replicas of every table that has any, on a cluster of `n_nodes` x `ranks_per_node`."""
+    """The replicas of every table that has any, on a cluster of `n_nodes` x `ranks_per_node`, and
+    the tables that have left memory."""
 
     tables: Mapping[str, TablePlan]
     """The plan of each table; one that is not named has no replicas and is not coalesced."""
     n_nodes: int
     ranks_per_node: int
+    mapped: tuple[str, ...] = ()
+    """The tables that lie in mapped files, with replicas or without."""
 
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
@@ -202,21 +208,32 @@ class TierPlan:
                     f"name that may have any; {nearest(name, num_rows)}"
                 )
             table.check_fits(num_rows[name], where)
+        for name in self.mapped:
+            if name not in num_rows:
+                raise CapabilityError(
+                    f"{where} has a table {name!r} in mapped files, but the model has none of that "
+                    f"name that may lie there; {nearest(name, num_rows)}"
+                )
 
     def in_words(self) -> str:
-        """The cluster, and the rows of each table in each tier."""
+        """The cluster, the rows of each table in each tier, and the tables in mapped files."""
         tables = (
             f"{name}: {len(table.replicated):,} rows in DP, {len(table.per_node):,} in Flex, "
             f"coalesced: {table.coalesce}"
             for name, table in self.tables.items()
         )
         cluster = f"{self.n_nodes} nodes of {self.ranks_per_node} ranks"
-        return "\n".join([f"{cluster}, {len(self.tables)} tables", *tables])
+        homes = [f"in mapped files: {', '.join(self.mapped)}"] if self.mapped else []
+        return "\n".join([f"{cluster}, {len(self.tables)} tables", *tables, *homes])
 
     def save(self, path: Path) -> None:
-        """One Arrow IPC file: a row per table, the cluster in its metadata."""
-        cluster = {"n_nodes": self.n_nodes, "ranks_per_node": self.ranks_per_node}
-        schema = SCHEMA.with_metadata({METADATA_KEY: json.dumps(cluster).encode()})
+        """One Arrow IPC file: a row per table with replicas, the rest in its metadata."""
+        rest = {
+            "n_nodes": self.n_nodes,
+            "ranks_per_node": self.ranks_per_node,
+            "mapped": self.mapped,
+        }
+        schema = SCHEMA.with_metadata({METADATA_KEY: json.dumps(rest).encode()})
         plans = list(self.tables.values())
         columns = [
             pa.array([plan.table for plan in plans], pa.string()),
@@ -234,7 +251,7 @@ class TierPlan:
             path, METADATA_KEY, SCHEMA, "A tier plan is meant: `recd plan --save` writes one."
         )
         try:
-            cluster = json.loads(rows.schema.metadata[METADATA_KEY])
+            rest = json.loads(rows.schema.metadata[METADATA_KEY])
             plans = [
                 TablePlan(
                     table=row["table"].as_py(),
@@ -249,8 +266,9 @@ class TierPlan:
             ]
             return cls(
                 tables={plan.table: plan for plan in plans},
-                n_nodes=int(cluster["n_nodes"]),
-                ranks_per_node=int(cluster["ranks_per_node"]),
+                n_nodes=int(rest["n_nodes"]),
+                ranks_per_node=int(rest["ranks_per_node"]),
+                mapped=tuple(rest.get("mapped", ())),  # plans of before have no homes
             )
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
@@ -299,6 +317,8 @@ class TableChange:
     per_node: TierChange
     coalesce: tuple[Coalesce, Coalesce]
     """The coalescing before, and after."""
+    mapped: tuple[bool, bool]
+    """Whether the table lay in mapped files before, and does after."""
 
     def __str__(self) -> str:
         changes = [
@@ -309,17 +329,21 @@ class TableChange:
         ]
         if self.coalesce[0] != self.coalesce[1]:
             changes.append("coalesced: {} -> {}".format(*self.coalesce))
+        if self.mapped[0] != self.mapped[1]:
+            homes = ("mapped" if mapped else "memory" for mapped in self.mapped)
+            changes.append("home: {} -> {}".format(*homes))
         return "; ".join(changes or ["the same rows in each tier"])
 
 
 def plan_changes(before: TierPlan, after: TierPlan) -> Mapping[str, TableChange]:
     """The changes, by table of either plan."""
     found = {}
-    for name in sorted(before.tables.keys() | after.tables.keys()):
+    for name in sorted({*before.tables, *after.tables, *before.mapped, *after.mapped}):
         old, new = (one.tables.get(name, TablePlan(table=name)) for one in (before, after))
         found[name] = TableChange(
             replicated=TierChange.of(old.replicated, new.replicated),
             per_node=TierChange.of(old.per_node, new.per_node),
             coalesce=(old.coalesce, new.coalesce),
+            mapped=(name in before.mapped, name in after.mapped),
         )
     return found

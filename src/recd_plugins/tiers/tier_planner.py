@@ -211,10 +211,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             world_size,
             slot=self.slot,
             name=self.name,
-            chosen=self.chooses_homes and (topology.device or self.context.device) == "cpu",
+            device=topology.device or self.context.device,
+            chosen=self.chooses_homes,
         )
         reason, plan = self._proposed(model, topology, world_size, homes)
         self.mapped = homes.mapped
+        if self.tier_plan is not None:
+            self.tier_plan = dataclasses.replace(self.tier_plan, mapped=self.mapped)
         self.explanation = "\n".join([reason, *homes.in_words(), self._behind.explain()])
         return plan
 
@@ -224,7 +227,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The plan, and why it is what it is, in words."""
         own: ShardingPlan | None = None
         if self.plan_path is not None:
-            reason = self._from_file(self.plan_path, Cluster.of(topology, world_size))
+            reason = self._from_file(self.plan_path, Cluster.of(topology, world_size), homes)
             self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
         elif unused := self._nothing_to_plan(model):
             self._notices = [unused]
@@ -263,6 +266,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def chooses_homes(self) -> bool:
         """Whether tables may lie in mapped files where memory has no room for all."""
         return False
+
+    @property
+    def homes_by_table(self) -> bool:
+        """Whether each table has a home of its own, and no option says where all are."""
+        return True
 
     def home(self, topology: Topology) -> Topology:
         """The topology that the planner of the others counts the memory of tables at home by."""
@@ -629,12 +637,16 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             "tell it what the network is: `topology` in registry.yaml.",
         )
 
-    def _from_file(self, path: Path, cluster: Cluster) -> str:
+    def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
         num_rows = {name: table.num_rows for name, table in self.found.items()}
-        plan = TierPlan.load(path)
-        plan.check_fits(num_rows, cluster, where=f"{self.slot}.plan: {path}")
-        self.tier_plan = plan
+        plan, where = TierPlan.load(path), f"{self.slot}.plan: {path}"
+        plan.check_fits(num_rows, cluster, where=where)
+        if not self.homes_by_table:
+            plan = dataclasses.replace(plan, mapped=())
+        if plan.mapped:
+            homes.take(plan.mapped, where)
+        self.tier_plan = plan if plan.tables else None
         return f"tier plan: as in {path}; {plan.in_words()}"
 
     def _left_in_words(self) -> list[str]:
