@@ -605,15 +605,18 @@ def test_the_papers_measured_times(name: str) -> None:
             assert found[collective] == pytest.approx(printed, rel=0.25), (design, collective)
 
 
-def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums() -> None:
-    """Of one node: s r and the rows' bits through the all-to-all, (W - 1) v r / W and bits sent."""
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums(ranks: int) -> None:
+    """Of one node: s r and the rows' bits through the all-to-all, (W - 1) v r / W and bits sent.
+    Two ranks: v r through the all-reduce, and bits sent."""
     rows = RowDistribution.of([4, 96], [0.05, 0.001])
     table = SequenceTable(name="t", rows=rows, dim=16)
-    prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=8, k=1.0)
+    prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=ranks), ranks), batch_size=8, k=1.0)
     sizes = {"t": TableSizes(replicated=4, coalesce="rank")}
     ledger, plain = (Ledger.of({"t": table}, one, prices) for one in (sizes, {}))
     assert plain.handed_over == plain.cost.exchanged
     home = ledger.tables["t"].entries["home"].cost.exchanged
-    touched, by_any = (4 * (1 - 0.95**samples) * 64 for samples in (8, 32))
-    bits = 2 * 4 / 8
-    assert ledger.handed_over == pytest.approx(home + touched + 3 / 4 * by_any + bits)
+    touched, by_any = (4 * (1 - 0.95**samples) * 64 for samples in (8, 8 * ranks))
+    summed = by_any + 4 / 8 if ranks == 2 else touched + 3 / 4 * by_any + 2 * 4 / 8
+    assert ledger.handed_over == pytest.approx(home + summed)
+    assert ledger.replica_calls["a2a_intra"] == (2 if ranks == 2 else 4)

@@ -243,9 +243,9 @@ class Ledger:
     @cached_property
     def replica_calls(self) -> dict[str, int]:
         """Tables of one width and way of coalescing share calls. DP: 4 within the node, for
-        which rows are touched, reduce and gather; 2 across. Flex: 1 within the node, gradients to
-        owners, for its lookups ride with the exchange with home; 2 across. A dense DP reduce is
-        one all-reduce.
+        which rows are touched, reduce and gather, or of two ranks alone 2; 2 across. Flex: 1 within
+        the node, gradients to owners, for its lookups ride with the exchange with home; 2 across. A
+        dense DP reduce is one all-reduce.
         """
         dense = self.prices.reduce == "dense"
         calls = dict.fromkeys(COLLECTIVES, 0)
@@ -260,7 +260,8 @@ class Ledger:
             if dense and tier == "replicated":
                 calls["ar_global"] += 1
                 continue
-            calls["a2a_intra"] += 1 if tier == "per_node" else 4
+            within = 2 if self.prices.cluster.are_two_ranks else 4
+            calls["a2a_intra"] += 1 if tier == "per_node" else within
             calls["ar_cross"] += 1 if dense else 2
         return calls
 
@@ -297,7 +298,8 @@ class Ledger:
         operand counts, what stays on the rank too.
 
         But of the sums of replicas' gradients, which its node gathers, a rank hands over its share
-        for each other rank, (W - 1) v r / W of the v r that they are priced for; v = appears(B U).
+        for each other rank, (W - 1) v r / W of the v r that they are priced for; and of an
+        all-reduce over two ranks, v r of 2 v r; v = appears(B U).
         """
         total = self.cost.exchanged
         if self.prices.cluster.ranks_per_node == 1 or self.prices.reduce == "dense":
@@ -305,13 +307,14 @@ class Ledger:
         return total - sum(map(self._own_share, self.tables.values()))
 
     def _own_share(self, one: TableLedger) -> float:
-        """v r / W: the sums of a table's replicas that stay on the rank."""
+        """v r / W: the sums of a table's replicas that stay on the rank; of two ranks, v r."""
         taken, cluster = one.sizes.replicated, self.prices.cluster
         if one.sizes.as_torchrec or not taken:
             return 0.0
         rows = one.table.rows.part(0, taken)
         summed = rows.counts @ rows.appear(self.prices.batch_size * cluster.world_size)
-        return float(summed) * one.table.width / cluster.ranks_per_node
+        ranks = 1 if cluster.are_two_ranks else cluster.ranks_per_node
+        return float(summed) * one.table.width / ranks
 
     @cached_property
     def _home(self) -> Cost:

@@ -175,26 +175,32 @@ class Nodes:
     def ranks_per_node(self) -> int:
         return self.node.size
 
+    @property
+    def are_two_ranks(self) -> bool:
+        """Whether there are two ranks, of one node."""
+        return self.n_nodes == 1 and self.ranks_per_node == 2
+
 
 class Layout:
-    """The `count` positions of a tier, dealt out to the W ranks of a node.
+    """The `count` positions of a tier, dealt out to S shares: of each rank of a node one, or of all
+    ranks one.
 
-    Position p is row p // W of the share of rank p mod W, so that rows that are hot at the same
-    time (low ids, say) are spread. A share has room for `share_rows` rows, the same on all ranks.
+    Position p is row p // S of share p mod S, so that rows that are hot at the same time (low ids,
+    say) are spread. A share has room for `share_rows` rows, the same on all ranks.
     """
 
-    def __init__(self, count: int, ranks_per_node: int) -> None:
+    def __init__(self, count: int, shares: int) -> None:
         self.count = count
-        self.ranks_per_node = ranks_per_node
-        self.share_rows = -(-count // ranks_per_node)
+        self.shares = shares
+        self.share_rows = -(-count // shares)
 
     @property
     def num_places(self) -> int:
-        return self.share_rows * self.ranks_per_node
+        return self.share_rows * self.shares
 
     def place(self, positions: Tensor) -> Tensor:
-        """[n] places: all rows of rank 0's share come first, then rank 1's, and so on."""
-        size = self.ranks_per_node
+        """[n] places: all rows of the first share, then those of the second, and so on."""
+        size = self.shares
         if size == 1:
             return positions
         if size & (size - 1) == 0:  # divisions take twice as long

@@ -113,7 +113,7 @@ class AskedIds:
     def of(cls, positions: Tensor, layout: Layout) -> AskedIds:
         """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
         places, inverse = torch.unique(layout.place(positions), return_inverse=True)
-        ends = torch.arange(1, layout.ranks_per_node + 1, device=places.device) * layout.share_rows
+        ends = torch.arange(1, layout.shares + 1, device=places.device) * layout.share_rows
         cuts = torch.searchsorted(places, ends)
         return cls(places % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
 

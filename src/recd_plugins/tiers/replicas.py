@@ -1,6 +1,10 @@
 """Replicas, the copies of hot rows: which a rank holds, how they come from home and go back there.
 
-position p -> rank p mod W of the node, row p // W of its share
+position p -> share p mod S, row p // S of it
+
+A node has a share for each of its ranks; but two ranks that are the only ones have one in common.
+To step all rows alike they exchange the gradients of the rows that either touched, once; with a
+share each, they would exchange gradients and then rows.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.tiers.collectives import Layout, Nodes
+from recd_plugins.tiers.collectives import Layout, Nodes, Peers
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
@@ -43,7 +47,7 @@ class TierRows:
 
 
 class Share:
-    """This rank's share of a tier: the rows that it updates for its node, with optimizer state.
+    """The share of a tier that this rank updates for its node, with optimizer state.
 
     Every node has the same shares, and updates them alike.
     """
@@ -53,16 +57,9 @@ class Share:
         self.rows = rows
         self.state = torch.zeros(len(rows), state_width, device=rows.device)
 
-    def update(self, which: Tensor, gradients: Tensor, optimizer: RowOptimizer) -> Tensor:
-        """Step the rows `which` [n] by gradients [n, D] float32; the rows as they are now."""
-        # Stepped in float32, then rounded to the table's type: as fbgemm does.
-        rows = self.rows.index_select(0, which).float()
-        state = self.state.index_select(0, which)
-        optimizer.step(rows, state, gradients, self.rows.dtype)
-        stepped = rows.to(self.rows.dtype)
-        self.rows.index_copy_(0, which, stepped)
-        self.state.index_copy_(0, which, state)
-        return stepped
+    def update(self, which: Tensor, gradients: Tensor, optimizer: RowOptimizer) -> None:
+        """Step the rows `which` [n] by gradients [n, D] float32."""
+        optimizer.update(self.rows, self.state, which, gradients)
 
 
 class Tier:
@@ -73,6 +70,8 @@ class Tier:
     ) -> None:
         self._tables = tables
         self._nodes = nodes
+        self._dealt = nodes.node if layout.shares == nodes.ranks_per_node else Peers(None)
+        """The ranks that the shares are dealt out to."""
         self.layout = layout
         self.share = share
 
@@ -88,12 +87,12 @@ class Tier:
 
     def flush(self) -> None:
         """Copy rows and optimizer state back home; the copies here stay as they are."""
-        ranks = self._nodes.ranks_per_node
+        ranks = self._dealt.size
         for home, rows, start in self._chunks():
             first, last = start // ranks, -(-(start + len(rows)) // ranks)
             positions = torch.arange(start, start + len(rows), device=rows.device)
             copies, state = (
-                self._nodes.node.all_gather(_padded(part[first:last], last - first)).wait()[
+                self._dealt.all_gather(_padded(part[first:last], last - first)).wait()[
                     positions % ranks, positions // ranks - first
                 ]
                 for part in (self.share.rows, self.share.state)
@@ -111,7 +110,7 @@ class Tier:
 
     def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
         """Take what this rank keeps of positions `start`, `start + 1`, ..."""
-        ranks, rank = self._nodes.ranks_per_node, self._nodes.node.rank
+        ranks, rank = self._dealt.size, self._dealt.rank
         skip = (rank - start) % ranks
         first = (start + skip) // ranks
         mine = rows[skip::ranks]
@@ -136,7 +135,7 @@ class PerNodeTier(Tier):
 
 
 class ReplicatedTier(Tier):
-    """Rows that every rank has, to read; it updates its share of them, for its node."""
+    """Rows that every rank has, to read; it updates a share of them, for its node."""
 
     def __init__(
         self,
@@ -149,7 +148,7 @@ class ReplicatedTier(Tier):
         """The tier has the type, dimension and device of the rows `like` [0, D]."""
         self.rows = like.new_zeros(layout.num_places, like.shape[1])
         """[at least count, D] by position."""
-        share = Share(self.rows[nodes.node.rank :: nodes.ranks_per_node], state_width)
+        share = Share(self.rows[nodes.node.rank % layout.shares :: layout.shares], state_width)
         super().__init__(tables, share, layout, nodes)
 
     def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
@@ -173,9 +172,9 @@ class GroupReplicas:
     per_node_tier: PerNodeTier | None = None
 
     @classmethod
-    def of(cls, group: TableGroup, plan: TierPlan, ranks_per_node: int) -> GroupReplicas:
+    def of(cls, group: TableGroup, plan: TierPlan, nodes: Nodes) -> GroupReplicas:
         """The replicas that the plan names of the group's tables; they hold no rows yet."""
-        device = group.like.device
+        device, ranks = group.like.device, nodes.ranks_per_node
         plans = [plan.tables.get(name, TablePlan(table=name)) for name in group.tables]
         replicated, per_node = (
             tuple(
@@ -190,8 +189,8 @@ class GroupReplicas:
             router=Router(group.num_rows, rows[0], rows[1], device),
             replicated_rows=replicated,
             per_node_rows=per_node,
-            replicated_layout=Layout(sum(map(len, rows[0])), ranks_per_node),
-            per_node_layout=Layout(sum(map(len, rows[1])), ranks_per_node),
+            replicated_layout=Layout(sum(map(len, rows[0])), 1 if nodes.are_two_ranks else ranks),
+            per_node_layout=Layout(sum(map(len, rows[1])), ranks),
         )
 
 
@@ -203,7 +202,7 @@ class Replicas:
 
     def __init__(self, groups: Sequence[TableGroup], plan: TierPlan, nodes: Nodes) -> None:
         self._nodes = nodes
-        self.groups = [GroupReplicas.of(group, plan, nodes.ranks_per_node) for group in groups]
+        self.groups = [GroupReplicas.of(group, plan, nodes) for group in groups]
         if groups and (like := groups[0].like).is_cuda:
             # Batches are routed on other streams, which do not wait for this one.
             torch.cuda.current_stream(like.device).synchronize()

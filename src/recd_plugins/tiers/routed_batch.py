@@ -47,34 +47,38 @@ class Touched(NamedTuple):
     """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
 
     mine: Tensor
-    """[W, R] bool: this rank, of each share of the tier."""
+    """[S, R] bool: this rank, of each share of the tier."""
     by_rank: Tensor
     """[W, R] bool: each rank of this node, of this rank's share."""
     by_node: Tensor
     """[N, R] bool: each node, of this rank's share."""
     anywhere: Tensor
-    """[W, R] bool: any rank at all, of each share."""
+    """[S, R] bool: any rank at all, of each share."""
 
 
 def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
-    """Each rank says which rows of all shares it touched: `mine` [W, R] bool.
+    """Each rank says which rows of all shares it touched: `mine` [S, R] bool.
 
     Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
-    node again. For a hot batch it sends its node all W · R/8 at first, by no all-to-all; so do two
-    ranks of one node, for whom these are as many bytes, at once.
+    node again. For a hot batch it sends its node all W · R/8 at first, by no all-to-all. Where one
+    node has one share it sends R/8 bytes once: its ranks have gradients for the same rows then,
+    zeros among them.
     """
-    alone = nodes.n_nodes == 1
-    if hot or (alone and nodes.ranks_per_node == 2):
+    alone, size = nodes.n_nodes == 1, mine.shape[1]
+    if alone and len(mine) == 1:
+        every = yield nodes.node.all_gather(_pack(mine))
+        anywhere = _unpack(_any(every), size)
+        return Touched(anywhere, anywhere, anywhere, anywhere)
+    if hot:
         every = yield nodes.node.all_gather(_pack(mine))
         by_rank = every[:, nodes.node.rank]
         if alone:  # no other node has marks
-            of_ranks = _unpack(by_rank, mine.shape[1])
+            of_ranks = _unpack(by_rank, size)
             by_node = of_ranks.any(0, keepdim=True)
-            return Touched(mine, of_ranks, by_node, _unpack(_any(every), mine.shape[1]))
+            return Touched(mine, of_ranks, by_node, _unpack(_any(every), size))
     else:
         by_rank = yield nodes.node.all_to_all(_pack(mine))
     # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
-    size = mine.shape[1]
     of_ranks = _unpack(by_rank, size)
     by_node = yield nodes.across.all_gather(_any(by_rank))
     of_nodes = _unpack(by_node, size)
@@ -217,7 +221,7 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
         layout = replicas.replicated_layout
         if layout.count:
             mine = _marked(places, layout.num_places)
-            mine = mine.view(layout.ranks_per_node, layout.share_rows)
+            mine = mine.view(layout.shares, layout.share_rows)
             self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
 
     def advance(self) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import fused_arithmetic, next_forward
 from recd_plugins.errors import CapabilityError
 
@@ -39,6 +42,8 @@ KINDS: dict[str, OptimizerKind] = {
     "PARTIAL_ROWWISE_LAMB": "partial_rowwise_lamb",
 }
 """fbgemm's name of each; on the CPU it has the first three."""
+
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 Decay = Literal["none", "l2", "decoupled"]
 DECAYS: tuple[Decay, ...] = ("none", "l2", "decoupled")
@@ -115,6 +120,23 @@ class RowOptimizer:
             case "partial_rowwise_adam" | "partial_rowwise_lamb":
                 return dim + 1
 
+    def update(self, rows: Tensor, state: Tensor, which: Tensor, gradients: Tensor) -> None:
+        """Step the rows `which` [n], each there once, of `rows` [R, D] and their state in place, by
+        gradients [n, D] float32."""
+        if (
+            (self.kind, self.decay, self.max_norm) == ("rowwise_adagrad", "none", 0.0)
+            and rows.dtype == torch.float32
+            and not rows.is_cuda
+        ):
+            arrays = (one.numpy() for one in (rows, state, which, gradients))
+            _rowwise_adagrad(*arrays, np.float32(self.learning_rate), np.float32(self.eps))
+            return
+        # Stepped in float32, then rounded to the table's type: as fbgemm does.
+        stepped, states = rows.index_select(0, which).float(), state.index_select(0, which)
+        self.step(stepped, states, gradients, rows.dtype)
+        rows.index_copy_(0, which, stepped.to(rows.dtype))
+        state.index_copy_(0, which, states)
+
     def step(
         self,
         rows: Tensor,
@@ -176,6 +198,40 @@ class RowOptimizer:
             lengths, own = (part.norm(dim=1, keepdim=True) for part in (rows, direction))
             direction *= lengths / own
         return direction
+
+
+@kernel
+def _rowwise_adagrad(
+    rows: Floats,
+    state: Floats,
+    which: npt.NDArray[np.int64],
+    gradients: Floats,
+    rate: np.float32,
+    eps: np.float32,
+) -> None:
+    """`RowOptimizer.update` without decay, in one pass over the rows. Squares are added up in one
+    order on all processors, by fours, for every rank must come to the same."""
+    columns = gradients.shape[1]
+    for i in range(len(which)):
+        row, gradient = rows[np.uintp(which[i])], gradients[i]
+        first = second = third = fourth = 0.0
+        for at in range(0, columns - columns % 4, 4):
+            first += _square(gradient[at])
+            second += _square(gradient[at + 1])
+            third += _square(gradient[at + 2])
+            fourth += _square(gradient[at + 3])
+        for at in range(columns - columns % 4, columns):
+            first += _square(gradient[at])
+        own = state[np.uintp(which[i])]
+        own[0] += np.float32(((first + second) + (third + fourth)) / columns)
+        step = np.divide(rate, np.sqrt(own[0]) + eps)  # by 0 it is infinite, as with torch
+        for at in range(columns):
+            row[at] -= gradient[at] * step
+
+
+@kernel
+def _square(number: np.float32) -> Any:
+    return np.float64(number) * np.float64(number)
 
 
 def check_repeatable(kernel: KeyedOptimizer, tables: Sequence[str]) -> None:

@@ -3,8 +3,9 @@
     w <- step(w, scale · Σ_ranks g), for the union of the rows that any rank touched
 
 Ranks of a node first sum within it, each for its share of the rows; a share is then summed
-across nodes, so that a row crosses between nodes once each way and not once per rank. This is
-done in bounded chunks, two at a time: while one is on the wire, the other is summed and stepped.
+across nodes, so that a row crosses between nodes once each way and not once per rank. Two ranks of
+one node have one share, which both sum and step. This is done in bounded chunks, two at a time:
+while one is on the wire, the other is summed and stepped.
 """
 
 from __future__ import annotations
@@ -341,23 +342,30 @@ class Reduction:
         touched: Touched,
         optimizer: RowOptimizer,
     ) -> Collectives[None]:
-        """Update rows that every rank has; `entries` are this rank's, by place."""
+        """Update rows that every rank has; `entries` are this rank's, by place.
+
+        Where the ranks of one node have one share, each steps all rows that any touched.
+        """
         node, scale = self.nodes.node, self.division.scale(self.nodes.world.size)
-        chunks = Chunks(touched, node.rank, max(1, self.chunk_rows // node.size))
+        shares = tier.layout.shares
+        chunks = Chunks(touched, node.rank % shares, max(1, self.chunk_rows // shares))
 
         def chunk(number: int, part: Entries) -> Collectives[None]:
             rows = chunks.rows(number)
-            summed = yield from self._in_node(chunks, number, part, touched)
-            summed = yield from self._across(summed, touched.by_node, rows)
-            stepped = tier.share.update(rows, summed.mul_(scale), optimizer)
-            if node.size > 1:
+            if shares == self.nodes.n_nodes == 1:
+                summed = yield node.all_reduce(part.summed(len(rows)))
+            else:
+                summed = yield from self._in_node(chunks, number, part, touched)
+                summed = yield from self._across(summed, touched.by_node, rows)
+            tier.share.update(rows, summed.mul_(scale), optimizer)
+            if shares > 1:
                 del summed
-                shares = [chunks.rows(number, share) for share in range(node.size)]
-                sent = stepped.new_zeros(max(map(len, shares)), stepped.shape[1])
-                sent[: len(rows)] = stepped
+                each = [chunks.rows(number, share) for share in range(shares)]
+                sent = tier.rows.new_zeros(max(map(len, each)), tier.rows.shape[1])
+                torch.index_select(tier.share.rows, 0, rows, out=sent[: len(rows)])
                 every = yield node.all_gather(sent)
-                for share, (theirs, updated) in enumerate(zip(shares, every, strict=True)):
-                    tier.rows.index_copy_(0, theirs * node.size + share, updated[: len(theirs)])
+                for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
+                    tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
 
         parts = enumerate(chunks.entries(entries))
         yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
