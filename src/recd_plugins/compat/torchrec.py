@@ -172,7 +172,7 @@ def _standing_for(module: EmbeddingBagCollection, part: C) -> C:
     TorchRec past 1.8 has such a mark, `mark_data_parallel_skip_grad_sync`, which it reads as it
     shards.
     """
-    part._device = module.device
+    part._device = torch.device(module.device)  # a trainer may have named it
     for name, value in vars(module).items():
         if name.startswith(MARK):
             setattr(part, name, value)
