@@ -87,7 +87,7 @@ def test_an_encoding_that_is_none_is_refused_and_one_that_is_late_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = text(tmp_path / "a.csv", "label,item\n" + "1,x\n0,y\n" * 200 + "1,caf\u00e9\n")
-    for odd in ("utf-16", "utf-7", "hex", "cp037", "no such", ""):
+    for odd in ("utf-16", "utf-7", "hex", "cp037", "no such", "", "x" * 5_000, "a\0b", "\u0661"):
         told = recd("data", "schema", path, "--encoding", odd, fails=2)
         assert "in which ASCII keeps its bytes" in told
     told = recd("data", "schema", path, "--encoding", "ascii", fails=2)
@@ -247,3 +247,15 @@ def test_quotes_within_fields_that_tabs_part_are_characters(tmp_path: Path) -> N
 def test_dicts_of_python_are_named(tmp_path: Path) -> None:
     path = text(tmp_path / "meta.json", "{'asin': '1', 'title': \"it's\"}\n")
     assert "write json.dumps(ast.literal_eval(line))" in recd("data", "schema", path, fails=2)
+
+
+def test_clicks_without_a_label_are_told_what_to_do(tmp_path: Path) -> None:
+    """A browser's name is no list, whatever semicolons it has."""
+    browsers = ["Mozilla/5.0 (X11; Linux)", "Opera/9.8 (Windows; U; en)"]
+    lines = [f"{one % 90}::{one % 40}::{browsers[one % 2]}" for one in range(200)]
+    path = text(tmp_path / "clicks.dat", "user_id::item_id::agent\n" + "\n".join(lines) + "\n")
+    told = recd("data", "import", path, tmp_path / "no", fails=2)
+    assert "doubt: no column looks like a label: name it; or" in told
+    assert "no column is called 'label', the label of the schema. Name the label there; or" in told
+    recd("data", "import", path, tmp_path / "t", "--negatives", 1, "--item", "item_id")
+    assert {*values_of(tmp_path / "t", "agent")} == {"", *browsers}

@@ -114,6 +114,11 @@ ID_WORDS = frozenset(
     ]
 )
 
+NO_LABEL = (
+    "no column looks like a label: name it; or, where each row is a click, have `recd data import "
+    "--negatives 4` make it"
+)
+
 UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
 """Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
 MOST_VOCABULARY = 5_000_000
@@ -156,6 +161,7 @@ def propose(survey: Survey) -> Proposal:
         text="\n".join(_lines(survey, entries)) + "\n",
         doubts=(
             *survey.doubts,
+            *([] if any(_of(entries, "label")) else [NO_LABEL]),
             *(f"{one.column.name}: {doubt}" for one in entries for doubt in one.doubts),
         ),
     )
@@ -555,8 +561,7 @@ def _single(entries: Sequence[ColumnEntry], part: Part, key: str, without: str) 
 def _label_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
     entry = next(_of(entries, "label"), None)
     if entry is None:
-        yield "# doubt: no column looks like a label. Name it; or, where each row is a click, have"
-        yield "# doubt: `recd data import --negatives 4` make it: 1, and 0 for other items beside."
+        yield f"# doubt: {NO_LABEL}"
         yield "label: label"
         return
     yield from _doubts(entry)

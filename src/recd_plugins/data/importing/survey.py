@@ -257,6 +257,8 @@ def _separator(texts: pa.ChunkedArray) -> str:
     bare = pc.utf8_trim(present, "[]") if brackets else present
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
+        if separator == ";" and pc.any(pc.match_substring_regex(bare, r"\([^()|]*;")).as_py():
+            continue  # a browser: "Mozilla/5.0 (X11; Linux)"
         several = pc.mean(pc.match_substring(bare, separator)).as_py()
         # Words between blanks or commas are prose: only numbers are a list then.
         element = r"[^|;]+" if separator in "|;" else r"\s*-?\d+\s*"

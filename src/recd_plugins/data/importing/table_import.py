@@ -165,6 +165,7 @@ class TableImport:
         for name in self._columns if self._files[0].format == "jsonl" else ():
             if problem := key_problem(name, self._read_as):
                 raise Spot(_together(self._files), name).error(*problem)
+        self._check_labels()
         for name in self._absent:
             known = name in self._read_as.types
             if known or any(name in file.columns for file in self._files):
@@ -177,6 +178,18 @@ class TableImport:
                 f"--absent: none of the {len(self._files)} files has {name!r}. Take it out of "
                 "the schema."
             )
+
+    def _check_labels(self) -> None:
+        if self._files[0].format == "jsonl" or self._makes_label:
+            return
+        names = {*self._absent, *(name for one in self._files for name in one.columns)}
+        for label in self._schema.label_columns:
+            if label.name not in names:
+                raise DataError(
+                    f"{_together(self._files)}: no column is called {label.name!r}, the label of "
+                    "the schema. Name the label there; or, where each row is a click, say "
+                    f"`--negatives 4`. {nearest(label.name, names)}"
+                )
 
     @property
     def _made(self) -> Schema:
