@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recd_plugins.tiers.bags import Lookups
-from recd_plugins.tiers.update import Entries
+from recd_plugins.tiers.update import Entries, add_rows
 
 DIM = 3
 
@@ -72,3 +72,15 @@ def test_entries_add_up_to_the_bit_as_torch_adds(placed: torch.dtype, weighted: 
     own = Entries(places, rows)  # row i is the i-th
     assert torch.equal(own.summed(10), expected)
     assert torch.equal(own.at(places[:0]).summed(2), torch.zeros(2, DIM))
+
+
+@pytest.mark.parametrize(
+    ("places", "sources"),
+    [([0, -1], None), ([0, 2], None), ([0, 1], [0, 3]), ([0, 1], [-1, 0]), ([0, 1, 1, 0], None)],
+)
+def test_gradients_of_no_row_are_refused(places: list[int], sources: list[int] | None) -> None:
+    sums, rows = torch.zeros(2, DIM), torch.ones(3, DIM)
+    which = None if sources is None else torch.tensor(sources)
+    with pytest.raises(IndexError, match="none of 2 rows, or is none of 3"):
+        add_rows(sums, torch.tensor(places), rows, which)
+    assert not sums.any()

@@ -23,6 +23,7 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.planning.cost import NUMBER_BITS
+from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
@@ -169,14 +170,19 @@ def _marked(places: Tensor, count: int) -> Tensor:
     if places.is_cuda:
         marked[places] = True
     else:
-        _mark(places.numpy(), marked.numpy())
+        if not _mark(places.numpy(), marked.numpy()):
+            raise IndexError(f"tiers: some id has a place that is none of {count} of its tier.")
     return marked
 
 
 @kernel
-def _mark(places: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]) -> None:
+def _mark(places: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]) -> bool:
+    """Nothing is marked, and False returned, where a place does not exist."""
+    if not all_below(places, len(marked)):
+        return False
     for place in places:
         marked[np.uintp(place)] = True
+    return True
 
 
 @dataclass(frozen=True)

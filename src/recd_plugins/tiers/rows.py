@@ -15,6 +15,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
@@ -183,7 +184,11 @@ def _put(joined: Tensor, at: Tensor, rows: Tensor, which: Tensor | None) -> None
         joined.index_copy_(0, at, _chosen(rows, which).to(joined.dtype))
         return
     which = at.new_empty(0) if which is None else which.contiguous()
-    _put_rows(joined.numpy(), at.numpy(), rows.detach().contiguous().numpy(), which.numpy())
+    if not _put_rows(joined.numpy(), at.numpy(), rows.detach().contiguous().numpy(), which.numpy()):
+        raise IndexError(
+            f"tiers: some id is none of {len(joined)}, or its row none of {len(rows)} that came. "
+            "Ranks whose tier plans differ answer with other rows: give all of them the same plan."
+        )
 
 
 @kernel
@@ -192,13 +197,18 @@ def _put_rows(
     at: npt.NDArray[np.int64],
     rows: npt.NDArray[np.float32],
     which: npt.NDArray[np.int64],
-) -> None:
-    """Without `which` row i is the i-th. No row is copied on the way."""
+) -> bool:
+    """Without `which` row i is the i-th. No row is copied on the way. Nothing is put, and False
+    returned, where a place or a row does not exist."""
+    rows_there = all_below(which, len(rows)) if which.size else len(at) <= len(rows)
+    if not (rows_there and all_below(at, len(joined))):
+        return False
     for i in range(len(at)):
         row = rows[np.uintp(which[i] if which.size else i)]
         target = joined[np.uintp(at[i])]
         for column in range(len(row)):
             target[column] = row[column]
+    return True
 
 
 def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) -> Tensor:

@@ -26,7 +26,7 @@ from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_co
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
-from recd_plugins.sparse.rows.memory import numbers_on
+from recd_plugins.sparse.rows.memory import all_below, numbers_on
 from recd_plugins.tiers.collectives import (
     Collectives,
     CollectiveSequence,
@@ -75,7 +75,12 @@ def add_rows(
     none = places.new_empty(0, dtype=torch.int64)
     given = places, rows, none if sources is None else sources
     weighed = sums.new_empty(0) if weights is None else weights
-    _add_rows(sums.numpy(), *(one.detach().contiguous().numpy() for one in (*given, weighed)))
+    arrays = (one.detach().contiguous().numpy() for one in (*given, weighed))
+    if not _add_rows(sums.numpy(), *arrays):
+        raise IndexError(
+            f"tiers: some gradient is of none of {len(sums)} rows, or is none of {len(rows)}. "
+            "Ranks whose tier plans differ ask for such rows: give all of them the same plan."
+        )
 
 
 @kernel
@@ -85,13 +90,18 @@ def _add_rows(
     rows: npt.NDArray[np.float32],
     sources: npt.NDArray[np.int64],
     weights: npt.NDArray[np.float32],
-) -> None:
-    """Without `sources` row i is the i-th, and without `weights` each weighs 1."""
+) -> bool:
+    """Without `sources` row i is the i-th, and without `weights` each weighs 1. Nothing is added,
+    and False returned, where a place or a source does not exist."""
+    rows_there = all_below(sources, len(rows)) if sources.size else len(places) <= len(rows)
+    if not (rows_there and all_below(places, len(sums))):
+        return False
     for i in range(places.size):
         place, source = places[i], sources[i] if sources.size else i
         weight = weights[i] if weights.size else np.float32(1)
         for column in range(sums.shape[1]):
             sums[place, column] += weight * rows[source, column]
+    return True
 
 
 @dataclass(frozen=True)

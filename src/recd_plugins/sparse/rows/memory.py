@@ -21,7 +21,16 @@ from torch import Tensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 
-__all__ = ["Addresses", "array16", "array32", "array64", "array_like", "numbers_on", "prefetch"]
+__all__ = [
+    "Addresses",
+    "all_below",
+    "array16",
+    "array32",
+    "array64",
+    "array_like",
+    "numbers_on",
+    "prefetch",
+]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 
@@ -87,6 +96,16 @@ def array16(place: I64) -> Any:
 def array_like(place: I64, like: npt.NDArray[Any]) -> Any:
     """The numbers of one of `places`, of the type that those of `like` have."""
     return numba.carray(_pointer(place[0]), (place[1],), like.dtype)
+
+
+@kernel
+def all_below(numbers: npt.NDArray[Any], count: int) -> bool:
+    """Whether all of some int32 or int64 numbers are in [0, count): for places that a kernel is to
+    write to."""
+    most = np.uint64(0)
+    for number in numbers:
+        most = max(most, np.uint64(number))  # a negative one is huge
+    return len(numbers) == 0 or bool(most < np.uint64(count))
 
 
 LINE = 64
