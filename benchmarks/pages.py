@@ -1,19 +1,31 @@
-"""RESULTS.md and the tables of README and docs/limits.md, drawn from the results that are kept."""
+"""RESULTS.md and the tables of README and of docs/, drawn from the results that are kept."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.kept import KeptFigure, KeptResult, histories, kept_results, noise
 from benchmarks.suites import SUITES, Suite
 
-__all__ = ["HEADLINES", "LIMITS", "Headline", "draw", "headline_rows", "limit_rows", "results_page"]
+__all__ = [
+    "HEADLINES",
+    "LIMITS",
+    "TABLES",
+    "Headline",
+    "SuiteTable",
+    "draw",
+    "headline_rows",
+    "limit_rows",
+    "results_page",
+    "table_rows",
+]
 
 ROOT = Path(__file__).parents[1]
-PAGE, README, LIMITS = ROOT / "RESULTS.md", ROOT / "README.md", ROOT / "docs" / "limits.md"
+DOCS = ROOT / "docs"
+PAGE, README, LIMITS = ROOT / "RESULTS.md", ROOT / "README.md", DOCS / "limits.md"
 ABOUT = """\
 `python -m benchmarks` draws this page from the files of [benchmarks/results](benchmarks/results).
 They have every figure with its conditions: machine, versions, load, seed, commit. Both sides of a
@@ -86,14 +98,156 @@ HEADLINES = (
 """Ten rows: RESULTS.md has the others."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SuiteTable:
+    """Figures of a suite in a page of docs/, between a mark that names the suite and END."""
+
+    page: str
+    suite: str
+    figures: tuple[str, ...]
+    """The names of its figures, or how they begin, in their order."""
+
+    @property
+    def mark(self) -> str:
+        return f"<!-- results of {self.suite} -->"
+
+
+TABLES = (
+    SuiteTable(
+        page="recd.md",
+        suite="recd_data",
+        figures=(
+            "clustered vs time-ordered file size",
+            "O1 shard compression",
+            "clustering, time over reading and writing the same table unsorted",
+            "clustering, peak memory",
+            "reader rows/s, clustered + IKJT + preprocessing",
+            "IKJT conversion, time over the cheapest plain KJT conversion's, sequences alone",
+            "IKJT conversion, time over the cheapest plain KJT conversion's",
+            "IKJT conversion, speed over memcpy's",
+            "conversion vs padded torch.unique(dim=0)",
+            "partial conversion, time over exact conversion's",
+            "partial conversion, fewer values kept than exact",
+            "preprocessing on unique samples",
+            "bytes from reader to trainer",
+        ),
+    ),
+    SuiteTable(
+        page="recd.md",
+        suite="recd_train",
+        figures=(
+            "RM1-like step, S = 16.5",
+            "RM1-like step, with reading",
+            "RM1-like step, S = 4",
+            "throughput at S = 1",
+            "RM2-like step",
+            "RM3-like step",
+            "O5 + O6 alone, RM1-like step",
+            "all-to-all bytes over deduplicated features",
+            "step memory, RM1-like",
+            "RM1-like throughput, batch x3",
+        ),
+    ),
+    SuiteTable(
+        page="flexshard.md",
+        suite="flexshard",
+        figures=(
+            "predicted vs observed bytes",
+            "k of our replicas",
+            "RM-1 covered",
+            "RM-2 covered",
+            "RM-3 covered",
+            "RM-4 covered",
+            "saturated hot rows, bytes against plain row-wise",
+            "saturated hot rows, step against plain row-wise",
+            "saturated hot rows, bytes against row-wise coalesced per rank",
+            "saturated hot rows, step against row-wise coalesced per rank",
+            "regret, 2x4 ranks, 200 mbit, Zipf 1.2, B 512 x 40, 100,000 rows x 64",
+            "no skew, step against plain row-wise",
+            "router, time",
+            "router, memory",
+            "planning",
+            "planning, peak memory",
+        ),
+    ),
+    SuiteTable(
+        page="scars.md",
+        suite="scars",
+        figures=(
+            "communication of an epoch, 5x rows and 5x batch, half-normal",
+            "communication of an epoch, 5x rows and 5x batch, Zipf 1.05",
+            "step with coalescing, Zipf 1.05, sequences",
+            "step with coalescing, Zipf 1.05, bags",
+            "step with coalescing, Zipf 1.05, bags, against table-wise",
+            "hot step against normal step",
+            "step with no skew",
+            "time to a loss with cache, coalescing and hot batches, half-normal",
+            "lookups that replicas answer, a table of twice the cap",
+            "slowdown of a step, a table of twice the cap",
+            "coalescing kernel, times as fast as torch.unique with inverse",
+            "classification of samples, of the time to read them",
+            "reading in hot batches, of the time to read",
+        ),
+    ),
+    SuiteTable(
+        page="dsi.md",
+        suite="dsi",
+        figures=(
+            "transforms against plain Python",
+            "transforms on unique samples",
+            "10% of 500 features, flattened",
+            "reordered and coalesced, I/Os",
+            "reordered and coalesced, bytes",
+            "reordered and coalesced, over S3",
+            "stripes ten times as large",
+            "a filter that keeps 5% of sorted rows",
+        ),
+    ),
+    SuiteTable(
+        page="dsi.md",
+        suite="readers_beside",
+        figures=(
+            "pyarrow alone, no batches",
+            "pyarrow.dataset loop, in order",
+            "local reader, shuffled",
+            "Ray Data, local shuffle",
+            "Hugging Face datasets, cached, shuffled",
+            "Hugging Face datasets, streaming",
+        ),
+    ),
+)
+"""Those that a page speaks of; RESULTS.md has all of them."""
+
+
 def draw() -> None:
     """Write all pages anew."""
     results = kept_results()
     PAGE.write_text(results_page(results))
-    block = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
-    for page, rows in ((README, headline_rows(results)), (LIMITS, limit_rows(results))):
-        table = "\n".join(rows)
-        page.write_text(block.sub(lambda _, table=table: f"{table}\n", page.read_text()))
+    _put(README, BEGIN, headline_rows(results))
+    _put(LIMITS, BEGIN, limit_rows(results))
+    for table in TABLES:
+        _put(DOCS / table.page, table.mark, table_rows(results, table))
+
+
+def _put(page: Path, mark: str, rows: Iterable[str]) -> None:
+    block = re.compile(f"(?<={re.escape(mark)}\n).*?(?={re.escape(END)})", re.DOTALL)
+    table = "".join(f"{row}\n" for row in rows)
+    page.write_text(block.sub(lambda _: table, page.read_text(), count=1))
+
+
+def table_rows(results: Sequence[KeptResult], table: SuiteTable) -> Iterator[str]:
+    """The newest full run of each figure, else the newest quick one; none where nobody has run the
+    suite."""
+    found = [_newest(results, table.suite, name) for name in table.figures]
+    if not any(found):
+        return
+    yield "| figure | measured | target | | run |"
+    yield "|---|---|---|---|---|"
+    for figure in found:
+        if figure is not None:
+            met = {None: "", True: "met", False: "**missed**"}[figure.met]
+            run = f"{'quick, ' * figure.of.quick}{figure.of.date}"
+            yield f"| {_cell(figure.name)} | {figure.shown} | {figure.target} | {met} | {run} |"
 
 
 def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
@@ -101,7 +255,7 @@ def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
     yield "| what | measured | target | command |"
     yield "|---|---|---|---|"
     for one in HEADLINES:
-        figure = _newest(results, one)
+        figure = _newest(results, one.suite, one.figure)
         if figure is None:
             continue
         command = f"`python -m benchmarks.{one.suite}{' --quick' * figure.of.quick}`"
@@ -109,12 +263,14 @@ def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
         yield f"| {one.what} | {figure.shown} | {figure.target}{missed} | {command} |"
 
 
-def _newest(results: Sequence[KeptResult], headline: Headline) -> KeptFigure | None:
-    of_suite = [one for one in results if one.suite == headline.suite]
+def _newest(results: Sequence[KeptResult], suite: str, name: str) -> KeptFigure | None:
+    """The figure of this name, or the first that begins so."""
+    of_suite = [one for one in results if one.suite == suite]
     for quick in (False, True):
-        for history in histories(of_suite, quick):
-            if history[-1].name.startswith(headline.figure):
-                return history[-1]
+        found = [history[-1] for history in histories(of_suite, quick)]
+        for one in sorted(found, key=lambda each: each.name != name):
+            if one.name.startswith(name):
+                return one
     return None
 
 

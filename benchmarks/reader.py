@@ -42,7 +42,7 @@ SCHEMA = Schema(
 def measure(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         return compare(
-            write_table(Path(folder) / "table", SCHEMA, _chunks(200_000 if quick else 400_000)),
+            write_table(Path(folder) / "table", SCHEMA, chunks(200_000 if quick else 400_000)),
             rounds=3 if quick else 15,
         )
 
@@ -51,8 +51,8 @@ def compare(table: Table, rounds: int) -> Report:
     columns = [SCHEMA.label, *SCHEMA.dense, *SCHEMA.sparse_names]
     sides: dict[str, Callable[[], Any]] = {
         "pyarrow": decoding(table, columns),
-        "reader": _epoch_of(table, LocalReaderConfig()),
-        "no prefetch": _epoch_of(table, LocalReaderConfig(prefetch=False)),
+        "reader": epoch_of(table, LocalReaderConfig()),
+        "no prefetch": epoch_of(table, LocalReaderConfig(prefetch=False)),
         "a copy": copies(_numbers(table, columns)),
     }
     measured = alternate(sides, rounds, of="reader")
@@ -134,13 +134,13 @@ def _numbers(table: Table, columns: Sequence[str]) -> list[np.ndarray[Any, Any]]
     return found
 
 
-def _epoch_of(table: Table, config: LocalReaderConfig) -> Callable[[], int]:
+def epoch_of(table: Table, config: LocalReaderConfig) -> Callable[[], int]:
     reader = build_local_reader(config, Context(seed=SEED))
     loader = reader.loader(table, rank=0, world_size=1, batch_size=BATCH_SIZE, split="train")
     return lambda: sum(len(batch) for batch in loader)
 
 
-def _chunks(num_rows: int) -> Iterator[pa.Table]:
+def chunks(num_rows: int) -> Iterator[pa.Table]:
     random = np.random.default_rng(SEED)
     for first in range(0, num_rows, CHUNK_ROWS):
         rows = min(CHUNK_ROWS, num_rows - first)

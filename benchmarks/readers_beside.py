@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import Figure, Report, alternate, main, spread
 from benchmarks.limits import decoding
-from benchmarks.reader import BATCH_SIZE, CHUNK_ROWS, SCHEMA, _chunks, _epoch_of
+from benchmarks.reader import BATCH_SIZE, CHUNK_ROWS, SCHEMA, chunks, epoch_of
 from recd_plugins.data.local_reader import LocalReaderConfig
 from recd_plugins.data.table import Table, write_table
 
@@ -33,14 +33,14 @@ COLUMNS = [SCHEMA.label, *SCHEMA.dense, *SCHEMA.sparse_names]
 def measure(quick: bool) -> Report:
     rows, rounds = (50_000, 1) if quick else (400_000, 5)
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
-        table = write_table(Path(folder) / "table", SCHEMA, _chunks(rows))
+        table = write_table(Path(folder) / "table", SCHEMA, chunks(rows))
         return beside(table, rounds, Path(folder) / "cache")
 
 
 def beside(table: Table, rounds: int, cache: Path) -> Report:
     sides: dict[str, Callable[[], int]] = {
         "pyarrow alone, no batches": decoding(table, COLUMNS),
-        "local reader, shuffled": _epoch_of(table, LocalReaderConfig()),
+        "local reader, shuffled": epoch_of(table, LocalReaderConfig()),
         "pyarrow.dataset loop, in order": lambda: _dataset_loop(table),
     }
     installed = {one.name for one in distributions()}

@@ -131,6 +131,11 @@ SUITES = (
         limits=True,
     ),
     Suite(
+        module="readers_beside",
+        about="The local reader beside others of Parquet, as far as these are installed.",
+        minutes=2,
+    ),
+    Suite(
         module="service",
         about="The reader service, beside the local reader, and with workers that are killed.",
         minutes=4,

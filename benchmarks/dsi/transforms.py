@@ -18,6 +18,7 @@ from recd_plugins.api import Context
 from recd_plugins.api.batch import InverseKeyedJaggedTensor, RowWise
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.config import parse
+from recd_plugins.data.transform import BatchTransform
 
 __all__ = ["CHAIN", "DENSE", "IN_PLACE", "NEW", "transforms"]
 
@@ -100,20 +101,27 @@ def on_unique(features: KeyedJaggedTensor, rounds: int) -> Figure:
     keys = features.keys()
     ikjt = InverseKeyedJaggedTensor.from_kjt(features, [keys])
     factor = ikjt.dedupe_factor()
-    chain: list[RowWise] = []
+    steps: list[tuple[tuple[str, ...], RowWise]] = []
     schema = _schema(keys)
     for name in CHAIN:
         options = {**IN_PLACE, **NEW}[name]
         transform = _built(name, options | ({"into": name} if name in NEW else {}))
-        chain.append(RowWise(transform, _names(transform, schema) if name in NEW else None))
+        takes = getattr(transform, "takes", schema.sparse_names)
+        steps.append(
+            (takes, RowWise(transform, _names(transform, schema) if name in NEW else None))
+        )
         schema = _after(transform, schema)
-    takes = [getattr(step.transform, "takes", None) for step in chain]
-
-    def run(given: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> None:
-        for step, names in zip(chain, takes, strict=True):
-            given = step(given, names)
-
-    sides = {"all": dropped(partial(run, features)), "unique": dropped(partial(run, ikjt))}
+    chain = BatchTransform(steps)
+    none = KeyedJaggedTensor(
+        keys=[],
+        values=features.values()[:0],
+        lengths=features.lengths()[:0],
+        stride=features.stride(),
+    )
+    sides = {
+        "all": dropped(partial(chain.of, features)),
+        "unique": dropped(partial(chain.of, none, dedup=ikjt)),
+    }
     measured = alternate(sides, rounds * 3, of="transforms on unique samples")
     gains = [
         one.cpu / other.cpu for one, other in zip(measured["all"], measured["unique"], strict=True)

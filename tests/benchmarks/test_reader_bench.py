@@ -97,7 +97,7 @@ from pathlib import Path
 from benchmarks import reader, readers_beside
 from benchmarks.harness import main
 
-table = reader.write_table(Path(sys.argv.pop()) / "table", reader.SCHEMA, reader._chunks(3000))
+table = reader.write_table(Path(sys.argv.pop()) / "table", reader.SCHEMA, reader.chunks(3000))
 beside = readers_beside.beside(table, 1, Path())
 assert all(one.value > 0 for one in beside.figures)
 main("reader", lambda quick: reader.compare(table, rounds=2))

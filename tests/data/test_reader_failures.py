@@ -20,6 +20,7 @@ from forked import start_server
 from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.local_reader import LOADING
 from recd_plugins.data.table import Table, write_table
 from recd_plugins.errors import DataError, PluginError, RegistryError
 
@@ -187,7 +188,7 @@ def test_no_thread_outlives_its_iterator(table):
 
     running = iter(open_loader(table))
     next(running)
-    assert len(threads("recd-reader")) == 1
+    assert len(threads("recd-reader")) == LOADING
     assert bool(threads("recd-copies")) == (pa.cpu_count() > 1)
     running.close()
     epoch(open_loader(table))

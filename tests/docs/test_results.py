@@ -12,13 +12,16 @@ from benchmarks import compare
 from benchmarks.kept import KeptResult, kept_results
 from benchmarks.pages import (
     BEGIN,
+    DOCS,
     END,
     LIMITS,
     PAGE,
     README,
+    TABLES,
     headline_rows,
     limit_rows,
     results_page,
+    table_rows,
 )
 
 CONDITIONS = {
@@ -42,10 +45,13 @@ def result(commit: str, *figures: dict[str, Any], date: str = "2026-01-01") -> K
 def test_the_pages_are_drawn_from_what_is_kept() -> None:
     results = kept_results()
     assert PAGE.read_text() == results_page(results), "python -m benchmarks --draw"
-    for page, rows in ((README, headline_rows(results)), (LIMITS, limit_rows(results))):
-        _, _, rest = page.read_text().partition(f"{BEGIN}\n")
+    drawn = [(README, BEGIN, headline_rows(results)), (LIMITS, BEGIN, limit_rows(results))]
+    drawn += [(DOCS / one.page, one.mark, table_rows(results, one)) for one in TABLES]
+    for page, mark, rows in drawn:
+        _, found, rest = page.read_text().partition(f"{mark}\n")
         table, _, _ = rest.partition(END)
-        assert table == "\n".join(rows) + "\n", "python -m benchmarks --draw"
+        assert found
+        assert table == "".join(f"{row}\n" for row in rows), "python -m benchmarks --draw"
 
 
 def test_the_readme_is_short_and_has_no_figure_twice() -> None:

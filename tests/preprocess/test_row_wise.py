@@ -19,7 +19,7 @@ from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import with_feature, with_ids
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
 from recd_plugins.testing.batches import from_lists, to_lists
 
 KEYS = ("a", "b", "c", "d")
@@ -330,6 +330,68 @@ def test_what_says_that_it_adds_is_copied_once_to_the_same(features, groups, dty
         if weighed:
             assert torch.equal(found.weights(), whole.weights())
         assert (found.weights_or_none() is None) == (not weighed)
+
+
+class Lengths:
+    """Adds how many ids a row of one feature has, as an id; with a weight or without."""
+
+    changes_keys = True
+
+    def __init__(self, of: str, adds: str, weight: float | None = None) -> None:
+        self.of, self.adds, self.weight = of, adds, weight
+
+    def made(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        lengths = features[self.of].lengths()
+        weights = None if self.weight is None else torch.full((len(lengths),), self.weight)
+        return lengths.long(), torch.ones_like(lengths), weights
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return with_feature(features, self.adds, *self.made(features))
+
+
+IN_A_ROW = [
+    *((("a",), Lengths("a", "x")), (("b",), Lengths("b", "y", 0.5))),
+    *((("x",), Lengths("x", "z")), (("c", "d"), Lengths("d", "w"))),
+    *((("a", "x"), SigridHash(31)), (("b", "w"), FirstX(1)), (("absent",), Lengths("absent", "v"))),
+]
+
+
+@settings(max_examples=at_most(60))
+@given(
+    features=samples(),
+    groups=st.sampled_from([GROUPINGS[1], GROUPINGS[3]]),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    weighed=st.booleans(),
+    steps=st.lists(st.sampled_from(IN_A_ROW), unique_by=id),
+)
+def test_several_in_a_row_make_what_one_after_another_makes(
+    features, groups, dtype, weighed, steps
+):
+    weights = features.values().float() if weighed else None
+    features = with_ids(
+        features, features.values().to(dtype), lengths=features.lengths(), weights=weights
+    )
+    kinds = (InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor)
+    for whole in [features, *(kind.from_kjt(features, groups) for kind in kinds)]:
+        at_once = TransformedFeatures(whole)
+        for names, transform in steps:
+            adds = getattr(transform, "adds", None)
+            step = RowWise(transform, adds and (lambda keys, adds=adds: [*keys, adds]))
+            at_once.apply(step, names)
+            whole = step(whole, names)
+        found = at_once.whole
+        if not isinstance(found, KeyedJaggedTensor):
+            assert found.groups == whole.groups
+            found, whole = found.validate().kjt, whole.kjt
+        assert found.keys() == whole.keys()
+        assert found.length_per_key() == whole.length_per_key()
+        for theirs, ours in [
+            (whole.values(), found.values()),
+            (whole.lengths(), found.lengths()),
+            (whole.weights_or_none(), found.weights_or_none()),
+        ]:
+            assert (theirs is None) == (ours is None)
+            assert theirs is None or (theirs.dtype == ours.dtype and torch.equal(theirs, ours))
 
 
 class Constant:

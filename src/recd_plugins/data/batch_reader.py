@@ -37,6 +37,8 @@ from recd_plugins.storage.uri import Location
 
 __all__ = ["BatchReader", "StripeReader", "key_column"]
 
+I64 = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class WindowPart:
@@ -197,17 +199,19 @@ class BatchReader:
             runs = runs_of(piece.keys[self._session_id] for piece in pieces)
         order = self._order.rows(window, runs)
         sizes = window.cuts(self._order.rows_per_batch)
-        weights = _take([piece.weights for piece in pieces], order)
-        weights[len(order) - window.padding :] = 0
+        of_parts = np.split(order, np.cumsum(sizes)[:-1])
+        weights = _taken([piece.weights for piece in pieces], of_parts)
+        if window.padding:
+            weights[-1][-window.padding :] = 0
         features = [_column(pieces, name) for name in self._features]
         unjoined = [_column(pieces, name) for name in self._unjoined]
         parts = zip(
-            _take([piece.dense for piece in pieces], order).split(sizes),
-            _take([piece.labels for piece in pieces], order).split(sizes),
-            weights.split(sizes),
+            _taken([piece.dense for piece in pieces], of_parts),
+            _taken([piece.labels for piece in pieces], of_parts),
+            weights,
             gather_blocks(features, order, sizes, each),
             Picked.of(unjoined, order).cut(sizes),
-            self._asked(pieces, order, sizes),
+            self._asked(pieces, of_parts),
             strict=True,
         )
         found = [WindowPart(*part) for part in parts]
@@ -215,25 +219,24 @@ class BatchReader:
         return found, seconds.parts
 
     def _asked(
-        self, pieces: Sequence[DecodedRows], order: npt.NDArray[np.int64], sizes: list[int]
+        self, pieces: Sequence[DecodedRows], of_parts: Sequence[I64]
     ) -> list[dict[str, Tensor]]:
         """Each part's sessions and times, where they were asked for beside the features."""
         columns = {
-            name: _take([_whole_numbers(piece.keys[key], key) for piece in pieces], order)
+            name: _taken([_whole_numbers(piece.keys[key], key) for piece in pieces], of_parts)
             for name, key in self._beside.items()
         }
-        cut = {name: column.split(sizes) for name, column in columns.items()}
-        return [{name: cut[name][part] for name in cut} for part in range(len(sizes))]
+        return [{name: columns[name][part] for name in columns} for part in range(len(of_parts))]
 
     def _join(self, parts: Sequence[WindowPart]) -> tuple[Batch, Columns]:
         began = time.perf_counter()
         batch = Batch(
-            dense=torch.cat([part.dense for part in parts]),
+            dense=_joined([part.dense for part in parts]),
             features=join_blocks([part.features for part in parts]).kjt(self._features),
-            labels=torch.cat([part.labels for part in parts]),
-            weights=torch.cat([part.weights for part in parts]),
+            labels=_joined([part.labels for part in parts]),
+            weights=_joined([part.weights for part in parts]),
         )
-        beside = {name: torch.cat([part.beside[name] for part in parts]) for name in self._beside}
+        beside = {name: _joined([part.beside[name] for part in parts]) for name in self._beside}
         self.seconds.add(GATHER, time.perf_counter() - began)
         return batch, PooledColumns(self._unjoined, [part.unjoined for part in parts], beside)
 
@@ -264,11 +267,16 @@ def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | WeightedJ
     return [part for piece in pieces for part in piece.features[name]]
 
 
-def _take(parts: Sequence[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
-    """Rows of [n_i, ...] laid end to end."""
+def _taken(parts: Sequence[Tensor], rows: Sequence[I64]) -> list[Tensor]:
+    """Rows of [n_i, ...] laid end to end: for each of `rows` a tensor with memory of its own."""
     # numpy, since torch's own index would wake its threads, which belong to the model.
     whole = np.concatenate([part.numpy() for part in parts])
-    return torch.from_numpy(whole.take(rows, axis=0))
+    return [torch.from_numpy(whole.take(some, axis=0)) for some in rows]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts; of one part, its own memory."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 PAUSE = 0.05

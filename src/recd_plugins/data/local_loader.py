@@ -1,4 +1,5 @@
-"""One epoch after another: torchdata's StatefulDataLoader over a rank's batches."""
+"""One epoch after another of a rank's batches; torchdata's StatefulDataLoader runs workers and pins
+memory."""
 
 from __future__ import annotations
 
@@ -217,7 +218,7 @@ class LocalLoader:
         self._batch = 0
         self._seconds = ReadSeconds(dict.fromkeys(batches.parts, 0.0))
         self._within: dict[str, Any] | None = None
-        """torchdata's state within the epoch; nothing at its start."""
+        """torchdata's state within the epoch, where it reads; nothing at its start."""
         self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
         """The latest iterator. It ends its workers when nobody holds it any more, so neither may
         this: together they would be a cycle, which is collected some time later."""
@@ -248,11 +249,15 @@ class LocalLoader:
         return reading
 
     def _read(self) -> Generator[Batch, None, None]:
-        self._batches.epoch = self._epoch
-        self._batches.first = 0 if self._within or self._workers else self._batch
-        torchdata = self._open()
-        torchdata.load_state_dict(self._within or {})
-        reading = iter(torchdata)
+        self._batches.epoch, self._batches.first = self._epoch, self._batch
+        # It knows of workers and of pinned memory. To ask it for its state takes longer than to
+        # cut a batch from its window.
+        torchdata = self._open() if self._workers or self._pin_memory else None
+        if torchdata is not None:
+            if self._within or self._workers:
+                self._batches.first = 0
+            torchdata.load_state_dict(self._within or {})
+        reading = iter(self._batches if torchdata is None else torchdata)
         try:
             asked = time.perf_counter()
             while (handed := next(reading, None)) is not None:
@@ -262,16 +267,18 @@ class LocalLoader:
                 waited = time.perf_counter() - max(asked, handed.finished)
                 self._seconds.add_all(handed.seconds)
                 self._seconds.add(HAND_OVER, waited)
-                self._batch, self._within = self._batch + 1, torchdata.state_dict()
+                self._batch += 1
+                self._within = None if torchdata is None else torchdata.state_dict()
                 if self._batch == self._length:
                     self._epoch, self._batch, self._within = self._epoch + 1, 0, None
                 yield batch
                 asked = time.perf_counter()
         finally:
             del reading  # a traceback holds what is here
-            # Ends the workers now: collected in a cycle (an error and its traceback make
-            # one), torchdata's iterator would wait 5 s for each.
-            torchdata.load_state_dict({})
+            if torchdata is not None:
+                # Ends the workers now: collected in a cycle (an error and its traceback make
+                # one), torchdata's iterator would wait 5 s for each.
+                torchdata.load_state_dict({})
 
     def spread(
         self, blocks: range, size: int, first: int | None = None

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from recd_plugins.data.local_loader import LocalLoader
     from recd_plugins.slots import Context
 
-__all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader", "table_digest"]
+__all__ = ["LOADING", "LocalReader", "LocalReaderConfig", "build_local_reader", "table_digest"]
+
+LOADING = 2
+"""Threads that load windows ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,8 @@ class LocalReaderConfig(Config):
     """Ranges that an epoch is cut into, by default one per consumer. Fix it to get the same
     global batches at any number of ranks that divides it (same global batch size, no workers)."""
     prefetch: bool = True
-    """Decode the next window in a thread while this one is used."""
+    """Load the next window in threads while this one is used: one decodes it, the other gathers its
+    rows, and then the first begins with the window behind it if the trainer waits."""
     pin_memory: bool | None = None
     """Batches in pinned memory; by default on CUDA."""
     read_log: Path | None = None
@@ -145,7 +149,7 @@ class LocalReader:
                 order,
                 shares,
                 rank=rank,
-                prefetch=config.prefetch,
+                prefetch=LOADING if config.prefetch else 0,
                 transform=transform,
             ),
             workers=config.workers,

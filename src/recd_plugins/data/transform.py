@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, without
-from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
@@ -64,12 +65,7 @@ class BatchTransform:
         if self._dedup is not None and self.takes:
             with self.seconds.of(CONVERT):
                 features, dedup = self._deduplicated(self._dedup, features, unjoined)
-        for (names, step), label in zip(self._steps, self._labels, strict=True):
-            with self.seconds.of(label):
-                if isinstance(step, DenseStep):
-                    dense, features = step(dense, features)
-                else:
-                    features, dedup = _on_ids(features, dedup, names, step)
+        features, dedup, dense = self._transformed(features, dedup, dense, self.seconds)
         return dataclasses.replace(batch, features=features, dedup=dedup, dense=dense)
 
     def of(
@@ -82,10 +78,35 @@ class BatchTransform:
         """
         if self._dedup is not None and self.takes:
             features, dedup = self._deduplicated(self._dedup, features, unjoined)
-        for names, step in self._steps:
-            if not isinstance(step, DenseStep):
-                features, dedup = _on_ids(features, dedup, names, step)
+        features, dedup, _ = self._transformed(features, dedup, None, ReadSeconds())
         return features, dedup
+
+    def _transformed(
+        self, features: KeyedJaggedTensor, dedup: Any, dense: Tensor | None, seconds: ReadSeconds
+    ) -> tuple[KeyedJaggedTensor, Any, Any]:
+        """What the steps make of all three; without `dense`, those of dense columns are left out.
+        What steps in a row add is laid behind the features in the time of the next one, or of the
+        last."""
+        plain, shared = TransformedFeatures(features), None
+        if isinstance(dedup, KeyedJaggedTensor | DeduplicatedFeatures):
+            shared = TransformedFeatures(dedup)
+        began = time.perf_counter()
+        for (names, step), label in zip(self._steps, self._labels, strict=True):
+            if not isinstance(step, DenseStep):
+                plain.apply(step, names)
+                if shared is not None:
+                    shared.apply(step, names)
+                elif dedup is not None:
+                    _check_reached(plain.whole, names, dedup, step)
+            elif dense is not None:
+                dense, features = step(dense, plain.whole)
+                plain = TransformedFeatures(features)
+            if label == self._labels[-1]:
+                features, dedup = plain.whole, dedup if shared is None else shared.whole
+            ended = time.perf_counter()
+            seconds.add(label, ended - began)
+            began = ended
+        return features, dedup, dense
 
     def _deduplicated(
         self, dedup: DedupConverter, features: KeyedJaggedTensor, unjoined: Columns | None
@@ -199,17 +220,6 @@ def _joined(features: KeyedJaggedTensor, more: KeyedJaggedTensor) -> KeyedJagged
         weights=rows.weights,
         stride=more.stride(),
     )
-
-
-def _on_ids(
-    features: KeyedJaggedTensor, dedup: Any, names: Sequence[str], transform: RowWise
-) -> tuple[KeyedJaggedTensor, Any]:
-    features = transform(features, names)
-    if isinstance(dedup, KeyedJaggedTensor | DeduplicatedFeatures):
-        dedup = transform(dedup, names)
-    elif dedup is not None:
-        _check_reached(features, names, dedup, transform)
-    return features, dedup
 
 
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:

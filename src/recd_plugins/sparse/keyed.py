@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from copy import copy
-from itertools import accumulate, chain, groupby
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["mark_of", "marked", "with_feature", "with_ids"]
+__all__ = ["Added", "mark_of", "marked", "with_feature", "with_features", "with_ids"]
 
 
 def with_ids(
@@ -44,6 +45,20 @@ def with_ids(
     )
 
 
+class Added(NamedTuple):
+    """A feature that is to stand behind others: B rows."""
+
+    name: str
+    values: Tensor
+    """[lengths.sum()] ids."""
+    lengths: Tensor
+    """[B]."""
+    weights: Tensor | None = None
+    """[lengths.sum()]."""
+    last: tuple[str, ...] = ()
+    """The features that come right before it, behind the others."""
+
+
 def with_feature(
     features: KeyedJaggedTensor,
     name: str,
@@ -58,64 +73,120 @@ def with_feature(
     Its ids weigh 1 where those of others have weights and it was given none, and the other way
     about. The features that `last` names come right before it, behind the others.
     """
-    held, ids, own = features.weights_or_none(), features.values(), features.lengths()
-    if held is None and weights is not None:
-        held = weights.new_ones(ids.numel())
-    elif held is not None and weights is None:
-        weights = held.new_ones(values.numel())
-    order = _Order.of(features, last)
+    return with_features(features, [Added(name, values, lengths, weights, tuple(last))])
+
+
+def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJaggedTensor:
+    """What `with_feature` makes of the features with each of these, one after another; each id is
+    copied once for all of them."""
+    held, ids, lengths = features.keys(), features.values(), features.lengths()
+    keys, pieces = _order(tuple(held), tuple((one.name, one.last) for one in added))
+    numels, stride = features.length_per_key_or_none(), features.stride()
+    if numels is None and any(one.last for one in added):
+        numels = features.length_per_key()
+    # Where nobody knows how many ids each key has, all keys stay where they are.
+    ends = [0] * len(held) + [ids.numel()] if numels is None else [0, *accumulate(numels)]
+    counts = None if numels is None else [*numels, *(one.values.numel() for one in added)]
     return type(features)(
-        keys=[*order.keys, name],
-        values=_joined(ids, order.ids, values if order.numel else values.to(ids.dtype)),
-        weights=None if held is None or weights is None else _joined(held, order.ids, weights),
-        lengths=_joined(own, order.rows, lengths.to(own.dtype)),
-        stride=features.stride(),
-        length_per_key=None if order.numels is None else [*order.numels, values.numel()],
+        keys=[*keys],
+        values=_laid(ids, ends, _typed(features, added), pieces),
+        weights=_weighing(features, ends, added, pieces),
+        lengths=_laid(
+            lengths,
+            [stride * place for place in range(len(held) + 1)],
+            [one.lengths.to(lengths.dtype) for one in added],
+            pieces,
+        ),
+        stride=stride,
+        length_per_key=None if counts is None else [counts[place] for place in chain(*pieces)],
     )
 
 
-class _Order(NamedTuple):
-    """Keys in another order, and where their ids and rows lie."""
-
-    keys: list[str]
-    numels: list[int] | None
-    """The ids of each key, where somebody knows them."""
-    numel: int
-    """The ids of those that are last, or of all."""
-    ids: list[slice]
-    rows: list[slice]
-
-    @classmethod
-    def of(cls, features: KeyedJaggedTensor, last: Collection[str]) -> _Order:
-        """The keys that are last behind the others, each in its order."""
-        keys = features.keys()
-        if not last:
-            known, all_ids = features.length_per_key_or_none(), features.values().numel()
-            return cls(keys, known, all_ids, [slice(None)], [slice(None)])
-        numels, stride = features.length_per_key(), features.stride()
-        runs: tuple[list[range], list[range]] = ([], [])
-        stop = 0
-        for is_last, run in groupby(keys, frozenset(last).__contains__):
-            start, stop = stop, stop + len([*run])
-            runs[is_last].append(range(start, stop))
-        ends = [0, *accumulate(numels)]
-        places = [place for run in chain(*runs) for place in run]
-        return cls(
-            [keys[place] for place in places],
-            [numels[place] for place in places],
-            sum(numels[place] for run in runs[1] for place in run),
-            [slice(ends[run.start], ends[run.stop]) for run in chain(*runs)],
-            [slice(run.start * stride, run.stop * stride) for run in chain(*runs)],
-        )
+Pieces = tuple[range, ...]
+"""Places of keys, in the order in which these come out: first all that there are have places, then
+those that are added, each of which is a piece. The others are one where they lie side by side."""
 
 
-def _joined(whole: Tensor, spans: Sequence[slice], more: Tensor) -> Tensor:
-    """Spans of one tensor end to end, and another tensor behind them. On the CPU torch's own cat
-    wakes its threads; those belong to the model, and to wait for them costs more than they save."""
-    if not (_is_numpys(whole) and _is_numpys(more)):
-        return torch.cat((*(whole[span] for span in spans), more))
-    numbers = whole.numpy()
-    return torch.from_numpy(np.concatenate((*(numbers[span] for span in spans), more.numpy())))
+@lru_cache(maxsize=1024)  # of a job's batches, each step asks for the same
+def _order(
+    keys: tuple[str, ...], added: tuple[tuple[str, tuple[str, ...]], ...]
+) -> tuple[tuple[str, ...], Pieces]:
+    """All keys in their order, each of `added` behind its `last`, and these behind the others."""
+    names = [*keys, *(name for name, _ in added)]
+    places = [*range(len(keys))]
+    for _, last in added:
+        others = [place for place in places if names[place] not in last]
+        behind = [place for place in places if names[place] in last]
+        places = [*others, *behind, len(places)]
+    pieces: list[range] = []
+    for place in places:
+        if pieces and place < len(keys) and pieces[-1].stop == place:
+            pieces[-1] = range(pieces[-1].start, place + 1)
+        else:
+            pieces.append(range(place, place + 1))
+    return tuple(names[place] for place in places), tuple(pieces)
+
+
+def _typed(features: KeyedJaggedTensor, added: Sequence[Added]) -> list[Tensor]:
+    """The ids of each feature that is added; those of another type get that of the others, if it
+    comes behind features without any."""
+    dtype, found = features.values().dtype, []
+    for number, one in enumerate(added):
+        values = one.values
+        if values.dtype != dtype:
+            if _num_ids(features, added[:number], one.last):
+                dtype = torch.promote_types(dtype, values.dtype)
+            else:
+                values = values.to(dtype)
+        found.append(values)
+    return found
+
+
+def _num_ids(features: KeyedJaggedTensor, before: Sequence[Added], last: Collection[str]) -> int:
+    """The ids of some features, or of all."""
+    behind = {one.name: one.values.numel() for one in before}
+    if not last:
+        return int(features.values().numel()) + sum(behind.values())
+    counts = dict(zip(features.keys(), features.length_per_key(), strict=True)) | behind
+    return sum(counts[key] for key in last)
+
+
+def _weighing(
+    features: KeyedJaggedTensor, ends: Sequence[int], added: Sequence[Added], pieces: Pieces
+) -> Tensor | None:
+    """The weights of all ids; those of features without are 1, if others have some."""
+    held = features.weights_or_none()
+    given = [one for one in (held, *(one.weights for one in added)) if one is not None]
+    if not given:
+        return None
+    return _laid(
+        given[0].new_ones(features.values().numel()) if held is None else held,
+        ends,
+        [
+            given[0].new_ones(one.values.numel()) if one.weights is None else one.weights
+            for one in added
+        ],
+        pieces,
+    )
+
+
+def _laid(whole: Tensor, ends: Sequence[int], more: Sequence[Tensor], pieces: Pieces) -> Tensor:
+    """Pieces end to end: keys of `whole`, which end there, and those that are added. On the CPU
+    torch's own cat wakes its threads; those belong to the model, and to wait for them costs more
+    than they save."""
+
+    def parts(held: Any, others: Sequence[Any]) -> list[Any]:
+        return [
+            held[ends[piece.start] : ends[piece.stop]]
+            if piece.stop < len(ends)
+            else others[piece.start - len(ends) + 1]
+            for piece in pieces
+        ]
+
+    if not all(map(_is_numpys, (whole, *more))):
+        return torch.cat(parts(whole, more))
+    found = parts(whole.numpy(), [one.numpy() for one in more])
+    return torch.from_numpy(np.concatenate(found))
 
 
 def _is_numpys(part: Tensor) -> bool:

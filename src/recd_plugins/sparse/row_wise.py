@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
-from recd_plugins.sparse.keyed import with_feature, with_ids
+from recd_plugins.sparse.keyed import Added, with_features, with_ids
 
-__all__ = ["KjtTransform", "RowWise", "SomeKeys"]
+__all__ = ["KjtTransform", "RowWise", "SomeKeys", "TransformedFeatures"]
 
 KjtTransform = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
 Features = TypeVar("Features", bound="KeyedJaggedTensor | DeduplicatedFeatures")
@@ -58,9 +58,10 @@ class RowWise:
         self.name = name or _name_of(transform)
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
-        self._adds: str | None = getattr(transform, "adds", None)
+        self.adds: str | None = getattr(transform, "adds", None)
+        """The feature that it adds to those that it takes, if it is such a one."""
         self._changes_keys: bool = bool(
-            makes is not None or self._adds or getattr(transform, "changes_keys", False)
+            makes is not None or self.adds or getattr(transform, "changes_keys", False)
         )
 
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
@@ -86,9 +87,34 @@ class RowWise:
             made = features.from_ikjt(self._on_ikjt(features.to_ikjt(), chosen))
         return cast("Features", made)
 
+    def added(self, features: KeyedJaggedTensor, chosen: list[str]) -> Added:
+        """The feature that it makes of those chosen, which come right before it."""
+        assert self.adds is not None  # whoever asks has looked
+        transform: Any = self.transform
+        made = transform.made(features)
+        if not (isinstance(made, tuple) and len(made) == 3):
+            raise PluginError(
+                f"preprocess: {self.name}: `made` gave a {type(made).__name__}, but must give the "
+                "ids [n], the lengths [B], and the weights [n] or None of the feature it adds."
+            )
+        values, lengths, weights = made
+        self._check([*chosen, self.adds], lengths.numel(), chosen, features.stride())
+        return Added(self.adds, values, lengths, weights, tuple(chosen))
+
+    def added_to(
+        self, features: KeyedJaggedTensor | DeduplicatedFeatures
+    ) -> KeyedJaggedTensor | None:
+        """The KJT behind whose features the one that it makes is to lie, if that is all it does."""
+        if self.adds is None:
+            return None
+        if isinstance(features, KeyedJaggedTensor):
+            return None if features.variable_stride_per_key() else features
+        alone = isinstance(features, InverseKeyedJaggedTensor) and len(features.groups) == 1
+        return features.kjt if alone and self._row_wise else None
+
     def _on_kjt(self, features: KeyedJaggedTensor, chosen: list[str]) -> KeyedJaggedTensor:
-        if self._adds is not None and not features.variable_stride_per_key():
-            return self._with_added(features, chosen, self._adds)
+        if self.adds is not None and not features.variable_stride_per_key():
+            return with_features(features, [self.added(features, chosen)])
         keys = features.keys()
         if len(chosen) == len(keys):
             return self._run(features)
@@ -158,21 +184,6 @@ class RowWise:
         self._check(result.keys(), result.stride(), features.keys(), features.stride())
         return result
 
-    def _with_added(
-        self, features: KeyedJaggedTensor, chosen: list[str], name: str
-    ) -> KeyedJaggedTensor:
-        """What `_run` makes of the chosen and the others before it, by one copy of each id."""
-        transform: Any = self.transform
-        made = transform.made(features)
-        if not (isinstance(made, tuple) and len(made) == 3):
-            raise PluginError(
-                f"preprocess: {self.name}: `made` gave a {type(made).__name__}, but must give the "
-                "ids [n], the lengths [B], and the weights [n] or None of the feature it adds."
-            )
-        values, lengths, weights = made
-        self._check([*chosen, name], lengths.numel(), chosen, features.stride())
-        return with_feature(features, name, values, lengths, weights, last=chosen)
-
     def _check(self, made: list[str], num_rows: int, given: list[str], stride: int) -> None:
         """`PluginError` where keys or rows came out that may not."""
         if made != given and not self._changes_keys:
@@ -196,6 +207,53 @@ class RowWise:
         if keys not in self._known and self._makes is not None:
             self._known[keys] = list(self._makes(keys))
         return self._known[keys]
+
+
+class TransformedFeatures(Generic[Features]):
+    """Features that transforms run on one after another, with the result of one at a time.
+
+    What several in a row add is laid behind the features when somebody needs it there: then each id
+    is copied, and a KJT is made, once for all of them.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._features: KeyedJaggedTensor | DeduplicatedFeatures = features
+        self._added: list[Added] = []
+        """To be laid behind them."""
+
+    def apply(self, transform: RowWise, keys: Collection[str]) -> None:
+        """Run it on those of `keys` that there are."""
+        if any(one.name in keys or one.name == transform.adds for one in self._added):
+            self._lay()
+        kjt = transform.added_to(self._features)
+        if kjt is None or transform.adds in kjt.keys():  # noqa: SIM118  # no mapping
+            self._lay()
+            self._features = transform(self._features, keys)
+        elif chosen := [key for key in kjt.keys() if key in keys]:  # noqa: SIM118
+            one = transform.added(kjt, chosen)
+            self._added.append(one)
+            weighs = one.weights is not None and kjt.weights_or_none() is None
+            if weighs or one.values.dtype != kjt.values().dtype:
+                self._lay()  # which changes what the others are
+
+    @property
+    def whole(self) -> Features:
+        """The features as they are now."""
+        self._lay()
+        return cast("Features", self._features)
+
+    def _lay(self) -> None:
+        if not self._added:
+            return
+        features = self._features
+        if isinstance(features, KeyedJaggedTensor):
+            self._features = with_features(features, self._added)
+        else:  # of one group, which they belong to
+            assert isinstance(features, InverseKeyedJaggedTensor)
+            kjt = with_features(features.kjt, self._added)
+            groups = (tuple(kjt.keys()),)
+            self._features = dataclasses.replace(features, kjt=kjt, groups=groups)
+        self._added = []
 
 
 class _Part(NamedTuple):
