@@ -259,3 +259,19 @@ def test_clicks_without_a_label_are_told_what_to_do(tmp_path: Path) -> None:
     assert "no column is called 'label', the label of the schema. Name the label there; or" in told
     recd("data", "import", path, tmp_path / "t", "--negatives", 1, "--item", "item_id")
     assert {*values_of(tmp_path / "t", "agent")} == {"", *browsers}
+
+
+def test_columns_without_a_header_have_the_names_that_are_given(tmp_path: Path) -> None:
+    """As all of MovieLens 1M: what a column is called says what it is."""
+    lines = [
+        f"{one // 20}::{one % 50 * 7}::{1 + one % 5}::{956_703_932 + one}" for one in range(300)
+    ]
+    path = text(tmp_path / "ratings.dat", "\n".join(lines) + "\n")
+    rows, found = imported(path, "--names", "user_id, movie_id,rating,timestamp")
+    schema = found["schema"]
+    assert [one["name"] for one in schema["sparse"]] == ["user_id", "movie_id"]
+    assert (schema["timestamp"], schema["labels"][0]["name"]) == ("timestamp", "rating")
+    assert rows["user_id"].to_pylist() == [[one // 20] for one in range(300)]
+    for names in ("user_id,movie_id", "a,b,c,c", "a,b,c,"):
+        told = recd("data", "schema", path, "--names", names, fails=2)
+        assert "with 4 columns, and" in told

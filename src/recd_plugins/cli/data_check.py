@@ -15,7 +15,9 @@ from recd_plugins.cli.options import (
     Delimiter,
     Encoding,
     Header,
+    Names,
     location_argument,
+    names_of,
     progress,
     reported,
 )
@@ -58,6 +60,7 @@ def check(
     delimiter: Delimiter = None,
     header: Header = None,
     encoding: Encoding = "utf-8",
+    names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +77,7 @@ def check(
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
                 checked = _registry(paths[0], given, show)
             else:
-                checked = _tables(paths, given, delimiter, header, encoding, show)
+                checked = _tables(paths, given, delimiter, header, encoding, names, show)
     problems = {name: one.problems for name, one in checked.items()}
     if as_json:
         values: dict[str, Any] = {
@@ -145,6 +148,7 @@ def _tables(
     delimiter: str | None,
     header: bool | None,
     encoding: str,
+    names: str,
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -156,7 +160,13 @@ def _tables(
         files = files_of(named)
         schema = given or _of_footer(next(iter(files)))
         return check_files(
-            files, schema, delimiter=delimiter, header=header, encoding=encoding, progress=show
+            files,
+            schema,
+            delimiter=delimiter,
+            header=header,
+            encoding=encoding,
+            names=names_of(names),
+            progress=show,
         )
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):

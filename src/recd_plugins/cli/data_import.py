@@ -16,7 +16,9 @@ from recd_plugins.cli.options import (
     Encoding,
     ForeignPaths,
     Header,
+    Names,
     location_argument,
+    names_of,
     progress,
     reported,
 )
@@ -118,6 +120,7 @@ def import_(
     delimiter: Delimiter = None,
     header: Header = None,
     encoding: Encoding = "utf-8",
+    names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -141,7 +144,12 @@ def import_(
         check_makable(table, "TABLE")
         asked = None if schema is None else load_schema(schema)
         files = foreign_files(
-            paths, delimiter=delimiter, header=header, encoding=encoding, absent=absent or ()
+            paths,
+            delimiter=delimiter,
+            header=header,
+            encoding=encoding,
+            names=names_of(names),
+            absent=absent or (),
         )
         split = None if split_by is None else SplitBy.of(split_by, test_share)
         found = survey(files, _wanted(asked, split, negatives), alone=asked is not None)

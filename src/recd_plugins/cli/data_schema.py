@@ -16,7 +16,9 @@ from recd_plugins.cli.options import (
     Encoding,
     ForeignPaths,
     Header,
+    Names,
     location_argument,
+    names_of,
     reported,
 )
 from recd_plugins.cli.written import check_writable
@@ -42,6 +44,7 @@ def schema(
     delimiter: Delimiter = None,
     header: Header = None,
     encoding: Encoding = "utf-8",
+    names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +59,11 @@ def schema(
         from recd_plugins.data.importing.survey import survey
 
         check_writable(out, "--out")
-        found = survey(foreign_files(paths, delimiter=delimiter, header=header, encoding=encoding))
+        found = survey(
+            foreign_files(
+                paths, delimiter=delimiter, header=header, encoding=encoding, names=names_of(names)
+            )
+        )
         proposal = propose(found)
         if out is not None:
             write_whole(out, proposal.text)

@@ -17,7 +17,9 @@ from recd_plugins.cli.options import (
     Encoding,
     ForeignPaths,
     Header,
+    Names,
     location_argument,
+    names_of,
     progress,
     reported,
 )
@@ -60,6 +62,7 @@ def vocabulary(
     delimiter: Delimiter = None,
     header: Header = None,
     encoding: Encoding = "utf-8",
+    names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +79,9 @@ def vocabulary(
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
-        files = foreign_files(paths, delimiter=delimiter, header=header, encoding=encoding)
+        files = foreign_files(
+            paths, delimiter=delimiter, header=header, encoding=encoding, names=names_of(names)
+        )
         found = survey(files, column, alone=True)
         with progress() as show:
             made = write_vocabulary(

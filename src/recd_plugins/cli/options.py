@@ -29,11 +29,13 @@ __all__ = [
     "Encoding",
     "ForeignPaths",
     "Header",
+    "Names",
     "Overrides",
     "RegistryFile",
     "TableFolder",
     "loaded",
     "location_argument",
+    "names_of",
     "opened_table",
     "path_argument",
     "progress",
@@ -110,8 +112,22 @@ Encoding = Annotated[
         metavar="NAME",
     ),
 ]
+Names = Annotated[
+    str,
+    typer.Option(
+        "--names",
+        help="The names of the columns of text, in order, as user_id,item_id,rating.",
+        metavar="NAME,...",
+        show_default=False,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def names_of(text: str) -> list[str]:
+    """The names that `--names` gives."""
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 def opened_table(path: Location, registry: Path) -> Table:

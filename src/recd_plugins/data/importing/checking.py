@@ -150,6 +150,7 @@ def check_files(
     delimiter: str | None = None,
     header: bool | None = None,
     encoding: str = "utf-8",
+    names: Sequence[str] = (),
     absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
@@ -161,7 +162,7 @@ def check_files(
     """
     found = Checked()
     files = []
-    for opened in formats_of(paths, delimiter, header, encoding):
+    for opened in formats_of(paths, delimiter, header, encoding, names):
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":

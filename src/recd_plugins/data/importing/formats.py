@@ -158,17 +158,18 @@ def foreign_files(
     delimiter: str | None = None,
     header: bool | None = None,
     encoding: str = "utf-8",
+    names: Sequence[str] = (),
     absent: Collection[str] = (),
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
     What a file is follows from its content, unless `delimiter` and `header` say it; text that is
-    not UTF-8 is of the `encoding` that somebody says. `DataError` names a file that is not there,
-    empty, or nothing that can be read, and files of text that differ in other columns than those
-    that may be `absent`.
+    not UTF-8 is of the `encoding` that somebody says, and its columns have the `names` that are
+    given. `DataError` names a file that is not there, empty, or nothing that can be read, and files
+    of text that differ in other columns than those that may be `absent`.
     """
     files: list[ForeignFile] = []
-    for one in formats_of(files_of(paths), delimiter, header, encoding):
+    for one in formats_of(files_of(paths), delimiter, header, encoding, names):
         if isinstance(one, DataError):
             raise one
         files.append(one)
@@ -218,6 +219,7 @@ def formats_of(
     delimiter: str | None = None,
     header: bool | None = None,
     encoding: str = "utf-8",
+    names: Sequence[str] = (),
 ) -> list[ForeignFile | DataError]:
     """What each file is, or why nobody knows: several are opened at a time."""
     if delimiter is not None:
@@ -226,7 +228,7 @@ def formats_of(
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], delimiter, header, encoding)
+            return _foreign_file(path, files[path], delimiter, header, encoding, names)
         except DataError as error:
             return error
 
@@ -265,16 +267,36 @@ def _check_is_file(path: Location) -> None:
 
 
 def _foreign_file(
-    path: Location, facts: FileFacts, delimiter: str | None, header: bool | None, encoding: str
+    path: Location,
+    facts: FileFacts,
+    delimiter: str | None,
+    header: bool | None,
+    encoding: str,
+    names: Sequence[str],
 ) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
     file = _of_content(path, delimiter, header, encoding)
+    if names:
+        file = _with_names(file, names)
     size, mtime_ns = facts.size, facts.mtime_ns or 0
     if size is None:
         stat = path.stat()
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     own = {name: one for name, one in facts.partitions.items() if name not in file.names}
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
+
+
+def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
+    """The file, its columns under these names."""
+    if file.format != "text" or not len({*names} - {""}) == len(names) == len(file.names):
+        raise DataError(
+            f"{file.path}: is {file}, with {len(file.names)} columns, and {len(names)} names are "
+            "given. Give one of its own to each column of text."
+        )
+    own = dict(zip(file.names, names, strict=True))
+    return replace(
+        file, names=tuple(names), lists=tuple(own[name] for name in file.lists), renamed=()
+    )
 
 
 def _of_content(

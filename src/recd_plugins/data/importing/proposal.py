@@ -502,8 +502,8 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
     yield "# Read this through: each `doubt` is a guess that a person should settle."
     for doubt in survey.doubts:
         yield f"# doubt: {doubt}"
-    if first.format == "text" and not first.header:
-        yield "# doubt: the first line was taken for a row, so columns are numbered"
+    if first.format == "text" and not first.header and first.names[0] == "column_1":
+        yield "# doubt: the first line was taken for a row; `--names` gives the columns names"
     yield ""
     yield from _single(entries, "session", "session_id", "no session: if samples of one user share "
                        "much, name its column, or several: [user, day]")  # fmt: skip

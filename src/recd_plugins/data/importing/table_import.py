@@ -284,6 +284,7 @@ class TableImport:
         made += [self._least_count, self._others]
         made += [self._absent] if self._absent else []
         made += [sorted(self._read_as.decimal_commas), *sorted({str(one) for one in self._files})]
+        made += [self._files[0].names]
         return sha256(json.dumps(made).encode()).hexdigest()
 
     # Passes before the rows are written
