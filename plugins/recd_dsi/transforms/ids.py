@@ -56,6 +56,8 @@ def _with_num_ids(schema: Schema, num_ids: int) -> Schema:
 
 def _narrowed(ids: Tensor, like: Tensor, num_ids: int) -> Tensor:
     """int32 ids stay int32 where the range allows it."""
+    if like.dtype == ids.dtype:
+        return ids
     return ids.to(like.dtype) if num_ids - 1 <= torch.iinfo(like.dtype).max else ids
 
 

@@ -199,10 +199,9 @@ class NGram(NewFeature):
         return Rows(self._by_torch(rows, counts), counts)
 
     def _by_kernel(self, words: Words) -> Rows:
-        counts = np.maximum(words[1] - (self.n - 1), 0)
-        made = np.empty(counts.sum(), np.int64)
-        _n_grams(*words, self.n, np.int64(self._key), np.int64(self.modulo), made)
-        return Rows.of_words(made, counts)
+        made, counts = np.empty_like(words[0]), np.empty_like(words[1])
+        key, modulo = np.int64(self._key), np.int64(self.modulo)
+        return Rows.of_words(made[: _n_grams(*words, self.n, key, modulo, made, counts)], counts)
 
     def _by_torch(self, rows: Rows, counts: Tensor) -> Tensor:
         first = torch.repeat_interleave(rows.begins - (counts.cumsum(0) - counts), counts)
@@ -215,16 +214,22 @@ class NGram(NewFeature):
 
 
 @kernel
-def _n_grams(ids: I64, lengths: I64, n: int, key: np.int64, modulo: np.int64, out: I64) -> None:
+def _n_grams(
+    ids: I64, lengths: I64, n: int, key: np.int64, modulo: np.int64, out: I64, counts: I64
+) -> int:
+    """Row by row the grams; how many they are."""
     begin = made = 0
     for row in range(len(lengths)):
+        before = made
         for first in range(begin, begin + lengths[row] - n + 1):
             h = np.uint64(key)
             for i in range(first, first + n):
                 h = mix(h ^ np.uint64(ids[i]))
             out[made] = np.int64(h) % modulo
             made += 1
+        counts[row] = made - before
         begin += lengths[row]
+    return made
 
 
 def _side_by_side(parts: list[Rows]) -> Rows:

@@ -94,8 +94,9 @@ def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJ
         lengths=_laid(
             lengths,
             [stride * place for place in range(len(held) + 1)],
-            [one.lengths.to(lengths.dtype) for one in added],
+            [one.lengths for one in added],
             pieces,
+            as_whole=True,
         ),
         stride=stride,
         length_per_key=None if counts is None else [counts[place] for place in chain(*pieces)],
@@ -170,10 +171,17 @@ def _weighing(
     )
 
 
-def _laid(whole: Tensor, ends: Sequence[int], more: Sequence[Tensor], pieces: Pieces) -> Tensor:
-    """Pieces end to end: keys of `whole`, which end there, and those that are added. On the CPU
-    torch's own cat wakes its threads; those belong to the model, and to wait for them costs more
-    than they save."""
+def _laid(
+    whole: Tensor,
+    ends: Sequence[int],
+    more: Sequence[Tensor],
+    pieces: Pieces,
+    *,
+    as_whole: bool = False,
+) -> Tensor:
+    """Pieces end to end: keys of `whole`, which end there, and those that are added; `as_whole`, in
+    its type. On the CPU torch's own cat wakes its threads; those belong to the model, and to wait
+    for them costs more than they save."""
 
     def parts(held: Any, others: Sequence[Any]) -> list[Any]:
         return [
@@ -184,8 +192,11 @@ def _laid(whole: Tensor, ends: Sequence[int], more: Sequence[Tensor], pieces: Pi
         ]
 
     if not all(map(_is_numpys, (whole, *more))):
-        return torch.cat(parts(whole, more))
-    found = parts(whole.numpy(), [one.numpy() for one in more])
+        return torch.cat(parts(whole, [one.to(whole.dtype) for one in more] if as_whole else more))
+    numbers = whole.numpy()
+    found = parts(numbers, [one.numpy() for one in more])
+    if as_whole:
+        return torch.from_numpy(np.concatenate(found, dtype=numbers.dtype, casting="same_kind"))
     return torch.from_numpy(np.concatenate(found))
 
 
