@@ -24,7 +24,7 @@ __all__ = ["Fetching", "FetchingOptions", "NobodyAnswers"]
 
 LANES = 2
 """Calls to one worker at a time."""
-RUN, RUN_BYTES = 16, 8 << 20
+RUN, RUN_BYTES = 32, 16 << 20
 """Batches that one call asks for at most, and how large they may be together, if they are more than
 one."""
 TICK = 0.1
