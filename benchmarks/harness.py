@@ -50,7 +50,10 @@ ALLOCATOR = {
 """glibc gives large memory back at once by default, and then page faults flatter whatever
 allocates less. With these it keeps what it has, for both sides."""
 
-PACKAGES = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "pyarrow", "numpy")
+PACKAGES = (
+    *("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "pyarrow", "numpy"),
+    *("ray", "datasets"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
