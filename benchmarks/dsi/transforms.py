@@ -89,7 +89,7 @@ def transforms(batch_size: int, rounds: int, *, samples_per_session: int = 8) ->
             baseline=1.0,
             target=50,
             spread=spread(gains),
-            note=f"all {len(each)}, {batch_size:,} samples, processor time; each: "
+            note=f"all {len(each)}, {batch_size:,} samples, processor time; each by the clock: "
             + ", ".join(f"{name} {gain:,.0f}x" for name, gain in each.items()),
         ),
         on_unique(features, rounds),

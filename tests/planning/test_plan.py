@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -239,6 +239,7 @@ class Growing(ParameterConstraints):
     """A constraint of another library's planner."""
 
     grows: bool = False
+    options: dict[str, int] = field(default_factory=dict)
 
 
 def planned_past_constraints() -> list[str]:

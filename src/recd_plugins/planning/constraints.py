@@ -264,8 +264,9 @@ def check_known(given: Mapping[str, ParameterConstraints]) -> None:
 
     known = {one.name for one in dataclasses.fields(ParameterConstraints)}
     for table, one in given.items():
-        given_names = {name for name, value in vars(one).items() if value not in (None, False)}
-        if beyond := sorted(given_names - known):
+        plain = vars(type(one)())
+        chosen = {name for name, value in vars(one).items() if value != plain.get(name)}
+        if beyond := sorted(chosen - known):
             raise CapabilityError(
                 f"stack.plan: the constraints of table {table!r}, {type(one).__name__}, say "
                 f"{', '.join(beyond)}, which TorchRec's planner does not know and its plan would "

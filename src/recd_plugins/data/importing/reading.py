@@ -35,6 +35,7 @@ __all__ = [
     "key_problem",
     "mapped",
     "num_bytes",
+    "read_json",
     "split_texts",
     "wider",
     "with_points",
@@ -540,7 +541,7 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     content = block.text
     types_read = {**types, **texts}
     try:
-        found = _read_json(content, json_schema(types_read, wheres))
+        found = read_json(content, json_schema(types_read, wheres))
     except pa.ArrowInvalid as error:
         message = str(error)
         at = re.search(r"in row (\d+)", message)
@@ -550,7 +551,7 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         if path is None:
             for name, one in wheres.items():
                 try:
-                    _read_json(content, json_schema(types_read, {name: one}))
+                    read_json(content, json_schema(types_read, {name: one}))
                 except pa.ArrowInvalid:
                     raise Misfit(
                         f"{block.where}: column {name!r}: {message}. {MEND}", name
@@ -571,11 +572,13 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     return _with_lists(pa.table(made), block, columns, read_as)
 
 
-def _read_json(content: pa.Buffer, schema: pa.Schema) -> pa.Table:
+def read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
+    """Objects in lines: the keys of a schema alone, or all, of types that their values show."""
+    others = "infer" if schema is None else "ignore"
     return pa.json.read_json(
         pa.BufferReader(content),
         pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
-        pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
     )
 
 

@@ -23,6 +23,7 @@ from recd_plugins.data.importing.reading import (
     is_within,
     json_schema,
     num_bytes,
+    read_json,
 )
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
@@ -333,7 +334,7 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
     content, before = block.text, list[str]()
     while True:
         try:
-            rows = _read_json(content)
+            rows = read_json(content)
             break
         except pa.ArrowInvalid as error:
             changed = CHANGED.search(str(error))
@@ -355,14 +356,6 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
     return rows
 
 
-def _read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
-    return pa.json.read_json(
-        pa.BufferReader(content),
-        pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
-        pa.json.ParseOptions(explicit_schema=schema),
-    )
-
-
 def _with_unsigned(
     content: pa.Buffer, rows: pa.Table, fields: Mapping[str, tuple[str, ...]]
 ) -> pa.Table:
@@ -377,7 +370,7 @@ def _with_unsigned(
             continue
         where = {field_.name: fields[field_.name]}
         try:
-            found = _read_json(content, json_schema({field_.name: kind}, where))
+            found = read_json(content, json_schema({field_.name: kind}, where))
         except pa.ArrowInvalid:
             continue  # some have fractions, a sign, or more digits
         rows = rows.set_column(at, field_.name, _of_fields(found, where)[0])
