@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from recd_plugins.cli.plan import _changed
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
@@ -139,12 +140,17 @@ def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
     assert together.tier_plan.version == alone.tier_plan.version
     assert together.report.ledger.ms == alone.report.ledger.ms
     path = tmp_path / "plan.arrow"
-    dataclasses.replace(alone.tier_plan, mapped=("t_items",)).save(path)
-    for home, mapped in (("memory", ("t_items",)), ("mapped", ())):  # all, whatever the plan says
+    # All are in mapped files, whatever the plan says.
+    for home, mapped, saved in (
+        ("memory", ("t_items",), ("t_items",)),
+        ("mapped", (), ("t_items", "left_out")),
+    ):
+        dataclasses.replace(alone.tier_plan, mapped=saved).save(path)
         by_file = {"use": "flexshard", "plan": str(path), "others": FLEXSHARD["others"]}
         again = proposed({**values, "sharding": by_file, "cache": {**SCARS, "home": home}})
         assert again.mapped == mapped
         assert again.tier_plan.version == alone.tier_plan.version
+        assert not any("home" in str(change) for change in _changed(again, path).values())
     # What is not worth it is left alone by both, and the cache says so for its slot.
     fast = {"topology": {"ranks_per_node": 2, "intra_node_gbps": 500}}
     auto = {**FLEXSHARD, "goal": "auto", "budget_gb": None, "coalesce": None, "tables": ["*"]}

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recd_plugins.errors import DataError
 from recd_plugins.tiers.bags import Lookups
 from recd_plugins.tiers.update import Entries, add_rows
 
@@ -81,6 +82,6 @@ def test_entries_add_up_to_the_bit_as_torch_adds(placed: torch.dtype, weighted: 
 def test_gradients_of_no_row_are_refused(places: list[int], sources: list[int] | None) -> None:
     sums, rows = torch.zeros(2, DIM), torch.ones(3, DIM)
     which = None if sources is None else torch.tensor(sources)
-    with pytest.raises(IndexError, match="none of 2 rows, or is none of 3"):
+    with pytest.raises(DataError, match="none of 2 rows, or is none of 3"):
         add_rows(sums, torch.tensor(places), rows, which)
     assert not sums.any()

@@ -18,6 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
+from recd_plugins.errors import DataError
 from recd_plugins.tiers.row_optimizer import Decay, OptimizerKind, RowOptimizer
 
 ROWS, DIM, STEPS = 12, 8, 6
@@ -62,9 +63,11 @@ def by_kernel(
 
 
 def by_replicas(optimizer: RowOptimizer) -> tuple[Tensor, Tensor]:
-    rows, state = drawn(0), torch.zeros(ROWS, optimizer.state_width(DIM))
+    """Every second row of a table, and their state."""
+    rows, state = torch.empty(2 * ROWS, DIM)[::2], torch.zeros(ROWS, optimizer.state_width(DIM))
+    rows.copy_(drawn(0))
     for step in range(STEPS):
-        optimizer.step(rows, state, drawn(step + 1))
+        optimizer.update(rows, state, torch.arange(ROWS), drawn(step + 1))
     return rows, state
 
 
@@ -91,6 +94,32 @@ def test_rowwise_adagrad_decays_weights_as_fbgemm_does(
     )
     torch.testing.assert_close(ours, found, **ULPS)
     assert (ours[0].norm(dim=1) > 0.5).any()  # on the CPU, max_norm is never read
+
+
+def test_rowwise_adagrad_in_one_pass_is_that_of_torch() -> None:
+    """Some rows, of a length that is no multiple of four."""
+    optimizer = RowOptimizer(kind="rowwise_adagrad", learning_rate=0.1, eps=1e-3)
+    rows, state, which = drawn(0)[:, :7].contiguous(), torch.ones(ROWS, 1), torch.tensor([9, 0, 4])
+    expected, states = rows.clone(), state.clone()
+    gradients = drawn(1)[:3, :7].contiguous()
+    stepped, own = expected[which], states[which]
+    optimizer.step(stepped, own, gradients)
+    expected[which], states[which] = stepped, own
+    optimizer.update(rows, state, which, gradients)
+    torch.testing.assert_close((rows, state), (expected, states), **ULPS)
+
+
+@pytest.mark.parametrize(
+    ("which", "gradients", "states"),
+    [([0, -1], 2, 12), ([12], 1, 12), ([0, 1], 1, 12), ([0], 1, 11)],
+)
+def test_rows_that_are_not_there_are_refused(which: list[int], gradients: int, states: int) -> None:
+    optimizer = RowOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
+    rows, state = drawn(0), torch.zeros(states, 1)
+    with pytest.raises(DataError, match=r"none of 12, or .* give all of them the same plan"):
+        optimizer.update(rows, state, torch.tensor(which), drawn(1)[:gradients])
+    assert torch.equal(rows, drawn(0))
+    assert not state.any()
 
 
 def test_fbgemm_leaves_decay_out_of_bags_of_one_feature_on_the_cpu() -> None:

@@ -212,6 +212,8 @@ def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
 
     old = TierPlan.load(before)
     tiered = planner if isinstance(planner, Tiered) else Tiered()
+    if not tiered.homes_by_table:
+        old = dataclasses.replace(old, mapped=())
     none = dataclasses.replace(old, tables={}, mapped=tiered.mapped)
     return plan_changes(old, tiered.tier_plan or none)
 

@@ -280,7 +280,7 @@ class Prices:
         much as an all-reduce of so many. The bits of the rows that are touched make the small
         terms. Passes over a chunk of rows: a sum begins as zeros [1] and adds rows [3]; rows for
         other nodes are picked and put in place [7]; sums are scaled, and row-wise Adagrad steps by
-        them [10].
+        them [10]: on a CPU at most, for without decay it steps rows of float32 in about three.
         Where two ranks of one node are all there are, both sum and step all rows, so that none is
         put in place: local 8 pB r, summed (3 s + 11 v) r, a2a_intra 2 v r + 1/8, for an all-reduce
         carries as much as two all-to-alls.
@@ -300,7 +300,7 @@ class Prices:
         own, union = rows.appear(self.batch_size), self._union(rows)
         exchanged = (own + union) * width + 2 * TOUCHED_BYTES
         put, summed = 4 * union, self._summed(rows)
-        if self.cluster.are_two_ranks:
+        if self.cluster.are_two_ranks_of_one_node:
             exchanged = 2 * union * width + TOUCHED_BYTES
             put, summed = 0.0 * union, 3 * own + 11 * union
         across = self._across(rows, width)
@@ -328,7 +328,7 @@ class Prices:
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + b N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
-        summed          as for DP
+        summed          4 s r + (12 v + m) r / W, as for DP where there are not two ranks alone
         marked          b / W; dense none
         with s = appears(B), or pB where ids are not coalesced; t, v as for DP; and b = 1, but on a
         CPU min(1, 32 appears(B W)), for there nodes number the rows that they touch, if few.
@@ -511,8 +511,9 @@ def priced(pricing: Pricing, *, cluster: Cluster, batch_size: int, k: float) -> 
 
 
 UNDER_WAY = 0.64
-"""Bytes of gradients, over those of replicas, while chunks of them are reduced: the most that
-`python -m benchmarks.flexshard` found, in most runs 0.55 to 0.62."""
+"""Bytes of gradients, over those of replicas, while chunks of them are reduced: the most that full
+runs of `python -m benchmarks.flexshard` found, of 500,000 rows of 64, in most of them 0.55 to 0.62.
+Its quick runs, of fewer rows, show more."""
 STATE_BYTES: Mapping[str, Callable[[int], int]] = {
     "EXACT_ADAGRAD": lambda dim: 4 * dim,
     "EXACT_ROWWISE_ADAGRAD": lambda _: 4,

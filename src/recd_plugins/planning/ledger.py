@@ -267,7 +267,7 @@ class Ledger:
                 continue
             flex = tier == "per_node"
             if w > 1:
-                calls["a2a_intra"] += 1 if flex else 2 if cluster.are_two_ranks else 4
+                calls["a2a_intra"] += 1 if flex else 2 if cluster.are_two_ranks_of_one_node else 4
             if n > 1:
                 calls["ar_cross"] += 1 if dense else 2 + int(flex and not cluster.side_stream)
         return calls
@@ -320,7 +320,7 @@ class Ledger:
             return 0.0
         rows = one.table.rows.part(0, taken)
         summed = rows.counts @ rows.appear(self.prices.batch_size * cluster.world_size)
-        ranks = 1 if cluster.are_two_ranks else cluster.ranks_per_node
+        ranks = 1 if cluster.are_two_ranks_of_one_node else cluster.ranks_per_node
         return float(summed) * one.table.width / ranks
 
     @cached_property

@@ -78,6 +78,11 @@ class Tiered:
     """The tables that lie in mapped files, for memory has no room for all: by their prices, those
     that are the cheapest there."""
 
+    @property
+    def homes_by_table(self) -> bool:
+        """Whether each table has a home of its own, and no option says where all are."""
+        return True
+
 
 class TakesContext(ABC):
     """A planner that is given its context again before each plan, as it is known by then.

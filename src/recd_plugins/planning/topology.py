@@ -249,7 +249,7 @@ class Cluster:
         return self.n_nodes * self.ranks_per_node
 
     @property
-    def are_two_ranks(self) -> bool:
+    def are_two_ranks_of_one_node(self) -> bool:
         """Whether there are two ranks, of one node: both sum and step all rows of replicas."""
         return self.n_nodes == 1 and self.ranks_per_node == 2
 

@@ -176,14 +176,14 @@ class Nodes:
         return self.node.size
 
     @property
-    def are_two_ranks(self) -> bool:
+    def are_two_ranks_of_one_node(self) -> bool:
         """Whether there are two ranks, of one node."""
         return self.n_nodes == 1 and self.ranks_per_node == 2
 
 
 class Layout:
-    """The `count` positions of a tier, dealt out to S shares: of each rank of a node one, or of all
-    ranks one.
+    """The `count` positions of a tier, dealt out to S shares. Each rank of a node has a share of
+    its own, or all ranks have one in common.
 
     Position p is row p // S of share p mod S, so that rows that are hot at the same time (low ids,
     say) are spread. A share has room for `share_rows` rows, the same on all ranks.

@@ -189,7 +189,9 @@ class GroupReplicas:
             router=Router(group.num_rows, rows[0], rows[1], device),
             replicated_rows=replicated,
             per_node_rows=per_node,
-            replicated_layout=Layout(sum(map(len, rows[0])), 1 if nodes.are_two_ranks else ranks),
+            replicated_layout=Layout(
+                sum(map(len, rows[0])), 1 if nodes.are_two_ranks_of_one_node else ranks
+            ),
             per_node_layout=Layout(sum(map(len, rows[1])), ranks),
         )
 

@@ -48,9 +48,9 @@ class Touched(NamedTuple):
     """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
 
     mine: Tensor
-    """[S, R] bool: this rank, of each share of the tier."""
+    """[S, R] bool: this rank, of each share of the tier; where one share is all, any rank."""
     by_rank: Tensor
-    """[W, R] bool: each rank of this node, of this rank's share."""
+    """[W, R] bool: each rank of this node, of this rank's share; or [1, R], where one is all."""
     by_node: Tensor
     """[N, R] bool: each node, of this rank's share."""
     anywhere: Tensor
@@ -171,7 +171,10 @@ def _marked(places: Tensor, count: int) -> Tensor:
         marked[places] = True
     else:
         if not _mark(places.numpy(), marked.numpy()):
-            raise IndexError(f"tiers: some id has a place that is none of {count} of its tier.")
+            raise DataError(
+                f"tiers: some id has a place that is none of {count} of its tier. Ranks whose tier "
+                "plans differ ask for such ids: give all of them the same plan."
+            )
     return marked
 
 

@@ -18,7 +18,8 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import fused_arithmetic, next_forward
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.sparse.rows.memory import all_below
 
 __all__ = ["KINDS", "OptimizerKind", "RowOptimizer", "check_repeatable"]
 
@@ -129,7 +130,13 @@ class RowOptimizer:
             and not rows.is_cuda
         ):
             arrays = (one.numpy() for one in (rows, state, which, gradients))
-            _rowwise_adagrad(*arrays, np.float32(self.learning_rate), np.float32(self.eps))
+            rate, eps = np.float32(self.learning_rate), np.float32(self.eps)
+            if not _rowwise_adagrad(*arrays, rate, eps):
+                raise DataError(
+                    f"tiers: some row to update is none of {len(rows)}, or of them {len(state)} "
+                    f"have a state, or {len(which)} come with {len(gradients)} gradients. Ranks "
+                    "whose tier plans differ name such rows: give all of them the same plan."
+                )
             return
         # Stepped in float32, then rounded to the table's type: as fbgemm does.
         stepped, states = rows.index_select(0, which).float(), state.index_select(0, which)
@@ -208,9 +215,12 @@ def _rowwise_adagrad(
     gradients: Floats,
     rate: np.float32,
     eps: np.float32,
-) -> None:
+) -> bool:
     """`RowOptimizer.update` without decay, in one pass over the rows. Squares are added up in one
-    order on all processors, by fours, for every rank must come to the same."""
+    order on all processors, by fours, for every rank must come to the same. Nothing is stepped, and
+    False returned, where a row, its state or its gradient does not exist."""
+    if len(which) > len(gradients) or len(state) != len(rows) or not all_below(which, len(rows)):
+        return False
     columns = gradients.shape[1]
     for i in range(len(which)):
         row, gradient = rows[np.uintp(which[i])], gradients[i]
@@ -227,6 +237,7 @@ def _rowwise_adagrad(
         step = np.divide(rate, np.sqrt(own[0]) + eps)  # by 0 it is infinite, as with torch
         for at in range(columns):
             row[at] -= gradient[at] * step
+    return True
 
 
 @kernel

@@ -15,6 +15,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
@@ -185,7 +186,7 @@ def _put(joined: Tensor, at: Tensor, rows: Tensor, which: Tensor | None) -> None
         return
     which = at.new_empty(0) if which is None else which.contiguous()
     if not _put_rows(joined.numpy(), at.numpy(), rows.detach().contiguous().numpy(), which.numpy()):
-        raise IndexError(
+        raise DataError(
             f"tiers: some id is none of {len(joined)}, or its row none of {len(rows)} that came. "
             "Ranks whose tier plans differ answer with other rows: give all of them the same plan."
         )

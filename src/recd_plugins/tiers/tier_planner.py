@@ -267,11 +267,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Whether tables may lie in mapped files where memory has no room for all."""
         return False
 
-    @property
-    def homes_by_table(self) -> bool:
-        """Whether each table has a home of its own, and no option says where all are."""
-        return True
-
     def home(self, topology: Topology) -> Topology:
         """The topology that the planner of the others counts the memory of tables at home by."""
         return topology
@@ -641,9 +636,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
         num_rows = {name: table.num_rows for name, table in self.found.items()}
         plan, where = TierPlan.load(path), f"{self.slot}.plan: {path}"
-        plan.check_fits(num_rows, cluster, where=where)
         if not self.homes_by_table:
             plan = dataclasses.replace(plan, mapped=())
+        plan.check_fits(num_rows, cluster, where=where)
         if plan.mapped:
             homes.take(plan.mapped, where)
         self.tier_plan = plan if plan.tables else None

@@ -25,7 +25,7 @@ from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_co
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.pytorch import at_end_of_backward
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.rows.memory import all_below, numbers_on
 from recd_plugins.tiers.collectives import (
     Collectives,
@@ -77,7 +77,7 @@ def add_rows(
     weighed = sums.new_empty(0) if weights is None else weights
     arrays = (one.detach().contiguous().numpy() for one in (*given, weighed))
     if not _add_rows(sums.numpy(), *arrays):
-        raise IndexError(
+        raise DataError(
             f"tiers: some gradient is of none of {len(sums)} rows, or is none of {len(rows)}. "
             "Ranks whose tier plans differ ask for such rows: give all of them the same plan."
         )
@@ -208,7 +208,7 @@ class Chunks:
         self._width = width
         found = _chunks_on_device if touched.mine.is_cuda else _chunks
         # How many rows of each share come before each chunk, of those that this rank has gradients
-        # for, [W, count + 1]; and of this rank's share, of those that each rank has some for.
+        # for, [S, count + 1]; and of this rank's share, of those that each rank has some for.
         self._union, self._before, self._theirs = found(touched, own, width)
         self.count = len(self._theirs[0]) - 1
 

@@ -102,9 +102,9 @@ class StepForecast:
         """Milliseconds that dense gradients and those of rows take less at once than one after the
         other, where exchanges pause.
 
-        With g half of the all-to-alls between nodes without ids, d the dense gradients less what
-        `hidden` has of them, both without latencies, a and b the bytes a second that leave a node
-        by an all-to-all and by a ring of all ranks, and m the larger of these, both take
+        With g half of the all-to-alls between nodes without ids, d the dense gradients less
+        all that `exchange` hides, both without latencies, a and b the bytes a second that leave a
+        node by an all-to-all and by a ring of all ranks, and m the larger of these, both take
             max(g, d, (a g + b d) / m)
         """
         cluster = self.ledger.prices.cluster
