@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
+from recd_plugins.cli.plan import _write
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.topology import Topology
 
 REGISTRY = """
 plugins: [recd_dlrm, recd_flexshard]
@@ -141,6 +147,18 @@ def test_torchrecs_planner_plans_too_but_has_no_tiers(folder: Path) -> None:
     assert refused.exit_code == 2
     assert "weighed no tiers" in refused.stderr
     assert not (folder / "none.arrow").exists()
+
+
+def test_a_plan_that_is_not_taken_may_have_homes(folder: Path) -> None:
+    """It is weighed, and the report of what would be slower is dropped."""
+    planner: Any = Tiered()
+    planner.profile, planner.mapped = Profile(rows={}), ("songs",)
+    registry: Any = SimpleNamespace(topology=Topology(), train=SimpleNamespace(ranks=2))
+    path = folder / "homes_alone.arrow"
+    assert _write(planner, registry, path, None, None) is None
+    assert TierPlan.load(path).mapped == ("songs",)
+    with pytest.raises(CapabilityError, match="--figure: this planner weighed no tiers"):
+        _write(planner, registry, None, None, path)
 
 
 def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.access.distribution import Drift
     from recd_plugins.planning.explain.plan_report import PlanReport
     from recd_plugins.planning.tier_plan import TableChange
+    from recd_plugins.registry.choices import Registry
     from recd_plugins.slots import Planner
     from recd_plugins.stack import Stack
 
@@ -96,7 +97,7 @@ def plan(
             stack.prepare(show)
         hide_other_warnings()
         planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
-        report = _write(planner, save, save_profile, figure)
+        report = _write(planner, stack.registry, save, save_profile, figure)
         drifted = {} if drift is None else _drifted(planner, drift)
         changed = {} if against is None else _changed(planner, against)
         if as_json:
@@ -141,25 +142,32 @@ def _streams_misfit(stack: Stack) -> str:
 
 
 def _write(
-    planner: Planner, plan: Path | None, profile: Path | None, figure: Path | None
+    planner: Planner,
+    registry: Registry,
+    plan: Path | None,
+    profile: Path | None,
+    figure: Path | None,
 ) -> PlanReport | None:
     """The files that were asked for, where the planner has what goes into them; its report."""
     from recd_plugins.errors import CapabilityError
     from recd_plugins.planning.planner_bases import Tiered
     from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.planning.topology import Cluster
 
-    tiered = planner if isinstance(planner, Tiered) else None
-    if tiered is None or tiered.report is None or tiered.profile is None:
-        for option, path in (("--save", plan), ("--save-profile", profile), ("--figure", figure)):
-            if path is not None:
-                raise CapabilityError(
-                    f"{option}: this planner weighed no tiers, so there is nothing to write. "
-                    "Choose `sharding: flexshard` without `plan`, for a model with tables of "
-                    "sequences."
-                )
-        return None
+    tiered = planner if isinstance(planner, Tiered) else Tiered()
+    for option, path, what in (
+        ("--save", plan, tiered.profile),
+        ("--save-profile", profile, tiered.profile),
+        ("--figure", figure, tiered.report),
+    ):
+        if path is not None and what is None:
+            raise CapabilityError(
+                f"{option}: this planner weighed no tiers, so there is nothing to write. "
+                "Choose `sharding: flexshard` without `plan`, for a model with tables of "
+                "sequences."
+            )
     if plan is not None:
-        cluster = tiered.report.ledger.prices.cluster
+        cluster = Cluster.of(registry.topology, registry.train.ranks)
         found = tiered.tier_plan or TierPlan(
             tables={},
             n_nodes=cluster.n_nodes,
@@ -172,9 +180,9 @@ def _write(
                 "is no tier plan. `recd plan` says why."
             )
         found.save(plan)
-    if profile is not None:
+    if profile is not None and tiered.profile is not None:
         tiered.profile.save(profile)
-    if figure is not None:
+    if figure is not None and tiered.report is not None:
         _draw(tiered.report, figure)
     return tiered.report
 
