@@ -21,6 +21,8 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes, integers
 from recd_plugins.data.importing import reading
 from recd_plugins.data.importing import sample as samples
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -138,6 +140,30 @@ def test_decimal_commas(tmp_path: Path) -> None:
     told = recd("data", "import", wrong, tmp_path / "no", "--schema", path.with_suffix(".yaml"),
                 fails=2)  # fmt: skip
     assert "column 'price'" in told
+
+
+def test_a_point_behind_the_sample_is_no_decimal_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where commas are, it parts thousands."""
+    lines = [f"{one % 2};{one % 999},5" for one in range(3_000)]
+    path = text(tmp_path / "c.csv", "label;price\n" + "\n".join(lines) + "\n")
+    imported(path)
+    monkeypatch.setattr(samples, "FIRST_BYTES", 1_000)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 100)
+    late = text(tmp_path / "late.csv", path.read_text().replace("776,5\n", "1.234\n"))
+    told = recd("data", "import", late, tmp_path / "no", "--schema", path.with_suffix(".yaml"),
+                fails=2)  # fmt: skip
+    assert "column 'price': a number has a point, where commas are decimal points" in told
+
+
+def test_phone_numbers_are_no_lists(tmp_path: Path) -> None:
+    phones = ["089 123 45 67", *(f"0891234{one:03}" for one in range(199))]
+    lines = [f"{one % 2},{phone},{one} 2 3 4" for one, phone in enumerate(phones)]
+    path = text(tmp_path / "c.csv", "label,phone,seen\n" + "\n".join(lines) + "\n")
+    types = survey(foreign_files([path])).read_as.types
+    assert types["phone"] == pa.string()
+    assert pa.types.is_list(types["seen"])
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%y", "%m/%d/%y %H:%M", "%y-%m-%d", "%d.%m.%y %H:%M:%S"])

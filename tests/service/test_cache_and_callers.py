@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
+from recd_dsi.service.shared_memory import SharedReader, WrittenOver
 from recd_dsi.service.worker import AHEAD, Maker, Worker, WorkerOptions, _Announced
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.read_seconds import HandedOver
@@ -81,6 +83,18 @@ def test_what_is_made_ahead_never_goes_for_what_is_made_behind_it() -> None:
     buffer.put(key(10), record(10), wanted=True)
     assert [number for number in range(11) if key(number) in buffer] == [*range(1, 11)]
     assert not buffer.has_room()
+
+
+def test_what_others_have_ahead_goes_before_what_is_made_beside_it() -> None:
+    """A silent client has all memory: a window's batches are there together even so."""
+    size = record(0).nbytes
+    buffer = Buffer(4 * size, None)
+    for epoch, number in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]:
+        buffer.put(key(number)._replace(epoch=epoch), record(number), wanted=True)
+    assert [(one.epoch, one.batch) for one in buffer._wanted] == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    for number in (3, 4):
+        buffer.put(key(number)._replace(epoch=1), record(number), wanted=True)
+    assert [one.batch for one in buffer._wanted] == [0, 1, 2, 4]  # among its own, what is last
 
 
 def test_what_is_on_its_way_to_disk_is_still_there(tmp_path: Path) -> None:
@@ -293,6 +307,35 @@ def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(
     maker.close()
 
 
+def test_what_a_client_has_had_is_not_made_again_once_it_made_room(tables: Path) -> None:
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
+    job = Gated(batch)
+    buffer = Buffer(4 * batch_to_record(batch).nbytes, None)
+    maker = Maker(buffer)
+    ahead = ((0, 4),)
+    one = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=4, client="", ahead=ahead)
+    two, three = replace(one, epoch=1), replace(one, epoch=2, ahead=((0, 1),))
+    job.gate.release(64)
+    maker.announce(job, one)
+    until(lambda: maker.made == 4)
+    for asked in (two, one):
+        maker.announce(job, asked)  # no more has room until this one is served
+    assert len(maker.batches(job, one, 0)) == 4
+    assert maker._announced["", one.stream].handed == {*range(4)}
+    until(lambda: maker.made == 8)  # in the place of what was served
+    assert len(maker.batches(job, two, 0)) == 4
+    maker.announce(job, three)
+    until(lambda: maker.made >= 9)
+    assert Key(*three.stream, 0) in buffer
+    assert maker.made == 9
+    announced = _Announced(job, one)
+    announced.handed.update(range(2))
+    assert announced.key(buffer) == Key(*one.stream, 2)
+    maker.close()
+
+
 def test_an_epoch_that_is_there_is_not_looked_through_for_each_request(tables: Path) -> None:
     class Looked(Buffer):
         looks = 0
@@ -330,6 +373,39 @@ def test_calls_ask_for_no_more_than_a_small_memory_holds(tables: Path) -> None:
             assert loader.fetching is not None
             assert not loader.fetching._apart  # none came over the wire
         assert worker._shared._at > 2 * room
+    finally:
+        fleet.close()
+        worker.stop()
+
+
+def test_what_was_written_over_comes_over_the_wire_and_all_else_through_memory(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies, calls = SharedReader.bodies, itertools.count()
+
+    def late(self: SharedReader, places: bytes) -> Any:
+        if next(calls) == 1:
+            raise WrittenOver
+        return bodies(self, places)
+
+    monkeypatch.setattr(SharedReader, "bodies", late)
+    stack = stack_of(tables, {"use": "service", "workers": 1})
+    loader = stack.loader(0, 1)
+    assert isinstance(loader, ServiceLoader)
+    loader._options = replace(loader._options, hedge=120.0)
+    worker = Worker(stack.delivery(), WorkerOptions())
+    Thread(target=worker.serve, daemon=True).start()
+    fleet = Fleet(NO_CREDENTIALS, 1)
+    fleet.now({0: worker.address})
+    loader.fleet = lambda: fleet
+    try:
+        theirs = list(stack_of(tables, {"use": "local"}).loader(0, 1))
+        for left, right in zip(theirs, loader, strict=True):
+            assert_same_batch(left, right)
+        assert loader.fetching is not None
+        assert not loader.fetching._apart
+        assert not loader.fetching._over
+        assert next(calls) > 1
     finally:
         fleet.close()
         worker.stop()

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_dsi.service.shared_memory import PLACE, NotShared, SharedReader, SharedRing
+from recd_dsi.service.shared_memory import PLACE, NotShared, SharedReader, SharedRing, WrittenOver
 from recd_plugins.errors import DataError
 
 ROOM = 1 << 16
@@ -42,7 +42,7 @@ def test_bodies_are_read_as_they_were_written_until_they_are_written_over() -> N
         for earlier in range(number + 1):
             try:
                 found = read(reader, written[earlier])
-            except NotShared:
+            except WrittenOver:
                 continue
             there.append(earlier)
             assert found == answers[earlier]

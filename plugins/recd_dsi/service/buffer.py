@@ -124,10 +124,11 @@ class Buffer:
                 self.wanted_bytes -= record.nbytes
 
     def _least(self, latest: Key) -> Key | None:
-        """Who goes first, beside the latest: asked for longest ago, then needed last."""
-        return next(
-            (one for one in chain(self._given, reversed(self._wanted)) if one != latest), None
-        )
+        """Who goes first, beside the latest: asked for longest ago, then needed last, of others'
+        epochs before its own."""
+        others = (key for key in reversed(self._wanted) if key[:3] != latest[:3])
+        order = chain(self._given, others, reversed(self._wanted))
+        return next((one for one in order if one != latest), None)
 
 
 class DiskCache:

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 from recd_dsi.service.calls import Refused, answered
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import MOST_RANGES, BatchJob, Request, Turns
-from recd_dsi.service.shared_memory import NotShared, SharedReader
+from recd_dsi.service.shared_memory import NotShared, SharedReader, WrittenOver
 from recd_plugins.api import DataError, PluginError, RecdError
 from recd_plugins.api.batch import Batch, batches_from_record
 
@@ -95,6 +95,8 @@ class Fetching:
         self._lanes: dict[str, int] = {}
         self._apart: set[str] = set()
         """Workers with whom this process shares no memory."""
+        self._over: set[int] = set()
+        """Positions that were written over before they were read: they come over the wire."""
         self._recent: deque[int] = deque([1 << 20], maxlen=16)
         """Bytes of the latest batches."""
         self._closed = False
@@ -232,6 +234,9 @@ class Fetching:
                     if self._closed or position == run.stop:
                         return
             remote.failed()  # it ended before it had answered
+        except WrittenOver:
+            with self._lock:
+                self._over.update(range(position, run.stop))
         except NotShared:
             self._apart.add(remote.address)
         except RecdError as found:  # damaged on its way: ask another
@@ -314,6 +319,7 @@ class Fetching:
                 for at, workers in self._asked.items()
                 if first <= at < run.start and remote.address in workers
             ]
+            wired = remote.address in self._apart or run.start in self._over
         ahead = [(min(asked, default=run.start), stop)]
         workers = max(1, len(self._fleet.remotes()))
         later = range(turn + 1, min(turn + 1 + 4 * workers, len(self._ranges)))
@@ -326,7 +332,7 @@ class Fetching:
             stop=run.stop,
             client=self._client,
             awaited=run.start == self._next,
-            shared=self._options.shared_bytes > 0 and remote.address not in self._apart,
+            shared=self._options.shared_bytes > 0 and not wired,
             ahead=tuple(ahead[:MOST_RANGES]),
         )
 
@@ -339,6 +345,7 @@ class Fetching:
                 self._recent.append(size)
                 self._asked.pop(position, None)
                 self._again.discard(position)
+                self._over.discard(position)
                 if position >= self._next and position not in self._ready and not self._closed:
                     self._ready[position] = batch
                     self._bytes[position] = size

@@ -28,7 +28,7 @@ from torch import Tensor
 from recd_dsi.service.calls import LARGEST_ANSWER
 from recd_plugins.api import DataError
 
-__all__ = ["NotShared", "SharedReader", "SharedRing"]
+__all__ = ["NotShared", "SharedReader", "SharedRing", "WrittenOver"]
 
 HEAD = struct.Struct("<16sQ")
 """What was drawn by lot, and how many bytes were begun to be written."""
@@ -44,6 +44,10 @@ MOST = 1 << 60
 
 class NotShared(Exception):
     """A batch is not there for this process: not this machine, or it was written over."""
+
+
+class WrittenOver(NotShared):
+    """A batch was there, but the worker has written others over it since."""
 
 
 class SharedRing:
@@ -133,7 +137,8 @@ class SharedReader:
         self._place = None
 
     def _hold(self, first: _Place) -> None:
-        """`NotShared` unless the file is the one that is meant, and the bodies are still there."""
+        """`NotShared` unless the file is the one that is meant; `WrittenOver` unless the bodies are
+        still there."""
         try:
             head = os.pread(self._fd, HEAD.size, 0)
         except OSError:
@@ -141,8 +146,10 @@ class SharedReader:
         if len(head) < HEAD.size:
             raise NotShared
         theirs, begun = HEAD.unpack(head)
-        if not secrets.compare_digest(theirs, first.lot) or begun - first.at > first.room:
+        if not secrets.compare_digest(theirs, first.lot):
             raise NotShared
+        if begun - first.at > first.room:
+            raise WrittenOver
 
 
 class _Place(NamedTuple):

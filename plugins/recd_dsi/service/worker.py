@@ -62,7 +62,7 @@ STALE = 60.0
 """Seconds without a request after which a client may be gone: what was made ahead for it makes room
 first, and no more is, until it asks again."""
 LOADING = 2
-"""Threads that load windows: this process has no trainer, which would need the processors."""
+"""Threads that load windows: one gathers a window while another decodes the next."""
 TRIES = 3
 """How often a stripe is read until it counts as damaged."""
 TOGETHER, TOGETHER_BYTES = 16, 4 << 20
@@ -312,12 +312,14 @@ class _Announced:
         self._next = next(self._positions, None)
         self._there = 0
         """Batches one after another, up to that one, that are there already."""
+        self.handed: set[int] = set()
+        """Batches that the client has had since: they are not made again once they make room."""
 
     def key(self, buffer: Buffer) -> Key | None:
         """The key of that batch; one that was made once is not looked for again."""
         while self._next is not None and self._there < AHEAD:
             key = Key(*self.request.stream, self._next)
-            if key not in buffer:
+            if self._next not in self.handed and key not in buffer:
                 self._there = 0
                 return key
             self._next = next(self._positions, None)
@@ -345,6 +347,7 @@ class Maker:
         with self._change:
             self._announced.pop((request.client, request.stream), None)
             latest = self._announced[request.client, request.stream] = _Announced(job, request)
+            latest.key(self._buffer)  # what is there now was made once, even if it goes soon
             for one in [*self._announced.values()]:
                 if one.at >= latest.at - STALE and len(self._announced) <= STREAMS:
                     break
@@ -378,6 +381,9 @@ class Maker:
             found.append(record)
         with self._change:
             self.served += len(found)
+            announced = self._announced.get((request.client, request.stream))
+            if announced is not None:
+                announced.handed.update(range(first, first + len(found)))
             self._change.notify_all()  # there is room now
         return found
 

@@ -438,6 +438,8 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     for name in read_as.decimal_commas.intersection(columns):
         if pa.types.is_floating(types[name]):
             try:
+                if pc.any(pc.match_substring(table[name], ".")).as_py():
+                    raise pa.ArrowInvalid("a number has a point, where commas are decimal points")
                 numbers = with_points(table[name]).cast(types[name])
             except pa.ArrowInvalid as error:
                 raise Misfit(f"{block.where}: column {name!r}: {error}. {MEND}", name) from None

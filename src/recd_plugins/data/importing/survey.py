@@ -162,7 +162,7 @@ def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray]
                 column = _lists(column, separator)
             elif file.format == "text":
                 column, spelled = _numbers_or_times(with_points(column) if decimals else column)
-                if decimals:
+                if decimals and pa.types.is_floating(column.type):
                     commas.add(name)
                 if spelled:
                     nulls[name] = tuple(spelled)
@@ -268,7 +268,9 @@ def _separator(texts: pa.ChunkedArray) -> str:
         if several >= 0.2 and _all_match(bare, pattern):
             return separator
     if not brackets and _all_match(bare, CODES):
-        return " " if pc.any(pc.match_substring_regex(bare, FOUR_CODES)).as_py() else ""
+        several = pc.mean(pc.match_substring(bare, " ")).as_py()
+        four = pc.any(pc.match_substring_regex(bare, FOUR_CODES)).as_py()
+        return " " if four and several >= 0.2 else ""
     return "," if brackets else ""
 
 
