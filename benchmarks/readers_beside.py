@@ -44,8 +44,9 @@ def beside(table: Table, rounds: int, cache: Path) -> Report:
         "pyarrow.dataset loop, in order": lambda: _dataset_loop(table),
     }
     installed = {one.name for one in distributions()}
-    missing = [name for name in ("ray", "pandas", "datasets") if name not in installed]
-    if not {"ray", "pandas"} & {*missing}:  # Ray Data needs both
+    rays = ("ray", "pandas", "aiohttp")  # Ray Data needs all of them
+    missing = [name for name in (*rays, "datasets") if name not in installed]
+    if missing in ([], ["datasets"]):
         sides["Ray Data, local shuffle"] = lambda: _ray(table)
     if "datasets" not in missing:
         sides["Hugging Face datasets, cached, shuffled"] = _hugging_face(table, cache)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import is_list
@@ -309,10 +308,10 @@ def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:
 def _as_one(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all, each column in the narrowest type that holds it; `ArrowException` where
     there is none."""
+    every = [one for table in tables for one in table.schema]
     unsigned = {
-        one.name: one.type for table in tables for one in table.schema
-        if one.type in (pa.uint64(), pa.list_(pa.uint64()))
-    }  # fmt: skip
+        one.name: one.type for one in every if one.type in (pa.uint64(), pa.list_(pa.uint64()))
+    }
     return pa.concat_tables([_cast(one, unsigned) for one in tables], promote_options="permissive")
 
 
