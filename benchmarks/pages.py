@@ -190,6 +190,15 @@ TABLES = (
         ),
     ),
     SuiteTable(
+        page="scale.md",
+        suite="scale --validate",
+        figures=(
+            "forecast of a step, median error",
+            "forecast of a step, worst error",
+            "forecast of the bytes between nodes, worst error",
+        ),
+    ),
+    SuiteTable(
         page="dsi.md",
         suite="dsi",
         figures=(

@@ -79,6 +79,12 @@ SUITES = (
         limits=True,
     ),
     Suite(
+        module="scale",
+        arguments=("--validate",),
+        about="Forecasts of steps, beside these steps on an emulated cluster, in 24 settings.",
+        minutes=13,
+    ),
+    Suite(
         module="honesty",
         arguments=("--only", "coverage"),
         about="Coverage of caches in 21 tables, forecast of a part of each, beside what it was.",
