@@ -17,6 +17,7 @@ import torch
 from benchmarks.harness import Report, main
 from benchmarks.service.coordinated import coordinator_load
 from benchmarks.service.disturbed import stall
+from benchmarks.service.own_core import missing_cores, own_core
 from benchmarks.service.rates import one_worker, second_job, wire
 from benchmarks.service.ray_data import MISSING, beside_ray_data
 from benchmarks.service.stalls import stalls
@@ -40,6 +41,8 @@ def measure(
         figures = []
         if count is None:
             figures += one_worker(folder, rounds, **sizes)
+            if not missing_cores():
+                figures += own_core(folder, rounds, **sizes)
             figures += wire(folder, **sizes)
             figures.append(second_job(folder, rounds, **sizes))
             if not MISSING:
@@ -50,8 +53,9 @@ def measure(
         else:
             figures.append(trials(folder, count, seed=seed))
     settings = {**sizes, "disturbed": small, "rounds": rounds, "torch_threads": 1}
-    if MISSING:
-        settings["not measured"] = f"Ray Data: pip install {' '.join(MISSING)}"
+    ray_data = f"Ray Data: pip install {' '.join(MISSING)}" if MISSING else ""
+    if missing := [*filter(None, (missing_cores(), ray_data))]:
+        settings["not measured"] = "; ".join(missing)
     return Report(figures=figures, settings=settings)
 
 

@@ -1,9 +1,10 @@
-"""What no service can be better than: the same bytes by plain Arrow Flight, and by a copy."""
+"""What no service can be better than: the same bytes by plain Arrow Flight, and by a copy; and
+packing alone."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
@@ -12,9 +13,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import torch
 
+from benchmarks.service.processes import processor_seconds
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.launch.environment import die_with_parent
 
-__all__ = ["copied", "plain_flight"]
+__all__ = ["copied", "packed", "plain_flight"]
 
 SCHEMA = pa.schema([("body", pa.large_binary())])
 
@@ -33,16 +37,23 @@ class _Plain(flight.FlightServerBase):
 
 
 @contextmanager
-def plain_flight(size: int, count: int) -> Iterator[Callable[[], int]]:
-    """Take `count` bodies of so many bytes by one `do_get`, from another process."""
+def plain_flight(size: int, count: int) -> Iterator[Callable[[], float]]:
+    """Take `count` bodies of so many bytes by one `do_get`, from another process; the seconds of
+    that one's processor time."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(size, count, theirs), daemon=True)
     process.start()
     client = flight.FlightClient(f"grpc://127.0.0.1:{ours.recv()}")
 
-    def take() -> int:
-        return sum(chunk.data.num_rows for chunk in client.do_get(flight.Ticket(b"all")))
+    assert process.pid is not None
+    sender = process.pid
+
+    def take() -> float:
+        began = processor_seconds(sender)
+        if sum(chunk.data.num_rows for chunk in client.do_get(flight.Ticket(b"all"))) != count:
+            raise AssertionError("plain Flight gave fewer bodies than it has")
+        return processor_seconds(sender) - began
 
     try:
         yield take
@@ -67,3 +78,13 @@ def copied(size: int, count: int) -> Callable[[], int]:
         return sum(len(body.clone()) > 0 for _ in range(count))
 
     return take
+
+
+def packed(batches: Sequence[Batch]) -> Callable[[], None]:
+    """Pack these batches, as a worker does, and keep none."""
+
+    def pack() -> None:
+        for batch in batches:
+            batch_to_record(batch)
+
+    return pack

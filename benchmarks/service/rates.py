@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import Figure, Limit, alternate, spread
 from benchmarks.limits import decoding
-from benchmarks.service.plain import copied, plain_flight
+from benchmarks.service.plain import copied, packed, plain_flight
+from benchmarks.service.processes import cores, processor_seconds, worker_of
 from benchmarks.service.registries import KINDS, LOCAL, SEQUENCES, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
@@ -20,7 +21,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.sparse.jagged import without
 
-__all__ = ["ONE", "one_worker", "rows_of", "second_job", "wire"]
+__all__ = ["ONE", "ROWS_TARGETS", "WAYS", "one_worker", "rows_of", "second_job", "wire"]
 
 ONE = {**LOCAL, "use": "service", "workers": 1, "when_none_answers": "fail", "patience": 120}
 WAYS = {"shared memory": {}, "the wire": {"shared_memory_mib": 0}}
@@ -59,14 +60,16 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
     ours = {
         way: service(stack_of(folder, kind, {**ONE, **more}, **sizes)) for way, more in WAYS.items()
     }
-    bodies = [batch_to_record(batch).nbytes for batch in local]
-    body, count = statistics.mean(bodies), len(bodies)
+    batches = list(local)
+    count = len(batches)
+    body = statistics.mean(batch_to_record(batch).nbytes for batch in batches)
     with plain_flight(int(body), count) as plain:
         sides: dict[str, Callable[[], Any]] = {
             "local": lambda: Taken(rows_of(local), 0.0),
             **{way: partial(_taken, loader) for way, loader in ours.items()},
             "plain Flight": plain,
             "a copy": copied(int(body), count),
+            "packing": packed(batches),
             "decoding": decoding(table, columns),
         }
         measured = alternate(sides, rounds, of=f"one worker, {kind} batches")
@@ -82,6 +85,18 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
     def wall(side: str) -> float:
         return statistics.median(one.wall for one in measured[side])
 
+    def shared_cores(taken: str) -> Limit:
+        """Of a worker and a client that share the cores which the local reader has by itself."""
+        sent = statistics.median(one.result for one in measured["plain Flight"])
+        work = cpu("local") + cpu("packing") + cpu(taken)
+        work += 1e3 * sent / count if taken == "plain Flight" else 0.0
+        return Limit(
+            value=1e3 * wall("local") / count / (work / len(cores())),
+            of=f"the local reader's processor time, packing and the same bytes by {taken}, spread "
+            f"evenly over the {len(cores())} cores that worker and client share; unpacking is left "
+            "out",
+        )
+
     decoding_alone = Limit(
         value=wall("local") / wall("decoding"),
         of="a worker that only decodes, by pyarrow on its threads; batches and their way are left "
@@ -90,6 +105,7 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
     for way in WAYS:
         taken = "plain Flight" if way == "the wire" else "a copy"
         pairs = list(zip(theirs, measured[way], strict=True))
+        limits = (decoding_alone, shared_cores(taken))
         rows = {
             side: statistics.median(r.result.rows / r.wall for r in measured[side])
             for side in ("local", way)
@@ -100,7 +116,7 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
                 [one.wall / mine.wall for one, mine in pairs],
                 ROWS_TARGETS[kind, way],
                 False,
-                decoding_alone,
+                min(limits, key=lambda limit: limit.value),
                 f"{rows[way]:,.0f} and {rows['local']:,.0f} rows/s",
             ),
             (
@@ -212,14 +228,10 @@ def rows_of(loader: Iterable[Batch]) -> int:
 
 
 def _taken(loader: ServiceLoader) -> Taken:
-    backend = loader.fleet().backend
-    assert backend is not None
-    (pid,) = backend.pids
-    assert pid is not None
-    clock = ~pid << 3 | 2  # clock_getcpuclockid: all threads of another process, on Linux
-    began = time.clock_gettime(clock)
+    worker = worker_of(loader)
+    began = processor_seconds(worker)
     rows = rows_of(loader)
-    return Taken(rows, time.clock_gettime(clock) - began)
+    return Taken(rows, processor_seconds(worker) - began)
 
 
 def _in_turn(first: Callable[[], int], second: Callable[[], int]) -> float:

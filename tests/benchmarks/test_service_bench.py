@@ -12,6 +12,8 @@ from forked import start_server
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.service.disturbed import stall
+from benchmarks.service.own_core import missing_cores, own_core
+from benchmarks.service.processes import cores
 from benchmarks.service.rates import one_worker, second_job, wire
 from benchmarks.service.ray_data import Hashed
 from benchmarks.service.registries import MODULO
@@ -39,6 +41,12 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     assert {one.target for one in by_worker} == {None}
     assert all(one.value > 0 and one.baseline == 1 for one in rates)
     assert all(one.limit is not None and one.limit.value > 0 for one in rates)
+    if not missing_cores():
+        before = cores()
+        apart = [*own_core(folder, 1, **SIZES)]
+        assert [one.target for one in apart] == [0.6, 0.85]
+        assert all(one.value > 0 for one in apart)
+        assert cores() == before
     whole, sequences = wire(folder, **SIZES)
     assert whole.target == sequences.target
     assert whole.share is not None

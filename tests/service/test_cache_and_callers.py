@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -127,19 +128,28 @@ def test_a_damaged_file_of_the_cache_is_none_and_is_written_anew(tmp_path: Path)
         assert cache.get(key(1)) == record(1)
 
 
-def batches_by(worker: Worker, tables: Path) -> list[Batch]:
-    """An epoch of a trainer that asks this worker alone."""
+def loader_of(tables: Path, **reader: Any) -> ServiceLoader:
+    """One rank's, which nobody has asked for a batch."""
+    found = stack_of(tables, {"use": "service", "workers": 1, **reader}).loader(0, 1)
+    assert isinstance(found, ServiceLoader)
+    return found
+
+
+@contextmanager
+def asking(worker: Worker, tables: Path, **options: Any) -> Iterator[ServiceLoader]:
+    """A trainer that asks this worker alone, which serves meanwhile; `options` of its `Fetching`
+    beside those of the registry."""
     Thread(target=worker.serve, daemon=True).start()
-    reader = {"use": "service", "workers": 1, "when_none_answers": "fail", "patience": 120}
-    loader = stack_of(tables, reader).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables, when_none_answers="fail", patience=120)
+    loader._options = replace(loader._options, **options)
     fleet = Fleet(NO_CREDENTIALS, 1)
     fleet.now({0: worker.address})
     loader.fleet = lambda: fleet
-    found = list(loader)
-    fleet.close()
-    worker.stop()
-    return found
+    try:
+        yield loader
+    finally:
+        fleet.close()
+        worker.stop()
 
 
 def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
@@ -148,13 +158,13 @@ def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
     stack = stack_of(tables, {"use": "local"})
     theirs = list(stack.loader(0, 1))
     options = WorkerOptions(buffer_bytes=1, disk=tmp_path)  # memory keeps one batch
-    service = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(service, ServiceLoader)
-    damaged = [tmp_path / Key(service.job.digest, 0, 0, number).name for number in (3, 4, 20)]
+    job = loader_of(tables).job.digest
+    damaged = [tmp_path / Key(job, 0, 0, number).name for number in (3, 4, 20)]
     made = []
     for _ in range(3):
         worker = Worker(stack.delivery(), options)
-        found = batches_by(worker, tables)
+        with asking(worker, tables) as loader:
+            found = list(loader)
         made.append(worker.about()["made"])
         assert len(found) == len(theirs)
         for left, right in zip(theirs, found, strict=True):
@@ -168,11 +178,8 @@ def test_a_second_job_has_batches_from_disk_and_damaged_ones_are_made_anew(
 
 
 def test_runs_that_are_asked_for_at_once_are_read_in_one_pass(tables: Path) -> None:
-    reader = {"use": "service", "workers": 1}
-    stack = stack_of(tables, reader)
-    loader = stack.loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
-    worker = Worker(stack.delivery(), WorkerOptions())
+    loader = loader_of(tables)
+    worker = Worker(stack_of(tables, {"use": "local"}).delivery(), WorkerOptions())
     Thread(target=worker.serve, daemon=True).start()
     caller, ahead = Caller(worker.address, NO_CREDENTIALS), ((0, len(loader)),)
     asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=2, client="", ahead=ahead)
@@ -201,8 +208,7 @@ class Gated:
 
 
 def test_what_a_call_has_waited_for_in_vain_is_made_in_its_turn(tables: Path) -> None:
-    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables)
     batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
     job, buffer = Gated(batch), Buffer(1 << 20, None)
     maker = Maker(buffer)
@@ -221,8 +227,7 @@ def test_what_a_trainer_waits_for_leaves_at_once_and_all_else_together(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recd_dsi.service.worker.LINGER", 120.0)
-    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables)
     job = Gated(next(iter(stack_of(tables, {"use": "local"}).loader(0, 1))))
     maker = Maker(Buffer(1 << 20, None))
     asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=16, client="")
@@ -244,29 +249,17 @@ def test_a_client_says_which_batches_its_trainer_waits_for(tables: Path) -> None
             asked.append((request.batch, request.awaited))
             return super()._answers(job, request)
 
-    stack = stack_of(tables, {"use": "service", "workers": 1})
-    loader = stack.loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
-    loader._options = replace(loader._options, hedge=120.0)  # nothing is asked for twice
-    worker = Hearing(stack.delivery(), WorkerOptions())
-    Thread(target=worker.serve, daemon=True).start()
-    fleet = Fleet(NO_CREDENTIALS, 1)
-    fleet.now({0: worker.address})
-    loader.fleet = lambda: fleet
-    try:
+    worker = Hearing(stack_of(tables, {"use": "local"}).delivery(), WorkerOptions())
+    with asking(worker, tables, hedge=120.0) as loader:  # nothing is asked for twice
         batches = iter(loader)
         next(batches)
         until(lambda: len(asked) > 2)
         assert [batch for batch, awaited in asked if awaited] == [0]
         assert len([*batches]) == len(loader) - 1
-    finally:
-        fleet.close()
-        worker.stop()
 
 
 def test_a_worker_reads_its_next_turns_behind_this_one(tables: Path) -> None:
-    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables)
     job = Gated(next(iter(stack_of(tables, {"use": "local"}).loader(0, 1))))
     buffer = Buffer(1 << 20, None)
     maker = Maker(buffer)
@@ -284,8 +277,7 @@ def test_a_worker_reads_its_next_turns_behind_this_one(tables: Path) -> None:
 def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables)
     batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
     size, job = batch_to_record(batch).nbytes, Gated(batch)
     buffer = Buffer(4 * size, None)
@@ -308,8 +300,7 @@ def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(
 
 
 def test_what_a_client_has_had_is_not_made_again_once_it_made_room(tables: Path) -> None:
-    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables)
     batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
     job = Gated(batch)
     buffer = Buffer(4 * batch_to_record(batch).nbytes, None)
@@ -344,8 +335,7 @@ def test_an_epoch_that_is_there_is_not_looked_through_for_each_request(tables: P
             self.looks += 1
             return key.batch != 300
 
-    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
+    loader = loader_of(tables)
     job, buffer = Gated(None, length=10_000), Looked(1, None)
     asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=16, client="")
     announced = _Announced(job, replace(asked, ahead=((0, job.length),)))
@@ -358,24 +348,14 @@ def test_an_epoch_that_is_there_is_not_looked_through_for_each_request(tables: P
 def test_calls_ask_for_no_more_than_a_small_memory_holds(tables: Path) -> None:
     """Two of them at a time are under way, and their batches are not written over."""
     room = 1 << 16
-    stack = stack_of(tables, {"use": "service", "workers": 1})
-    loader = stack.loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
-    loader._options = replace(loader._options, shared_bytes=room, hedge=120.0)
-    worker = Worker(stack.delivery(), WorkerOptions(shared_bytes=room))
-    Thread(target=worker.serve, daemon=True).start()
-    fleet = Fleet(NO_CREDENTIALS, 1)
-    fleet.now({0: worker.address})
-    loader.fleet = lambda: fleet
-    try:
+    delivery = stack_of(tables, {"use": "local"}).delivery()
+    worker = Worker(delivery, WorkerOptions(shared_bytes=room))
+    with asking(worker, tables, shared_bytes=room, hedge=120.0) as loader:
         for _ in range(3):
             assert len(list(loader)) == len(loader)
             assert loader.fetching is not None
             assert not loader.fetching._apart  # none came over the wire
         assert worker._shared._at > 2 * room
-    finally:
-        fleet.close()
-        worker.stop()
 
 
 def test_what_was_written_over_comes_over_the_wire_and_all_else_through_memory(
@@ -389,26 +369,14 @@ def test_what_was_written_over_comes_over_the_wire_and_all_else_through_memory(
         return bodies(self, places)
 
     monkeypatch.setattr(SharedReader, "bodies", late)
-    stack = stack_of(tables, {"use": "service", "workers": 1})
-    loader = stack.loader(0, 1)
-    assert isinstance(loader, ServiceLoader)
-    loader._options = replace(loader._options, hedge=120.0)
-    worker = Worker(stack.delivery(), WorkerOptions())
-    Thread(target=worker.serve, daemon=True).start()
-    fleet = Fleet(NO_CREDENTIALS, 1)
-    fleet.now({0: worker.address})
-    loader.fleet = lambda: fleet
-    try:
-        theirs = list(stack_of(tables, {"use": "local"}).loader(0, 1))
-        for left, right in zip(theirs, loader, strict=True):
+    stack = stack_of(tables, {"use": "local"})
+    with asking(Worker(stack.delivery(), WorkerOptions()), tables, hedge=120.0) as loader:
+        for left, right in zip(stack.loader(0, 1), loader, strict=True):
             assert_same_batch(left, right)
         assert loader.fetching is not None
         assert not loader.fetching._apart
         assert not loader.fetching._over
         assert next(calls) > 1
-    finally:
-        fleet.close()
-        worker.stop()
 
 
 @pytest.mark.parametrize("credentials", [Credentials(), Credentials(token="only a token")])

@@ -1,0 +1,66 @@
+"""One worker beside the local reader where each has one core: workers run on machines of their own,
+and do not share the trainer's processors."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.harness import Figure, alternate, spread
+from benchmarks.service.processes import cores, on_cores, worker_of
+from benchmarks.service.rates import ONE, ROWS_TARGETS, WAYS, rows_of
+from benchmarks.service.registries import KINDS, LOCAL, service, stack_of
+from recd_dsi.service.reader import end_workers
+
+__all__ = ["missing_cores", "own_core"]
+
+WAY = "the wire"
+"""How batches come from other machines."""
+
+
+def missing_cores() -> str:
+    """Why it cannot be measured here, if it cannot."""
+    if len(cores()) > 1:
+        return ""
+    return "one worker on a core of its own: takes two cores, and a system that pins processes"
+
+
+def own_core(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Iterator[Figure]:
+    """The local reader has the first core; then the worker has it, and its client the next."""
+    first, second, *_ = cores()
+    sizes = {"samples": samples, "batch_size": batch_size}
+    for kind in KINDS:
+        local = stack_of(folder, kind, LOCAL, **sizes).loader(0, 1)
+        ours = service(stack_of(folder, kind, {**ONE, **WAYS[WAY]}, **sizes))
+        worker, here = worker_of(ours), os.getpid()
+
+        def alone(local=local, here=here) -> int:
+            with on_cores({here: first}):
+                return rows_of(local)
+
+        def beside(ours=ours, here=here, worker=worker) -> int:
+            with on_cores({here: second, worker: first}):
+                return rows_of(ours)
+
+        sides: dict[str, Callable[[], int]] = {"local": alone, "service": beside}
+        measured = alternate(sides, rounds, of=f"one worker on a core of its own, {kind} batches")
+        end_workers()
+        pairs = zip(measured["local"], measured["service"], strict=True)
+        speedups = [one.wall / mine.wall for one, mine in pairs]
+        rows = {
+            side: statistics.median(one.result / one.wall for one in measured[side])
+            for side in sides
+        }
+        yield Figure(
+            name=f"one worker on a core of its own, {kind} batches by {WAY}: rows/s, of the local "
+            "reader's on one core",
+            value=statistics.median(speedups),
+            unit="of 1",
+            baseline=1.0,
+            target=ROWS_TARGETS[kind, WAY],
+            spread=spread(speedups),
+            note=f"{rows['service']:,.0f} and {rows['local']:,.0f} rows/s; the client has another "
+            "core, as on a machine of its own",
+        )

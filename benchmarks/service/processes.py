@@ -1,0 +1,53 @@
+"""Processes of the service: the processor time that one has taken, and cores of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from recd_dsi.service.loader import ServiceLoader
+
+__all__ = ["cores", "on_cores", "processor_seconds", "worker_of"]
+
+
+def cores() -> list[int]:
+    """The cores that this process may have; none where the system does not say, or pins nothing."""
+    found = getattr(os, "sched_getaffinity", lambda _: set())(0)
+    return sorted(found)
+
+
+def processor_seconds(pid: int) -> float:
+    """The processor time that a process has taken, over all of its threads."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid, on Linux
+
+
+def worker_of(loader: ServiceLoader) -> int:
+    """The process of its only worker."""
+    backend = loader.fleet().backend
+    assert backend is not None
+    (pid,) = backend.pids
+    assert pid is not None
+    return pid
+
+
+@contextlib.contextmanager
+def on_cores(of: Mapping[int, int]) -> Iterator[None]:
+    """Within, each of these processes has the core that is named, and it alone; then all again."""
+    whole = cores()
+    for pid, core in of.items():
+        _pin(pid, [core])
+    try:
+        yield
+    finally:
+        for pid in of:
+            _pin(pid, whole)
+
+
+def _pin(pid: int, only: list[int]) -> None:
+    # Threads that begin later have the cores of those that begin them.
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(task.name), only)
