@@ -12,6 +12,7 @@ from recd_plugins.data.importing import reading
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, Position, blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError
 
 
@@ -82,7 +83,7 @@ def test_text_shows_its_delimiter_and_header(
 
 def test_what_the_user_says_counts(tmp_path: Path) -> None:
     path = text(tmp_path / "data", "red,blue\nred,green\n")
-    (file,) = foreign_files([path], header=True, delimiter=";")
+    (file,) = foreign_files([path], TextForm(header=True, delimiter=";"))
     assert file.names == ("red,blue",)
 
 
@@ -148,4 +149,4 @@ def test_a_line_cut_short_is_named_with_its_number(
 def test_what_parts_no_fields_is_refused(tmp_path: Path, delimiter: str) -> None:
     file = text(tmp_path / "t.csv", "a,b\n1,2\n")
     with pytest.raises(DataError, match="parted by one character"):
-        foreign_files([file], delimiter=delimiter)
+        foreign_files([file], TextForm(delimiter=delimiter))

@@ -17,9 +17,9 @@ from recd_plugins.cli.options import (
     Header,
     Names,
     location_argument,
-    names_of,
     progress,
     reported,
+    text_form,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.importing.checking import Checked
+    from recd_plugins.data.importing.text_form import TextForm
     from recd_plugins.data.side_table import SideTableConfig
     from recd_plugins.data.table import Progress
     from recd_plugins.storage.uri import Location
@@ -59,7 +60,7 @@ def check(
     schema: SchemaFile = None,
     delimiter: Delimiter = None,
     header: Header = None,
-    encoding: Encoding = "utf-8",
+    encoding: Encoding = None,
     names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
@@ -70,14 +71,17 @@ def check(
     type, nulls and NaN, labels, times, ids out of range and vocabularies of other data.
     """
     with reported(debug):
-        from recd_plugins.data.importing.schema_file import load_schema
+        from recd_plugins.data.importing.schema_file import load_schema_and_form
 
-        given = None if schema is None else load_schema(schema)
+        form, given = text_form(delimiter, header, encoding, names), None
+        if schema is not None:
+            given, own = load_schema_and_form(schema)
+            form = form.over(own)
         with progress() as show:
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
                 checked = _registry(paths[0], given, show)
             else:
-                checked = _tables(paths, given, delimiter, header, encoding, names, show)
+                checked = _tables(paths, given, form, show)
     problems = {name: one.problems for name, one in checked.items()}
     if as_json:
         values: dict[str, Any] = {
@@ -145,10 +149,7 @@ def _side_table(config: SideTableConfig) -> Checked:
 def _tables(
     paths: Sequence[Location],
     given: ForeignSchema | None,
-    delimiter: str | None,
-    header: bool | None,
-    encoding: str,
-    names: str,
+    form: TextForm,
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -159,15 +160,7 @@ def _tables(
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
         schema = given or _of_footer(next(iter(files)))
-        return check_files(
-            files,
-            schema,
-            delimiter=delimiter,
-            header=header,
-            encoding=encoding,
-            names=names_of(names),
-            progress=show,
-        )
+        return check_files(files, schema, form=form, progress=show)
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
         return {split: checked([paths[0] / split]) for split in SPLITS}

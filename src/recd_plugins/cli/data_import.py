@@ -18,9 +18,9 @@ from recd_plugins.cli.options import (
     Header,
     Names,
     location_argument,
-    names_of,
     progress,
     reported,
+    text_form,
 )
 from recd_plugins.cli.written import check_makable
 
@@ -119,7 +119,7 @@ def import_(
     absent: Absent = None,
     delimiter: Delimiter = None,
     header: Header = None,
-    encoding: Encoding = "utf-8",
+    encoding: Encoding = None,
     names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
@@ -131,31 +131,25 @@ def import_(
     how values become ids, for more files and for serving.
     """
     with reported(debug):
-        from recd_plugins.config import parse
-        from recd_plugins.data.foreign import ForeignSchema
         from recd_plugins.data.importing.formats import foreign_files
         from recd_plugins.data.importing.negatives import Negatives
         from recd_plugins.data.importing.proposal import propose
-        from recd_plugins.data.importing.schema_file import load_schema
+        from recd_plugins.data.importing.schema_file import load_schema_and_form, parsed
         from recd_plugins.data.importing.splits import SplitBy
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.table_import import TableImport
 
         check_makable(table, "TABLE")
-        asked = None if schema is None else load_schema(schema)
-        files = foreign_files(
-            paths,
-            delimiter=delimiter,
-            header=header,
-            encoding=encoding,
-            names=names_of(names),
-            absent=absent or (),
-        )
+        form, asked = text_form(delimiter, header, encoding, names), None
+        if schema is not None:
+            asked, own = load_schema_and_form(schema)
+            form = form.over(own)
+        files = foreign_files(paths, form, absent=absent or ())
         split = None if split_by is None else SplitBy.of(split_by, test_share)
-        found = survey(files, _wanted(asked, split, negatives), alone=asked is not None)
+        found = survey(files, _wanted(asked, split, negatives), alone=asked is not None, form=form)
         if asked is None:
             proposal = propose(found)
-            asked = parse(ForeignSchema, proposal.schema, "schema")
+            asked, _ = parsed(proposal.schema, "schema")
             for doubt in proposal.doubts:
                 print(f"doubt: {doubt}", file=sys.stderr)
         items = tuple(item or ())
@@ -171,6 +165,7 @@ def import_(
                 least_count=least_count,
                 others=others,
                 absent=absent or (),
+                form=form,
                 progress=show,
             ).run()
     _show(table, imported, as_json)

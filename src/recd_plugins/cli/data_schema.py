@@ -18,8 +18,8 @@ from recd_plugins.cli.options import (
     Header,
     Names,
     location_argument,
-    names_of,
     reported,
+    text_form,
 )
 from recd_plugins.cli.written import check_writable
 from recd_plugins.storage.whole_file import write_whole
@@ -43,7 +43,7 @@ def schema(
     out: Out = None,
     delimiter: Delimiter = None,
     header: Header = None,
-    encoding: Encoding = "utf-8",
+    encoding: Encoding = None,
     names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
@@ -59,11 +59,8 @@ def schema(
         from recd_plugins.data.importing.survey import survey
 
         check_writable(out, "--out")
-        found = survey(
-            foreign_files(
-                paths, delimiter=delimiter, header=header, encoding=encoding, names=names_of(names)
-            )
-        )
+        form = text_form(delimiter, header, encoding, names)
+        found = survey(foreign_files(paths, form), form=form)
         proposal = propose(found)
         if out is not None:
             write_whole(out, proposal.text)

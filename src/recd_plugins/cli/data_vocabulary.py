@@ -19,9 +19,9 @@ from recd_plugins.cli.options import (
     Header,
     Names,
     location_argument,
-    names_of,
     progress,
     reported,
+    text_form,
 )
 from recd_plugins.cli.written import check_writable
 
@@ -61,7 +61,7 @@ def vocabulary(
     others: Others = 1,
     delimiter: Delimiter = None,
     header: Header = None,
-    encoding: Encoding = "utf-8",
+    encoding: Encoding = None,
     names: Names = "",
     debug: Debug = False,
     as_json: AsJson = False,
@@ -79,9 +79,7 @@ def vocabulary(
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
-        files = foreign_files(
-            paths, delimiter=delimiter, header=header, encoding=encoding, names=names_of(names)
-        )
+        files = foreign_files(paths, text_form(delimiter, header, encoding, names))
         found = survey(files, column, alone=True)
         with progress() as show:
             made = write_vocabulary(

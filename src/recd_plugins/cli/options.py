@@ -18,6 +18,7 @@ from recd_plugins.storage.uri import Location, location_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.importing.text_form import TextForm
     from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
     from recd_plugins.launch.server import RankServer
     from recd_plugins.stack import Stack
@@ -35,13 +36,13 @@ __all__ = [
     "TableFolder",
     "loaded",
     "location_argument",
-    "names_of",
     "opened_table",
     "path_argument",
     "progress",
     "registry_schema",
     "reported",
     "server_of_ranks",
+    "text_form",
 ]
 
 RegistryFile = Annotated[
@@ -105,11 +106,12 @@ Header = Annotated[
     ),
 ]
 Encoding = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--encoding",
         help="The encoding of text and lines of JSON that are not UTF-8, as latin-1.",
         metavar="NAME",
+        show_default=False,
     ),
 ]
 Names = Annotated[
@@ -125,9 +127,14 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-def names_of(text: str) -> list[str]:
-    """The names that `--names` gives."""
-    return [name.strip() for name in text.split(",")] if text else []
+def text_form(
+    delimiter: str | None, header: bool | None, encoding: str | None, names: str
+) -> TextForm:
+    """The form of text that options give."""
+    from recd_plugins.data.importing.text_form import TextForm
+
+    given = tuple(name.strip() for name in names.split(",")) if names else ()
+    return TextForm(delimiter=delimiter, header=header, encoding=encoding, names=given)
 
 
 def opened_table(path: Location, registry: Path) -> Table:

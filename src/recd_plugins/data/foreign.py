@@ -32,7 +32,15 @@ __all__ = ["DateDigits", "DenseColumn", "ForeignFeature", "ForeignSchema", "Text
 DateDigits = Literal[
     "yymmdd", "yymmddhh", "yyyymmdd", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss"
 ]
-TextDates = Literal["yyyy-mm-dd", "dd/mm/yyyy", "mm/dd/yyyy", "dd/mm/yy", "mm/dd/yy", "yy/mm/dd"]
+TextDates = Literal[
+    "yyyy-mm-dd",
+    "dd/mm/yyyy",
+    "mm/dd/yyyy",
+    "dd mmm yyyy",
+    "dd/mm/yy",
+    "mm/dd/yy",
+    "yy/mm/dd",
+]
 TimeUnit = Literal["s", "ms", "us", "ns", DateDigits, TextDates]
 
 
@@ -102,8 +110,9 @@ class ForeignSchema(Config):
     timestamp_unit: TimeUnit = "ms"
     """The unit of a timestamp that is a mere number: of time since 1970, or the digits of a date in
     UTC, as 14102105 of `yymmddhh`. Or how a text has its date: yyyy-mm-dd is ISO 8601, with a zone
-    or in UTC; the others may be parted by . and - too, and a time may follow, as 13:05 or 1:05 PM,
-    in UTC. Years of two digits are those of 1969 to 2068."""
+    or in UTC; dd mmm yyyy has the month's English name, in any order, as 24/Sep/2012:03:35:21 +0000
+    or Mon Sep 24 03:35:21 +0000 2012; the others may be parted by . and - too, and a time may
+    follow, as 13:05 or 1:05 PM, in UTC. Years of two digits are those of 1969 to 2068."""
     dense: tuple[str | DenseColumn, ...] = ()
     """The columns with one float each; of a vector, its name and width."""
     sparse: tuple[ForeignFeature, ...] = ()

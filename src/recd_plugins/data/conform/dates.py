@@ -41,11 +41,26 @@ PARTS = {
     "yy": r"(?P<year>\d\d)",
     "yyyy": r"(?P<year>\d{4})",
 }
-TIME_OF_DAY = (
-    r"(?:[\sT,]+(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<seconds>\d\d)(?:\.(?P<fraction>\d+))?)?"
-    r"(?:\s*(?P<half>[AaPp])\.?[Mm]\.?)?)?$"
+CLOCK = (
+    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<seconds>\d\d)(?:\.(?P<fraction>\d+))?)?"
+    r"(?:\s*(?P<half>[AaPp])\.?[Mm]\.?)?"
 )
+TIME_OF_DAY = rf"(?:[\sT,]+{CLOCK})?$"
 """What may follow a date."""
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTH = (
+    r"(?P<month>(?i:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"
+    r"sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?))\.?"
+)
+ZONE = r"(?:\s*(?:(?P<zone>[+-]\d\d:?\d\d)|Z|UTC|GMT))?"
+WEEKDAY = r"^(?:[A-Za-z]{3,9},?\s+)?"
+NAMED_MONTHS = (
+    # As RFC 2822 and Apache's logs have it, then ctime and Twitter, then prose.
+    rf"{WEEKDAY}{PARTS['dd']}[\s/-]{MONTH}[\s/,-]+{PARTS['yyyy']}(?:[\sT,:]+{CLOCK}{ZONE})?$",
+    rf"{WEEKDAY}{MONTH}\s+{PARTS['dd']}\s+{CLOCK}{ZONE}\s+{PARTS['yyyy']}$",
+    rf"{WEEKDAY}{MONTH}\s+{PARTS['dd']}(?:,\s*|\s+){PARTS['yyyy']}(?:[\sT,]+{CLOCK}{ZONE})?$",
+)
+"""The orders in which a date with the month's name may be."""
 VERSION = r"^\d\.|\.\d\."
 """Of 4.10.12, no date in which the year has two digits: points part two digits each."""
 
@@ -158,8 +173,10 @@ def _ms_of_iso(texts: pa.Array, zone: str | None) -> I64 | None:
 
 def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
     """Of a day, a month and a year, in the unit's order; and which are none."""
-    date = "[./-]".join(PARTS[part] for part in unit.split("/"))
-    found = pc.extract_regex(texts, f"^{date}{TIME_OF_DAY}")
+    date = "[./-]".join(PARTS.get(part, "") for part in unit.split("/"))
+    orders = NAMED_MONTHS if "mmm" in unit else (f"^{date}{TIME_OF_DAY}",)
+    each = [pc.extract_regex(texts, order) for order in orders]
+    found = min(each, key=lambda one: int(one.null_count))
     bad: Mask = found.is_null().to_numpy(zero_copy_only=False)
     zero = pa.scalar("0", pa.large_string())
 
@@ -180,11 +197,30 @@ def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
     bad |= halved & ((hour < 1) | (hour > 12))
     after_noon = pc.equal(half, "p").to_numpy(zero_copy_only=False)
     hour = np.where(halved, hour % 12 + 12 * after_noon, hour)
+    month = _months(part("month")) if "mmm" in unit else number("month")
     ms, bad = _since_1970(
-        year, number("month"), number("day"), hour, number("minute"), number("seconds"), bad=bad
+        year, month, number("day"), hour, number("minute"), number("seconds"), bad=bad
     )
+    if "mmm" in unit:
+        ms = ms - _zones_ms(part("zone"))
     fraction = pc.utf8_slice_codeunits(pc.utf8_rpad(part("fraction"), 3, "0"), 0, 3)
     return ms + fraction.cast(pa.int64()).to_numpy(), bad
+
+
+def _months(names: pa.Array) -> I64:
+    """1 to 12; 0 of what is no month's name."""
+    first = pc.utf8_lower(pc.utf8_slice_codeunits(names, 0, 3))
+    places = pc.index_in(first, value_set=pa.array(MONTHS, names.type))
+    months: I64 = pc.fill_null(places, -1).to_numpy().astype(np.int64) + 1
+    return months
+
+
+def _zones_ms(zones: pa.Array) -> I64:
+    """How far zones as +0530 are ahead of UTC; 0 where there is none."""
+    digits = pc.replace_substring_regex(zones, "[:+]", "").cast(pa.int64()).to_numpy()
+    hours, minutes = np.divmod(np.abs(digits), 100)
+    ahead: I64 = np.sign(digits) * (60 * hours + minutes) * 60_000
+    return ahead
 
 
 def _since_1970(

@@ -40,7 +40,7 @@ CURE = (
     "Say what stands for it under `nulls` of the schema, as `nulls: {%s: drop}` (the row) or "
     "`{%s: {value: %s}}`."
 )
-DIGITS = {"yyyy": "1970", "yy": "70", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
+DIGITS = {"yyyy": "1970", "yy": "70", "mmm": "Jan", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
 """Those of some day; `mm` is a month or minutes: 01 is both."""
 
 
@@ -100,7 +100,7 @@ def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
         return '"1970-01-01"'
     if unit in PER_SECOND or pa.types.is_timestamp(kind):
         return "0"
-    some = re.sub("y+|[a-z]{2}", lambda part: DIGITS[part[0]], unit)
+    some = re.sub("y+|mmm|[a-z]{2}", lambda part: DIGITS[part[0]], unit)
     return f'"{some}"' if are_texts(kind) else some
 
 

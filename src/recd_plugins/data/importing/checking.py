@@ -29,6 +29,7 @@ from recd_plugins.data.importing.reading import (
     wider,
 )
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError
@@ -147,10 +148,7 @@ def check_files(
     schema: ForeignSchema | None,
     *,
     in_place: bool = False,
-    delimiter: str | None = None,
-    header: bool | None = None,
-    encoding: str = "utf-8",
-    names: Sequence[str] = (),
+    form: TextForm | None = None,
     absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
@@ -162,7 +160,7 @@ def check_files(
     """
     found = Checked()
     files = []
-    for opened in formats_of(paths, delimiter, header, encoding, names):
+    for opened in formats_of(paths, form):
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":
@@ -174,7 +172,7 @@ def check_files(
     if not files:
         return found
     _check_alike(files, found, schema)
-    read_as = _read_as(files, found, () if schema is None else schema.columns)
+    read_as = _read_as(files, found, () if schema is None else schema.columns, form)
     reading = _Reading(found, schema, read_as, absent)
     for file in files:
         reading.check_types(file, files)
@@ -270,7 +268,9 @@ def _types(file: ForeignFile) -> dict[str, pa.DataType]:
     return {**found, **{name: one.type for name, one in file.partitions.items()}}
 
 
-def _read_as(files: Sequence[ForeignFile], found: Checked, wanted: Collection[str]) -> ColumnTypes:
+def _read_as(
+    files: Sequence[ForeignFile], found: Checked, wanted: Collection[str], form: TextForm | None
+) -> ColumnTypes:
     alike = [one for one in files if one.alike == files[0].alike]
     if files[0].format == "parquet":
         return ColumnTypes(
@@ -278,7 +278,7 @@ def _read_as(files: Sequence[ForeignFile], found: Checked, wanted: Collection[st
                    for name, kind in _types(file).items()}
         )  # fmt: skip
     try:
-        return survey(alike, wanted, alone=bool(wanted)).read_as
+        return survey(alike, wanted, alone=bool(wanted), form=form).read_as
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

@@ -26,6 +26,7 @@ from recd_plugins.data.files import (
     typed_partitions,
 )
 from recd_plugins.data.footers import AT_ONCE
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, listed, shown
 from recd_plugins.storage.no_file import no_file
@@ -35,6 +36,7 @@ __all__ = [
     "ELEMENTS",
     "ForeignFile",
     "Format",
+    "doubled",
     "field_at",
     "fields_of",
     "files_of",
@@ -77,6 +79,17 @@ QUOTED = re.compile(r'(^|\t)"[^"\t]*"(\t|$)', re.MULTILINE)
 """A field in quotes, where tabs part them."""
 QUOTING = re.compile(r'(^|\t)"?[^"\t\n]+"[^"\t\r\n]', re.MULTILINE)
 """One with a quote within, that is not doubled."""
+ESCAPED = re.compile(
+    r'(?:^|(?<=[,;|\t\x01]))"((?:[^"\\\r\n]|\\.)*)"(?=[,;|\t\x01\r\n]|$)', re.MULTILINE
+)
+"""A field in quotes, if a backslash before a quote takes its meaning."""
+WITHIN = re.compile(r'\\"[^,;|\t\x01"]')
+"""A quote that ends no field."""
+ESCAPE = re.compile(rb'\\[\\"]')
+SVM = re.compile(
+    r"[-+]?[\d.]+( qid:\d+)?( \d+:(?P<field>\d+:)?[-+]?[\d.]+([eE][-+]?\d+)?)+ *(#.*)?"
+)
+"""A line of libsvm, or with fields of libffm."""
 
 TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
 """RecBole's headers say what a column holds: user_id:token."""
@@ -109,6 +122,8 @@ class ForeignFile:
     """The character that parts the fields of `text`, or several, as `::`."""
     quotes: bool = True
     """Whether `text` may have fields in double quotes."""
+    escapes: bool = False
+    r"""Whether \" is a quote within these, as "" is."""
     header: bool = True
     """Whether the first line of `text` names its columns."""
     lists: tuple[str, ...] = ()
@@ -153,23 +168,16 @@ class ForeignFile:
 
 
 def foreign_files(
-    paths: Sequence[Location],
-    *,
-    delimiter: str | None = None,
-    header: bool | None = None,
-    encoding: str = "utf-8",
-    names: Sequence[str] = (),
-    absent: Collection[str] = (),
+    paths: Sequence[Location], form: TextForm | None = None, *, absent: Collection[str] = ()
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
-    What a file is follows from its content, unless `delimiter` and `header` say it; text that is
-    not UTF-8 is of the `encoding` that somebody says, and its columns have the `names` that are
-    given. `DataError` names a file that is not there, empty, or nothing that can be read, and files
-    of text that differ in other columns than those that may be `absent`.
+    What a file is follows from its content, unless the form of text says it. `DataError` names a
+    file that is not there, empty, or nothing that can be read, and files of text that differ in
+    other columns than those that may be `absent`.
     """
     files: list[ForeignFile] = []
-    for one in formats_of(files_of(paths), delimiter, header, encoding, names):
+    for one in formats_of(files_of(paths), form):
         if isinstance(one, DataError):
             raise one
         files.append(one)
@@ -215,20 +223,17 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
 
 
 def formats_of(
-    files: Mapping[Location, FileFacts],
-    delimiter: str | None = None,
-    header: bool | None = None,
-    encoding: str = "utf-8",
-    names: Sequence[str] = (),
+    files: Mapping[Location, FileFacts], form: TextForm | None = None
 ) -> list[ForeignFile | DataError]:
     """What each file is, or why nobody knows: several are opened at a time."""
-    if delimiter is not None:
-        _check_delimiter(delimiter)
-    encoding = _checked_encoding(encoding)
+    form = form or TextForm()
+    if form.delimiter is not None:
+        _check_delimiter(form.delimiter)
+    encoding = _checked_encoding("utf-8" if form.encoding is None else form.encoding)
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], delimiter, header, encoding, names)
+            return _foreign_file(path, files[path], form, encoding)
         except DataError as error:
             return error
 
@@ -266,18 +271,11 @@ def _check_is_file(path: Location) -> None:
         raise DataError(f"{path}: there is no such file. Check the path.")
 
 
-def _foreign_file(
-    path: Location,
-    facts: FileFacts,
-    delimiter: str | None,
-    header: bool | None,
-    encoding: str,
-    names: Sequence[str],
-) -> ForeignFile:
+def _foreign_file(path: Location, facts: FileFacts, form: TextForm, encoding: str) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
-    file = _of_content(path, delimiter, header, encoding)
-    if names:
-        file = _with_names(file, names)
+    file = _of_content(path, form, encoding)
+    if form.names:
+        file = _with_names(file, form.names)
     size, mtime_ns = facts.size, facts.mtime_ns or 0
     if size is None:
         stat = path.stat()
@@ -291,7 +289,8 @@ def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
     if file.format != "text" or not len({*names} - {""}) == len(names) == len(file.names):
         raise DataError(
             f"{file.path}: is {file}, with {len(file.names)} columns, and {len(names)} names are "
-            "given. Give one of its own to each column of text."
+            "given. Give one of its own to each column of text, by `--names` or `text` of the "
+            "schema."
         )
     own = dict(zip(file.names, names, strict=True))
     return replace(
@@ -299,9 +298,7 @@ def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
     )
 
 
-def _of_content(
-    path: Location, delimiter: str | None, header: bool | None, encoding: str
-) -> ForeignFile:
+def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
     head, compression = _head(path)
     if not head.strip():
         raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
@@ -322,13 +319,17 @@ def _of_content(
     text = _decoded(head[bom:], path, encoding)
     if text.lstrip().startswith("{"):
         return replace(_jsonl(path, text, compression), encoding=encoding)
-    if text.lstrip().startswith("[") and delimiter is None:
+    if text.lstrip().startswith("[") and form.delimiter is None:
         raise DataError(
             f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
         )
-    return replace(
-        _text(path, text, compression, bom, delimiter, header, encoding), encoding=encoding
-    )
+    if form.delimiter is None:
+        _check_no_svm(path, text)
+    escapes = _escapes(text) if form.escapes is None else form.escapes
+    if escapes:
+        text = _decoded(bytes(doubled(head[bom:])), path, encoding)
+    file = _text(path, text, compression, bom, form, encoding)
+    return replace(file, encoding=encoding, escapes=escapes)
 
 
 def _head(path: Location) -> tuple[bytes, str | None]:
@@ -492,19 +493,33 @@ def _keys(row: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield before + key
 
 
+def _check_no_svm(path: Location, text: str) -> None:
+    lines = [line for line in text.split("\n", HEAD_LINES)[:HEAD_LINES] if line.strip()]
+    found = [SVM.fullmatch(line.strip()) for line in lines]
+    if not all(found):
+        return
+    what, cure = "libsvm", "sed -E 's/ (qid:[0-9]+ )?/\\t/; s/ *#.*//'"
+    if any(one and one["field"] for one in found):
+        what, cure = "libffm", "sed -E 's/ /\\t/; s/([0-9]+):([0-9]+):/\\1_\\2:/g'"
+    raise DataError(
+        f"{path}: is {what}, a label and `index:value`s behind it. Part the label from these by a "
+        f"tab, and they are ids with weights: {cure} {path.name} > {path.stem}.tsv"
+    )
+
+
 def _text(
     path: Location,
     text: str,
     compression: str | None,
     bom: int,
-    delimiter: str | None,
-    header: bool | None,
+    form: TextForm,
     encoding: str,
 ) -> ForeignFile:
-    delimiter = delimiter or _delimiter(text)
+    delimiter = form.delimiter or _delimiter(text)
     quotes = _may_quote(text, delimiter)
     rows = list(_rows(text, delimiter, quotes))
     first = rows[0]
+    header = form.header
     typed = [TYPED.fullmatch(field) for field in first]
     all_typed = all(typed) and header is not False
     if header is None:
@@ -542,6 +557,18 @@ def _text(
         start=bom + len(text[:line].encode(encoding)),
         renamed=renamed,
     )
+
+
+def _escapes(text: str) -> bool:
+    """Whether a quote within quotes has a backslash before it."""
+    fields = ESCAPED.finditer(text) if '\\"' in text else ()
+    return any(WITHIN.search(field[1]) for field in fields)
+
+
+def doubled(content: bytes | bytearray) -> bytearray:
+    r"""Lines in which "" is a quote within quotes, of lines in which \" is: as long as before, and
+    the same if it is done again."""
+    return bytearray(ESCAPE.sub(lambda one: b'""' if one[0] == b'\\"' else one[0], content))
 
 
 def _check_delimiter(delimiter: str) -> None:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import yaml
 
 from recd_plugins.data.conform.dates import date_digits
+from recd_plugins.data.importing.schema_file import options_of_form
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
 
 __all__ = ["Proposal", "propose"]
@@ -367,7 +368,10 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.seems == "unknown":
         return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if column.is_list and column.seems == "texts" and _have_labels(column):
-        why = "elements end in -0 and -1, as labels do: write a row for each, the label as a column"
+        why = (
+            "elements end in -0 and -1, as labels do: write a row for each, the label as a column "
+            "(docs/own-data.md has the lines)"
+        )
         return _out(column, why)
     if column.seems == "times" or column.dates or _is_since(column):
         return _out(column, "is a time beside the one above; make hours or days of it to use it")
@@ -505,6 +509,9 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
     if first.format == "text" and not first.header and first.names[0] == "column_1":
         yield "# doubt: the first line was taken for a row; `--names` gives the columns names"
     yield ""
+    used = [entry.column.name for entry in entries if entry.part != "out"]
+    if text := options_of_form(survey.read_as.form(survey.form, first, used)):
+        yield f"text: {_flow(text)}  # how files that come later are read, too"
     yield from _single(entries, "session", "session_id", "no session: if samples of one user share "
                        "much, name its column, or several: [user, day]")  # fmt: skip
     yield from _single(entries, "time", "timestamp", "no time: `--split-by time` needs one")

@@ -19,7 +19,14 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.formats import ELEMENTS, NULLS, ForeignFile, field_at
+from recd_plugins.data.importing.formats import (
+    ELEMENTS,
+    NULLS,
+    ForeignFile,
+    doubled,
+    field_at,
+)
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
@@ -38,7 +45,7 @@ __all__ = [
     "read_json",
     "split_texts",
     "wider",
-    "with_points",
+    "without_commas",
 ]
 
 R = TypeVar("R")
@@ -58,6 +65,9 @@ PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
 
 TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 """The forms that times of text may have, beside those of ISO 8601."""
+
+NO_THOUSANDS = r",\d{0,2}(\D|$)|,\d{4}"
+"""A comma that parts no thousands."""
 
 MEND = "Mend this value, or take the line out."
 
@@ -92,6 +102,8 @@ class ColumnTypes:
     """The columns that are lists, with what parts their elements."""
     decimal_commas: frozenset[str] = frozenset()
     """The columns of numbers as 3,5."""
+    thousands: frozenset[str] = frozenset()
+    """The columns of numbers as 12,345."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of lines of JSON that are fields of objects: where each lies, the root first."""
     mixed: frozenset[str] = frozenset()
@@ -100,6 +112,29 @@ class ColumnTypes:
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
         """The same, but for a column that is of another type after all."""
         return replace(self, types={**self.types, column: kind})
+
+    def form(self, given: TextForm, file: ForeignFile, columns: Collection[str]) -> TextForm:
+        """What was given, and how these columns are read by it."""
+        if file.format == "parquet":
+            return given
+
+        def read_so(names: Collection[str]) -> tuple[str, ...]:
+            return tuple(sorted(one for one in names if one in columns and _is_number(one)))
+
+        def _is_number(name: str) -> bool:
+            return not pa.types.is_string(self.types[name])
+
+        return replace(
+            given,
+            escapes=True if file.escapes else given.escapes,
+            lists={
+                name: separator
+                for name, separator in sorted(self.parted.items())
+                if name in columns and not pa.types.is_struct(self.types[name].value_type)
+            },
+            decimal_commas=read_so(self.decimal_commas),
+            thousands=read_so(self.thousands),
+        )
 
 
 class Misfit(DataError):
@@ -340,6 +375,8 @@ def _line_blocks(
             while True:
                 ends += BLOCK_BYTES
                 content, more = _filled(stream, rest, ends - at - len(rest))
+                if file.escapes:
+                    content = doubled(content)
                 cut = _last_line_end(content, quotes) if more else len(content)
                 if cut:
                     lines = _count(content, NEWLINE, cut) + (content[cut - 1] != NEWLINE)
@@ -406,7 +443,8 @@ def _last_line_end(content: bytearray, quotes: bool) -> int:
 def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
     content, delimiter = _parted_by_one(block)
     types = {name: read_as.types.get(name, pa.string()) for name in columns}
-    spelled = {*read_as.parted, *read_as.decimal_commas}
+    commas = read_as.decimal_commas | read_as.thousands
+    spelled = {*read_as.parted, *commas}
     read = {name: pa.string() if name in spelled else types[name] for name in columns}
     more = dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)
     try:
@@ -435,12 +473,10 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
             nothing = pa.array([*NULLS, *read_as.nulls.get(name, ())])
             texts = pc.if_else(pc.is_in(table[name], value_set=nothing), None, table[name])
             table = table.set_column(columns.index(name), name, texts)
-    for name in read_as.decimal_commas.intersection(columns):
-        if pa.types.is_floating(types[name]):
+    for name in commas.intersection(columns):
+        if not pa.types.is_string(types[name]):
             try:
-                if pc.any(pc.match_substring(table[name], ".")).as_py():
-                    raise pa.ArrowInvalid("a number has a point, where commas are decimal points")
-                numbers = with_points(table[name]).cast(types[name])
+                numbers = _numbers(table[name], name in read_as.decimal_commas).cast(types[name])
             except pa.ArrowInvalid as error:
                 raise Misfit(f"{block.where}: column {name!r}: {error}. {MEND}", name) from None
             table = table.set_column(columns.index(name), name, numbers)
@@ -463,9 +499,19 @@ def _parted_by_one(block: Block) -> tuple[pa.Buffer, str]:
     return pa.py_buffer(content.replace(delimiter.encode(), free)), free.decode()
 
 
-def with_points(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers as 3,5 as Arrow spells them."""
-    return pc.utf8_trim_whitespace(pc.replace_substring(texts, ",", "."))
+def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
+    """Numbers as Arrow spells them; `ArrowInvalid` where their commas are something else."""
+    if decimals and pc.any(pc.match_substring(texts, ".")).as_py():
+        raise pa.ArrowInvalid("a number has a point, where commas are decimal points")
+    odd = texts.filter(pc.fill_null(pc.match_substring_regex(texts, NO_THOUSANDS), False))
+    if not decimals and len(odd):
+        raise pa.ArrowInvalid(f"in {odd[0].as_py()[:40]!r} commas part no thousands")
+    return without_commas(texts, decimals)
+
+
+def without_commas(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
+    """Numbers as Arrow spells them, of such whose commas are decimal points, or part thousands."""
+    return pc.utf8_trim_whitespace(pc.replace_substring(texts, ",", "." if decimals else ""))
 
 
 def _with_lists(

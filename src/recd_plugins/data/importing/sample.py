@@ -14,7 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.importing.formats import ELEMENTS, ForeignFile, field_at, fields_of
+from recd_plugins.data.importing.formats import (
+    ELEMENTS,
+    ForeignFile,
+    doubled,
+    field_at,
+    fields_of,
+)
 from recd_plugins.data.importing.reading import (
     Block,
     ColumnTypes,
@@ -247,9 +253,8 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
         else:
             spots = list(_spots(packed, file.start, size))
     for number, spot in enumerate(spots):
-        block = Block(
-            file=file, content=pa.py_buffer(spot), first=1 + file.header, after=None, done=0
-        )
+        content = pa.py_buffer(doubled(spot) if file.escapes else spot)
+        block = Block(file=file, content=content, first=1 + file.header, after=None, done=0)
         try:
             rows = (
                 _json_sample(block, keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,27 @@ import yaml
 from recd_plugins.config import parse
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["as_yaml", "load_schema", "options_of_schema"]
+__all__ = [
+    "as_yaml",
+    "load_schema",
+    "load_schema_and_form",
+    "options_of_form",
+    "options_of_schema",
+    "parsed",
+]
 
 
 def load_schema(path: Location) -> ForeignSchema:
     """The schema that a person or `recd data schema` wrote."""
+    return load_schema_and_form(path)[0]
+
+
+def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
+    """The same, and how text is read by it."""
     try:
         options, _ = read_yaml(text_of(path), str(path))
     except FileNotFoundError:
@@ -28,10 +42,19 @@ def load_schema(path: Location) -> ForeignSchema:
         ) from None
     if not isinstance(options, dict):
         raise RegistryError(f"{path}: must hold a mapping, as `recd data schema` writes it.")
-    schema: ForeignSchema = parse(ForeignSchema, options.get("schema", options), str(path))
-    return dataclasses.replace(
-        schema, sparse=tuple(_located(feature, path.parent) for feature in schema.sparse)
-    )
+    inner = options.get("schema", options)
+    if not isinstance(inner, dict):
+        raise RegistryError(f"{path}: `schema` must be a mapping.")
+    schema, form = parsed(inner, str(path))
+    sparse = tuple(_located(feature, path.parent) for feature in schema.sparse)
+    return dataclasses.replace(schema, sparse=sparse), form
+
+
+def parsed(options: Mapping[str, Any], where: str) -> tuple[ForeignSchema, TextForm]:
+    """A schema, and what its key `text` says of how text is read."""
+    schema = {name: value for name, value in options.items() if name != "text"}
+    form: TextForm = parse(TextForm, options.get("text") or {}, f"{where}: text")
+    return parse(ForeignSchema, schema, where), form
 
 
 def _located(feature: ForeignFeature, folder: Location) -> ForeignFeature:
@@ -41,11 +64,11 @@ def _located(feature: ForeignFeature, folder: Location) -> ForeignFeature:
     return dataclasses.replace(feature, vocabulary=folder / str(own))
 
 
-def as_yaml(schema: ForeignSchema) -> str:
-    """All that the schema does not say by default."""
-    return yaml.safe_dump(
-        options_of_schema(schema), sort_keys=False, allow_unicode=True, default_flow_style=None
-    )
+def as_yaml(schema: ForeignSchema, form: TextForm) -> str:
+    """All that the schema, and the form of text, do not say by default."""
+    text = options_of_form(form)
+    options = options_of_schema(schema) | ({"text": text} if text else {})
+    return yaml.safe_dump(options, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
 def options_of_schema(schema: Any) -> dict[str, Any]:
@@ -59,6 +82,12 @@ def options_of_schema(schema: Any) -> dict[str, Any]:
         for name in ("session_id", "timestamp")
         if name not in options
     } | options
+
+
+def options_of_form(form: TextForm) -> dict[str, Any]:
+    """The form of text, as a schema's file has it under `text`."""
+    options: dict[str, Any] = _plain(form)
+    return options
 
 
 def _plain(value: Any) -> Any:

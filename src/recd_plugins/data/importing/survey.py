@@ -4,8 +4,8 @@ them."""
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +20,11 @@ from recd_plugins.data.importing.reading import (
     TIME_FORMS,
     ColumnTypes,
     split_texts,
-    with_points,
+    without_commas,
 )
 from recd_plugins.data.importing.sample import Sample, sample, undressed
+from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.errors import DataError, nearest
 
 __all__ = ["ColumnSurvey", "Seems", "Survey", "survey"]
 
@@ -32,14 +34,18 @@ SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
 """An id with a weight in text, as 3:0.5."""
 DECIMAL = r"^-?(0|[1-9]\d{0,17})?(,\d+)?([eE][-+]?\d+)?$"
 """A number with a decimal comma, or a whole one."""
-NO_LIST = r",0(\d|\d{3,})$"
-"""The end of 3,05 or of 3,0125: neither two ids nor thousands."""
+NO_LIST = r",0(\d|\d{3,})$|^-?0,0\d\d$"
+"""The end of 3,05 or of 3,0125, and 0,005: neither two ids nor thousands."""
+GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
+"""A number whose commas may part thousands, or one without."""
 CODE = r"[\w.-]*\d[\w.-]*"
 """An id with a digit, as N55189."""
 CODES = rf"^({CODE}( {CODE})*)?$"
 FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
 """Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
 EXAMPLES = 3
+
+CommasAre = Literal["decimals", "thousands"]
 
 Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
 
@@ -102,16 +108,24 @@ class Survey:
     exact_rows: bool
     columns: tuple[ColumnSurvey, ...]
     read_as: ColumnTypes
+    form: TextForm = field(default_factory=TextForm)
+    """How text is read, as options and a schema have it."""
     doubts: tuple[str, ...] = ()
     """The questions that the sample does not settle."""
 
 
 def survey(
-    files: Sequence[ForeignFile], wanted: Collection[str] = (), *, alone: bool = False
+    files: Sequence[ForeignFile],
+    wanted: Collection[str] = (),
+    *,
+    alone: bool = False,
+    form: TextForm | None = None,
 ) -> Survey:
     """Look at a bounded sample of the files; see `sample`."""
+    form = form or TextForm()
     found = sample(files, wanted, alone=alone)
-    columns, read_as = _typed(found, files[0])
+    _check_known(form, {*found.columns, *wanted})
+    columns, read_as = _typed(found, files[0], form)
     doubts = [*found.doubts]
     for name in columns:
         lacking = [file.path for file in found.files if name not in file.columns]
@@ -121,10 +135,7 @@ def survey(
                 f"were looked at lack it): `recd data import --absent {name}`, or `absent` of the "
                 "dataset, takes nulls for it there"
             )
-    doubts += [
-        f"{name!r}: its commas are taken for decimal points"
-        for name in sorted(read_as.decimal_commas)
-    ]
+    doubts += _comma_doubts(found, read_as, form)
     twice = dict.fromkeys(name for file in files for name in file.renamed)
     doubts += [
         f"several columns are called {name!r}: all but the first got a number" for name in twice
@@ -136,24 +147,60 @@ def survey(
         exact_rows=found.exact_rows,
         columns=tuple(_column(name, column, found.rows) for name, column in columns.items()),
         read_as=read_as,
+        form=form,
         doubts=tuple(doubts),
     )
 
 
-def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray], ColumnTypes]:
+def _check_known(form: TextForm, known: Collection[str]) -> None:
+    for key in ("lists", "decimal_commas", "thousands"):
+        for name in getattr(form, key):
+            if name not in known:
+                raise DataError(
+                    f"text.{key} of the schema: no column is called {name!r}; "
+                    f"{nearest(name, known)}"
+                )
+    for name, separator in form.lists.items():
+        if not separator:
+            raise DataError(f"text.lists of the schema: say what parts the elements of {name!r}.")
+
+
+def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterator[str]:
+    """What commas are taken for where no form has it, and what else they may be."""
+    for name in sorted(read_as.decimal_commas.difference(form.decimal_commas)):
+        may_be = _all_match(_comma_numbers(found.columns[name]), GROUPED)
+        thousands = f"; if they part thousands, say `text: {{thousands: [{name}]}}` in the schema"
+        yield f"{name!r}: its commas are taken for decimal points{thousands * may_be}"
+    for name in sorted(read_as.thousands.difference(form.thousands)):
+        yield (
+            f"{name!r}: its commas are taken to part thousands; if they are decimal points, say "
+            f"`text: {{decimal_commas: [{name}]}}` in the schema"
+        )
+    for name in sorted(read_as.parted.keys() - form.lists.keys()):
+        if read_as.parted[name] == "," and _all_match(_comma_numbers(found.columns[name]), GROUPED):
+            yield (
+                f"{name!r}: its commas are taken to part ids; if they part thousands, say "
+                f"`text: {{thousands: [{name}]}}` in the schema"
+            )
+
+
+def _typed(
+    found: Sample, file: ForeignFile, form: TextForm
+) -> tuple[dict[str, pa.ChunkedArray], ColumnTypes]:
     """The sample's columns in the types that they are read as, and these."""
     columns: dict[str, pa.ChunkedArray] = {}
     types: dict[str, pa.DataType] = {}
     parted: dict[str, str] = {}
-    commas: set[str] = set()
+    commas: dict[str, CommasAre] = {}
     nulls: dict[str, tuple[str, ...]] = {}
     names = dict.fromkeys((*file.names, *found.columns))
     for name in (one for one in names if one in found.columns):
         column = found.columns[name]
         own = name not in file.partitions
         if own and file.format != "parquet" and pa.types.is_string(column.type):
-            decimals = file.format == "text" and _has_decimal_commas(column, file.delimiter)
-            separator = " " if name in file.lists else "" if decimals else _separator(column)
+            are = _commas_are(name, column, file, form)
+            separator = " " if name in file.lists else "" if are else _separator(column)
+            separator = form.lists.get(name, separator)
             if scored := _scored_separator(column):
                 parted[name] = scored
                 column = _scored_lists(column, scored)
@@ -161,9 +208,13 @@ def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray]
                 parted[name] = separator
                 column = _lists(column, separator)
             elif file.format == "text":
-                column, spelled = _numbers_or_times(with_points(column) if decimals else column)
-                if decimals and pa.types.is_floating(column.type):
-                    commas.add(name)
+                bare = without_commas(column, are == "decimals") if are else column
+                numbers, spelled = _numbers_or_times(bare)
+                if are and not pa.types.is_string(numbers.type):
+                    commas[name] = are
+                if are == "decimals" and pa.types.is_integer(numbers.type):
+                    numbers = numbers.cast(pa.float64())  # in other places they have fractions
+                column = column if are and name not in commas else numbers
                 if spelled:
                     nulls[name] = tuple(spelled)
             else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
@@ -174,7 +225,8 @@ def _typed(found: Sample, file: ForeignFile) -> tuple[dict[str, pa.ChunkedArray]
         types=types,
         nulls=nulls,
         parted=parted,
-        decimal_commas=frozenset(commas),
+        decimal_commas=frozenset(name for name, are in commas.items() if are == "decimals"),
+        thousands=frozenset(name for name, are in commas.items() if are == "thousands"),
         nested=found.keys.nested,
         mixed=frozenset(found.keys.mixed),
     )
@@ -199,15 +251,34 @@ def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence
     return texts, ()
 
 
-def _has_decimal_commas(texts: pa.ChunkedArray, delimiter: str) -> bool:
-    """Whether texts are numbers as 3,5: semicolons part fields, or some can be nothing else."""
+def _commas_are(
+    name: str, texts: pa.ChunkedArray, file: ForeignFile, form: TextForm
+) -> CommasAre | None:
+    """What the commas of numbers are: as the form has it; decimal points where semicolons part
+    fields; or the one thing that they can be."""
+    if file.format != "text" or name in form.lists:
+        return None
+    if name in (*form.decimal_commas, *form.thousands):
+        return "thousands" if name in form.thousands else "decimals"
+    present = _comma_numbers(texts)
+
+    def some(pattern: str) -> bool:
+        return bool(pc.any(pc.match_substring_regex(present, pattern)).as_py())
+
+    if not some(","):
+        return None
+    several = r"(,\d{3})+" if file.delimiter == ";" else ""
+    if _all_match(present, GROUPED) and some(rf"{several},0\d\d(,|\.|$)|,\d{{3}}\.\d"):
+        return "thousands"
+    if _all_match(present, DECIMAL) and (file.delimiter == ";" or some(NO_LIST)):
+        return "decimals"
+    return None
+
+
+def _comma_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What may be numbers: texts without what stands for nothing."""
     present = pc.utf8_trim_whitespace(texts.drop_null())
-    present = present.filter(pc.invert(pc.is_in(present, pa.array(MORE_NULLS))))
-    return bool(
-        pc.any(pc.match_substring(present, ",")).as_py()
-        and _all_match(present, DECIMAL)
-        and (delimiter == ";" or pc.any(pc.match_substring_regex(present, NO_LIST)).as_py())
-    )
+    return present.filter(pc.invert(pc.is_in(present, pa.array(MORE_NULLS))))
 
 
 def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:

@@ -48,6 +48,7 @@ from recd_plugins.data.importing.reading import (
 )
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
@@ -93,12 +94,14 @@ class TableImport:
         least_count: int = 1,
         others: int = 1,
         absent: Sequence[str] = (),
+        form: TextForm | None = None,
         progress: Progress = silent,
         workers: int | None = None,
     ) -> None:
         """`least_count` and `others` are of vocabularies that it makes: how often a value occurs
         that gets an id of its own, and how many ids all other values share. Columns that are
-        `absent` from a file are nulls there."""
+        `absent` from a file are nulls there. The schema that the table keeps has the `form` by
+        which text was read."""
         self._files = files
         self._to = destination
         self._asked = schema
@@ -106,6 +109,7 @@ class TableImport:
         self._least_count = least_count
         self._others = others
         self._absent = tuple(absent)
+        self._form = form or TextForm()
         self._read_as = read_as
         self._split = split
         self._folder = ImportFolder(destination, self._splits)
@@ -284,6 +288,7 @@ class TableImport:
         made += [self._least_count, self._others]
         made += [self._absent] if self._absent else []
         made += [sorted(self._read_as.decimal_commas), *sorted({str(one) for one in self._files})]
+        made += [sorted(self._read_as.thousands), self._files[0].escapes]
         made += [self._files[0].names]
         return sha256(json.dumps(made).encode()).hexdigest()
 
@@ -538,7 +543,10 @@ class TableImport:
         return (
             "# What the columns of the imported files are, and how their ids become rows: what\n"
             "# more files are imported by (--schema), and what is served.\n"
-            + as_yaml(dataclasses.replace(self._schema, sparse=sparse))
+            + as_yaml(
+                dataclasses.replace(self._schema, sparse=sparse),
+                self._read_as.form(self._form, self._files[0], self._schema.columns),
+            )
         )
 
 

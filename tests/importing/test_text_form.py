@@ -1,0 +1,231 @@
+"""Value tests: what was said of text once, and what was found in it, holds for files that come
+later; and the odd ways of text that are read, or refused with a cure."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from strangers_files import text
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.conform.dates import text_dates, texts_to_ms
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.importing import reading
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def recd(*words: object, fails: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == fails, result.output
+    return result.output
+
+
+def rows_of(table: Path) -> pa.Table:
+    opened = Table.open(table)
+    return pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
+
+
+def proposed(path: Path, *options: str) -> dict[str, Any]:
+    shown = CliRunner().invoke(app, ["data", "schema", str(path), "--json", *options])
+    assert shown.exit_code == 0, shown.output
+    found: dict[str, Any] = json.loads(shown.stdout)
+    return found
+
+
+def test_a_schema_remembers_what_was_said_and_found(tmp_path: Path) -> None:
+    """The next day's file shows neither its encoding, nor its columns, nor that tags are lists."""
+    tags = ["caf\u00e9|bar", "bar", "bar|pub|caf\u00e9"]
+    lines = [f"{one % 2};{one % 9};{tags[one % 3]};{one % 7},{one % 5}5" for one in range(300)]
+    first = text(tmp_path / "1.csv", ("\n".join(lines) + "\n").encode("latin-1"))
+    options = ("--encoding", "latin-1", "--names", "label,item_id,tags,price")
+    found = proposed(first, *options)
+    schema = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    assert found["schema"]["text"] == {
+        "encoding": "latin-1",
+        "names": ["label", "item_id", "tags", "price"],
+        "lists": {"tags": "|"},
+        "decimal_commas": ["price"],
+    }
+    recd("data", "import", first, tmp_path / "said", *options)
+    recd("data", "import", first, tmp_path / "by_schema", "--schema", schema)
+    kept = tmp_path / "said" / "schema.yaml"
+    assert yaml.safe_load(kept.read_text())["text"] == found["schema"]["text"]
+    assert rows_of(tmp_path / "said").equals(rows_of(tmp_path / "by_schema"))
+
+    later = [f"{one % 2};{one % 9};bar;{one}" for one in range(40)]
+    later[20] = "1;2;bar|caf\u00e9;5,5"
+    last = text(tmp_path / "2.csv", ("\n".join(later) + "\n").encode("latin-1"))
+    assert "40 rows, no problem" in recd("data", "check", last, "--schema", kept)
+    recd("data", "import", last, tmp_path / "later", "--schema", kept)
+    values = pq.read_table(tmp_path / "said" / "vocabularies" / "tags.parquet")["value"].to_pylist()
+    ids = {value: 1 + at for at, value in enumerate(values)}
+    rows = rows_of(tmp_path / "later")
+    wanted = [[ids["bar"]]] * 20 + [[ids["bar"], ids["caf\u00e9"]]] + [[ids["bar"]]] * 19
+    assert rows["tags"].to_pylist() == wanted
+    assert rows["price"].to_pylist()[19:22] == [19, 5.5, 21]
+    told = recd("data", "import", last, tmp_path / "no", "--schema", kept, "--encoding", "ascii",
+                fails=2)  # fmt: skip
+    assert "holds bytes that are no ASCII" in told
+
+
+def test_a_name_that_no_column_has_is_named(tmp_path: Path) -> None:
+    path = text(tmp_path / "a.csv", "label,item\n1,2\n0,3\n")
+    files = foreign_files([path])
+    with pytest.raises(DataError, match=r"text\.thousands of the schema: no column .* 'itme'; did"):
+        survey(files, form=TextForm(thousands=("itme",)))
+    with pytest.raises(DataError, match="say what parts the elements of 'item'"):
+        survey(files, form=TextForm(lists={"item": ""}))
+    schema = text(tmp_path / "schema.yaml", "{label: label, text: {encodign: latin-1}}")
+    assert "did you mean 'encoding'" in recd("data", "check", path, "--schema", schema, fails=2)
+
+
+def test_commas_between_thousands(tmp_path: Path) -> None:
+    """What can be nothing else is read so; what may be something else is a doubt, which the schema
+    settles."""
+    numbers = [one * 1_001 for one in range(300)]
+    lines = [f'{one % 2}\t"{number:,}"\t{number:,}.5' for one, number in enumerate(numbers)]
+    path = text(tmp_path / "a.tsv", "label\tviews\tprice\n" + "\n".join(lines) + "\n")
+    found = proposed(path)
+    assert found["schema"]["text"] == {"thousands": ["price", "views"]}
+    assert sum("taken to part thousands; if they are" in one for one in found["doubts"]) == 2
+    schema = found["schema"] | {"dense": ["views", "price"], "sparse": []}
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    assert "no problem" in recd("data", "check", path, "--schema", file)
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    assert rows_of(tmp_path / "t")["views"].to_pylist() == numbers
+    assert rows_of(tmp_path / "t")["price"].to_pylist() == [one + 0.5 for one in numbers]
+    wrong = text(path, path.read_text().replace('"299,299"', "299,29"))
+    told = recd("data", "import", wrong, tmp_path / "no", "--schema", file, fails=2)
+    assert "in '299,29' commas part no thousands" in told
+
+    lines = [f"{one % 2};{1 + one},{200 + one};{1 + one}" for one in range(300)]
+    path = text(tmp_path / "b.csv", "label;views;count\n" + "\n".join(lines) + "\n")
+    found = proposed(path)
+    (doubt,) = (one for one in found["doubts"] if one.startswith("'views'"))
+    assert doubt == (
+        "'views': its commas are taken for decimal points; if they part thousands, say `text: "
+        "{thousands: [views]}` in the schema"
+    )
+    schema = found["schema"] | {"dense": ["views"], "sparse": []}
+    for key, wanted in (("decimal_commas", 1.2), ("thousands", 1_200)):
+        file = text(file, json.dumps(schema | {"text": {key: ["views"]}}))
+        recd("data", "import", path, tmp_path / key, "--schema", file)
+        assert rows_of(tmp_path / key)["views"][0].as_py() == pytest.approx(wanted)
+    path = text(tmp_path / "c.tsv", path.read_text().replace(";", "\t"))
+    (doubt,) = (one for one in proposed(path)["doubts"] if one.startswith("'views'"))
+    assert "its commas are taken to part ids; if they part thousands" in doubt
+
+
+def test_a_backslash_before_a_quote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""As Spark writes texts; blocks end at lines none the less, and C:\ is no such text."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 700)
+    texts = ['say "hi", you', "plain", '{"a": [1, 2]}', '5" disk, small', 'ends in "']
+    spelled = [one.replace('"', r"\"") for one in texts]
+    lines = [f'{one % 2},"{spelled[one % 5]}",{one}' for one in range(300)]
+    path = text(tmp_path / "spark.csv", "label,said,item\n" + "\n".join(lines) + "\n")
+    files = foreign_files([path])
+    assert files[0].escapes
+    names = list(files[0].names)
+    read_as = survey(files).read_as
+    parts = [block.rows(names, read_as) for block in blocks(files, names)]
+    assert len(parts) > 8
+    rows = pa.concat_tables(parts)
+    assert rows["said"].to_pylist() == texts * 60
+    assert rows["item"].to_pylist() == [*range(300)]
+    assert read_as.form(TextForm(), files[0], names) == TextForm(escapes=True)
+    for odd in ('"C:\\",5,"D:\\"', '"a ""b\\""",5,x', '5\\" disk,3,4'):
+        (file,) = foreign_files([text(tmp_path / "plain.csv", "a,b,c\n" + f"{odd}\n" * 20)])
+        assert not file.escapes
+        first = next(blocks([file], names := list(file.names))).rows(names, ColumnTypes())
+        assert first["a"][0].as_py() in ("C:\\", 'a "b\\"', '5\\" disk')
+
+
+@pytest.mark.parametrize(
+    ("form", "ms"),
+    [
+        ("Mon Sep 24 03:35:21 +0000 2012", 1_348_457_721_000),  # Twitter
+        ("Mon Sep 24 03:35:21 2012", 1_348_457_721_000),
+        ("Mon, 24 Sep 2012 03:35:21 GMT", 1_348_457_721_000),
+        ("24/Sep/2012:03:35:21 +0530", 1_348_437_921_000),  # Apache
+        ("September 24, 2012 3:35 PM", 1_348_500_900_000),
+        ("24-sep-2012", 1_348_444_800_000),
+    ],
+)
+def test_dates_with_the_months_name(form: str, ms: int) -> None:
+    assert text_dates(pa.array([form] * 3)) == ("dd mmm yyyy",)
+    spot = Spot("a file", "at")
+    assert texts_to_ms(pa.array([form] * 2), "dd mmm yyyy", spot).to_pylist() == [ms, ms]
+    for odd in (form.replace("24", "31"), form.lower().replace("sep", "zep")):
+        with pytest.raises(DataError, match="which is no date of `timestamp_unit: dd mmm yyyy`"):
+            texts_to_ms(pa.array([form, odd]), "dd mmm yyyy", spot)
+
+
+def test_twitters_times_are_proposed(tmp_path: Path) -> None:
+    rows = [
+        {"created_at": f"Mon Sep 24 03:{one % 60:02}:21 +0000 2012", "y": one % 2, "tag": one % 9}
+        for one in range(200)
+    ]
+    path = text(tmp_path / "tweets.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    schema = proposed(path)["schema"]
+    assert (schema["timestamp"], schema["timestamp_unit"]) == ("created_at", "dd mmm yyyy")
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    made = rows_of(tmp_path / "t")["created_at"].to_pylist()
+    assert made == [1_348_455_621_000 + one % 60 * 60_000 for one in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("what", "line", "ids"),
+    [
+        ("libsvm", "{y} 3:0.5 {n}:1", ["3", "{n}"]),
+        ("libsvm", "{y} qid:7 3:0.5 {n}:1  # a query", ["3", "{n}"]),
+        ("libffm", "{y} 0:3:0.5 1:{n}:1", ["0_3", "1_{n}"]),
+    ],
+)
+def test_lines_of_libsvm_are_refused_with_a_cure_that_works(
+    tmp_path: Path, what: str, line: str, ids: list[str]
+) -> None:
+    lines = [line.format(y=one % 2, n=10 + one % 7) for one in range(100)]
+    path = text(tmp_path / "train.svm", "\n".join(lines) + "\n")
+    told = recd("data", "schema", path, fails=2)
+    assert f"is {what}, a label and" in told
+    (command,) = re.findall(r"sed -E .*", told)
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
+    options = ("--names", "label,features")
+    recd("data", "import", tmp_path / "train.tsv", tmp_path / "t", *options)
+    files = foreign_files([tmp_path / "train.tsv"], TextForm(names=("label", "features")))
+    (block,) = blocks(files, ["features"])
+    pairs = block.rows(["features"], survey(files).read_as)["features"].to_pylist()
+    assert [str(one["id"]) for one in pairs[3]] == [one.format(n=13) for one in ids]
+    assert [one["weight"] for one in pairs[3]] == [0.5, 1]
+
+
+def test_the_recipe_for_impressions_makes_a_row_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/own-data.md: of MIND's `N1-1 N2-0` samples."""
+    page = (DOCS / "own-data.md").read_text()
+    (recipe,) = re.findall(r"```python\n# impressions\.py\n(.*?)```", page, re.DOTALL)
+    assert len(recipe.splitlines()) <= 8
+    monkeypatch.chdir(tmp_path)
+    text(tmp_path / "behaviors.tsv", "1\tU7\tN5 N6\tN1-1 N2-0\n2\tU8\t\tN-3-0\n")
+    exec(compile(recipe, "impressions.py", "exec"), {})
+    assert (tmp_path / "rows.tsv").read_text() == (
+        "1\tU7\tN5 N6\tN1\t1\n1\tU7\tN5 N6\tN2\t0\n2\tU8\t\tN-3\t0\n"
+    )
