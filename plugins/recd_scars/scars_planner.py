@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.api.batch import Batch, OwnBatches
+    from recd_scars.hot_batches import HotBatches
 
 __all__ = ["ScarsPlanner", "build_scars"]
 
@@ -94,6 +95,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
+        self._ordered: HotBatches | None = None
+        """The hot and normal batches that were asked for last."""
         self.served: Served | None = None
         """The way in which the last plan's tables are served from host memory, on rank 0."""
 
@@ -145,7 +148,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             return loader
         from recd_scars.hot_batches import HotBatches
 
-        return HotBatches(
+        self._ordered = HotBatches(
             loader,
             self,
             rank=rank,
@@ -153,6 +156,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             window=self._config.window,
             own=own,
         )
+        return self._ordered
 
     def hot_to_come(self, batches: Sequence[Batch], world_size: int) -> float | None:
         if self.tier_plan is None or not batches or not self._config.hot_batches:
@@ -199,6 +203,26 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 why="the trainer's batches come from no loader that puts hot samples together",
                 cure="Train with `stack.order(loader)`, or set `cache.hot_batches: false`.",
             )
+
+    def ordered_in_vain(self, trained: int) -> Iterable[Notice] | None:
+        if self._ordered is None:
+            return ()
+        first, never = self._ordered.first_hot, sorted(self.never_hot)
+        if first is not None and not never:
+            return ()
+        # Pipelines and loaders read ahead, though not by windows.
+        if first is None or trained < first + 2 * self._config.window:
+            return None
+        kind = Missed if self.tier_plan and set(never) < set(self.tier_plan.tables) else Unused
+        return [
+            kind(
+                what="cache: hot_batches",
+                why="the model reads the ids of its batch itself and makes a KeyedJaggedTensor of "
+                f"them, so that hot batches are looked up as any others in {', '.join(never)}",
+                cure="Hand the collection the KeyedJaggedTensor that the batch holds, or set "
+                "`cache.hot_batches: false`.",
+            )
+        ]
 
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:

@@ -23,6 +23,7 @@ __all__ = [
     "Notice",
     "NoticeWarning",
     "Notices",
+    "Otherwise",
     "Slower",
     "Unneeded",
     "Unused",
@@ -113,6 +114,13 @@ class Missed(Notice):
     """It is used, and gains far less than it could of the same data."""
 
     verdict = "gains less than it could"
+    refused = False
+
+
+class Otherwise(Notice):
+    """It is used, and another optimizer may step what plain TorchRec would have stepped by one."""
+
+    verdict = "may train otherwise"
     refused = False
 
 

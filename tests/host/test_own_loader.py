@@ -273,6 +273,22 @@ def unused() -> list[list[str]]:
         for _ in range(2):
             sharded(features=stack.convert(batch.pages))
 
+    def planned_two_first() -> None:
+        stack, first, second = rp.load(REGISTRY), Pages(), Pages()
+        plan = stack.plan(first, batches=[batch] * 4)
+        stack.plan(second, batches=[batch] * 4)
+        sharders = stack.sharders()
+        sharded = DistributedModelParallel(first, device=cpu, plan=plan, sharders=sharders)
+        sharded(batch.pages)
+
+    def wrapped_afterwards() -> None:
+        stack, model = rp.load(REGISTRY), Pages()
+        plan = stack.plan(model, batches=[batch] * 4)
+        around, sharders = Around(model), stack.sharders()
+        sharded = DistributedModelParallel(around, device=cpu, plan=plan, sharders=sharders)
+        for _ in range(4):
+            sharded(batch.pages)
+
     def planned_a_copy() -> None:
         stack = rp.load({"sharding": {"search": "greedy"}})
         stack.plan(Pages())
@@ -287,12 +303,15 @@ def unused() -> list[list[str]]:
         warned(planned_a_copy),
         warned(lambda: trained_on(Joined())),
         warned(lambda: trained_on(Pages())),
+        warned(planned_two_first),
+        warned(wrapped_afterwards),
     ]
 
 
 def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
-    (planless, early, left, raw, plain, copied, joined, whole), others = gloo_pool.run(unused)
-    assert others == [[]] * 8
+    first, others = gloo_pool.run(unused)
+    planless, early, left, raw, plain, copied, joined, whole, two, wrapped = first
+    assert others == [[]] * 10
     assert len(planless) == len(early) == 1
     assert "there are no batches to profile. Pass the trainer's own" in planless[0]
     assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
@@ -311,6 +330,9 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert len(joined) == 1
     assert "so that pages are looked up for all samples. Hand the collection" in joined[0]
     assert whole == []
+    assert len(two) == len(wrapped) == 1
+    assert "or by another plan, so that no table has its tiers. Write" in two[0]
+    assert "the model trains unsharded: its plan knows modules by their paths" in wrapped[0]
 
 
 def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -285,13 +286,44 @@ def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
 def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
     """TorchRec may have them on every rank, and then another optimizer steps them."""
     (notice,) = small_ones_sharded()
-    assert "names no optimizer of table few, each with no more rows than a batch has" in notice
-    assert (
-        "stepped by TorchRec's EXACT_SGD, learning_rate 0.01; on every rank, by the dense" in notice
-    )
+    assert "names no optimizer of table few; each has no more rows than a batch has" in notice
+    assert "TorchRec's EXACT_SGD, learning_rate 0.01 steps it; on every rank, the dense" in notice
     assert "`sharding.constraints: {few: {sharding_types: [data_parallel]}}`" in notice
     for kind in ("data_parallel", "table_wise"):
         assert not small_ones_sharded(few={"sharding_types": [kind]})
+
+
+def test_tables_that_links_alone_have_on_every_rank_are_named() -> None:
+    """The trainer's own planner knows no slow links and shards them: another optimizer steps them
+    there, unless it is named."""
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=64, num_embeddings=rows, feature_names=[name])
+        for name, rows in {"pages": 60_000, "few": 44}.items()
+    ]
+    bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    model, slow = nn.ModuleDict({"bags": bags}), Topology(ranks_per_node=1, inter_node_gbps=0.02)
+    for named, kind, told in ((False, "data_parallel", 1), (True, "table_wise", 0)):
+        if named:
+            _apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+        made = planner(named=False)
+        plan: Mapping[str, Mapping[str, Any]] = made.propose(model, slow, 2).plan
+        assert plan["bags"]["few"].sharding_type == kind
+        notices = [str(one) for one in made.notices()]
+        assert len(notices) == told
+        for one in notices:
+            assert "names no optimizer of table few; each is on every rank, where TorchRec" in one
+            assert "torchrec may train otherwise: " in one
+
+
+def test_the_dense_kernel_says_that_a_table_is_data_parallel() -> None:
+    """So a trainer has it on every rank, whose other tables' optimizer it names."""
+    dense = ParameterConstraints(compute_kernels=["dense"])
+    for options in (
+        {"given": {"item": dense}},
+        {"constraints": {"item": {"compute_kernels": ["dense"]}}},
+    ):
+        how = propose(**options)["bags"]["item"]
+        assert (how.sharding_type, how.compute_kernel) == ("data_parallel", "dense")
 
 
 def test_collections_of_a_kind_that_nobody_here_knows_are_planned() -> None:

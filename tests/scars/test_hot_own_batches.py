@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.datasets.utils import Batch
-from torchrec.distributed import TrainPipelineSparseDist
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -359,3 +360,69 @@ def test_a_data_parallel_table_beside_coalesced_bags_keeps_no_batch_from_being_h
     assert first[0] == second[0] == [None] * 4
     assert [len(first[2]), len(second[2])] == [1, 0]
     assert "the plan leaves few to others, so that a sample which looks up any" in first[2][0]
+
+
+class Pages(nn.Module):
+    """Two tables, of which one is looked up by a KJT that the model makes, if it makes one."""
+
+    def __init__(self, makes: bool) -> None:
+        super().__init__()
+        self.makes = makes
+        self.read, self.seen = (
+            EmbeddingBagCollection(
+                [
+                    EmbeddingBagConfig(
+                        name=name, embedding_dim=8, num_embeddings=500, feature_names=["pages"]
+                    )
+                ],
+                device=torch.device("meta"),
+            )
+            for name in ("read", "seen")
+        )
+
+    def forward(self, given: KeyedJaggedTensor) -> Tensor:
+        made = KeyedJaggedTensor(given.keys(), given.values(), lengths=given.lengths())
+        read, seen = self.read(given), self.seen(made if self.makes else given)
+        return read.values().sum() + seen.values().sum()
+
+
+def said_of_marks(makes: bool) -> list[list[str]]:
+    """On a rank: what is said at each step, where all batches are hot."""
+    stack = rp.load(
+        {
+            "plugins": ["recd_scars"],
+            "cache": {
+                "use": "scars",
+                "size": "hit_rate",
+                "hit_rate": 1.0,
+                "coalesce": "none",
+                "window": 2,
+            },
+            "sharding": {"search": "greedy"},
+            "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+        }
+    )
+    model, loader = Pages(makes), [from_lists({"pages": [[row % 4] for row in range(64)]})] * 6
+    sgd = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]
+    said = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        plan = stack.plan(model, batches=loader, sharders=sgd)
+        sharded = DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=plan, sharders=stack.sharders()
+        )
+        for batch in stack.order(loader):
+            found.clear()
+            sharded(batch).backward()
+            said.append([str(one.message) for one in found if one.category is NoticeWarning])
+    return said
+
+
+def test_a_model_that_loses_the_marks_of_hot_batches_is_told(gloo_pool: GlooPool) -> None:
+    """Once it was trained on so many that it must have met one: what reads ahead, reads less."""
+    first, second = gloo_pool.run(said_of_marks, True)
+    assert list(map(len, first)) == [0, 0, 0, 0, 1, 0]
+    assert not any(second)
+    assert "cache: hot_batches gains less than it could: the model reads the ids" in first[4][0]
+    assert "hot batches are looked up as any others in seen. Hand the collection" in first[4][0]
+    assert not any(gloo_pool.run(said_of_marks, False)[0])

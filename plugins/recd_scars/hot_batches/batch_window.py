@@ -106,11 +106,14 @@ class BatchWindow:
             )
         self.hot, self.version, self.formed = formed.hot, formed.version, formed
 
+    def is_hot(self, index: int) -> bool:
+        return self._places[index]
+
     def batch(self, index: int) -> Any:
         """One of the new batches."""
         assert self.formed is not None
         num_hot = self.formed.num_hot
-        hot_under = self.version if self._places[index] else None
+        hot_under = self.version if self.is_hot(index) else None
         if num_hot in (0, len(self)):  # nothing changes places
             return marked_as(self._batches[index], hot_under, self._own)
         if self._own.select is not None:

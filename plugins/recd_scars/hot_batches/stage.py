@@ -83,6 +83,9 @@ class HotBatches:
         self._formed: Formed | None = None
         """The way in which it was formed; none at its start."""
         self._pool: ThreadPoolExecutor | None = None
+        self._yielded = 0
+        self.first_hot: int | None = None
+        """The number of batches, since it was made, up to the first hot one; none before that."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -149,6 +152,9 @@ class HotBatches:
                 self._start, self._index, self._formed = window.end, 0, None
             else:
                 self._start, self._index, self._formed = window.start, index + 1, window.formed
+            self._yielded += 1
+            if self.first_hot is None and window.is_hot(index):
+                self.first_hot = self._yielded
             yield batch
 
     def _read(

@@ -119,7 +119,8 @@ def parameter_constraints(
     counts), as TorchRec's.
 
     `where` is their path in registry.yaml. What `wanted` does not ask for: that a table is divided
-    among the ranks of a node, unless `within_nodes`, or data-parallel, unless it is named here.
+    among the ranks of a node, unless `within_nodes`, or data-parallel, unless it is named here, or
+    by the dense kernel, which no other type has.
     Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
@@ -142,7 +143,9 @@ def parameter_constraints(
                 own,
                 here,
                 # The dense optimizer would step it.
-                left if table.name in data_parallel else {*left, "data_parallel"},
+                left
+                if table.name in data_parallel or "dense" in own.compute_kernels
+                else {*left, "data_parallel"},
             ),
             compute_kernels=list(own.compute_kernels) or table.kernels,
             min_partition=own.min_partition,

@@ -118,6 +118,11 @@ class OrdersBatches(ABC):
         """Notices of options that a job does not use which trains without `order`."""
         return ()
 
+    def ordered_in_vain(self, trained: int) -> Iterable[Notice] | None:
+        """Notices of what its order gains nothing in, for the model does not see it, once the
+        model was trained on so many batches; none as long as that is not known."""
+        return ()
+
 
 class HoldsRowWise(Proposes):
     """A planner that others may stand in front of: it holds tables row-wise where it is asked to.

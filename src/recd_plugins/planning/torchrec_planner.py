@@ -11,7 +11,7 @@ from weakref import ref
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed
-from recd_plugins.notices import GivesNotices, Missed, Notice
+from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise
 from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
     TableConstraint,
@@ -87,14 +87,16 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self._data_parallel = data_parallel
         self._in_files = frozenset(in_files)
         self._explanation = "No plan has been made yet."
-        self._kept: Callable[[], list[str]] = list
-        """Finds the tables that the last plan shards only because the trainer names their
-        optimizer: by a search of its own, for whoever asks for notices."""
+        self._plain: Callable[[], Mapping[str, str]] = dict
+        """Finds the sharding types that plain TorchRec would have of a trainer's tables, by a
+        search of its own, for whoever asks for notices."""
+        self._kinds: Mapping[str, str] = {}
+        """The sharding types of the last plan."""
+        self._named: frozenset[str] = frozenset()
+        """The tables of a trainer's that it names an optimizer of."""
         self._small: tuple[str, ...] = ()
         """The tables of a trainer's that nobody names an optimizer of, with no more rows than a
         batch has samples: TorchRec may have them data-parallel."""
-        self._sharded: tuple[str, ...] = ()
-        """Those of them that the last plan shards."""
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
@@ -177,7 +179,15 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         }
         others = self._row_wise.keys() - offered
 
-        def constrained(data_parallel: Collection[str]) -> dict[str, ParameterConstraints]:
+        dense = [
+            name for name, one in self._given.items() if "dense" in (one.compute_kernels or ())
+        ]
+
+        def constrained(
+            wanted: Mapping[str, TableConstraint],
+            held: Collection[str],
+            data_parallel: Collection[str],
+        ) -> dict[str, ParameterConstraints]:
             found = parameter_constraints(
                 model,
                 wanted,
@@ -186,20 +196,19 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 self._batch_size,
                 f"{self._where}.constraints",
                 within_nodes=finds_these_nodes(topology, world_size),
-                data_parallel=data_parallel,
+                data_parallel={*data_parallel, *dense},
             )
             self._check_not_twice(found)
-            found |= with_given(found, self._given, held)
-            for name in others & found.keys():
-                # These leave their place, so that they must not count where others are balanced.
-                inputs = found[name].pooling_factors
-                found[name].batch_sizes = [1] * len(inputs)
-            return found
+            return found | with_given(found, self._given, held)
 
         fused = fused_by_table(model, sharders) if self._data_parallel else {}
         # The dense optimizer may step the tables that nobody names another one for.
         unnamed = [name for name, own in fused.items() if not own]
-        constraints = constrained(unnamed)
+        constraints = constrained(wanted, held, unnamed)
+        for name in others & constraints.keys():
+            # These leave their place, so that they must not count where others are balanced.
+            inputs = constraints[name].pooling_factors
+            constraints[name].batch_sizes = [1] * len(inputs)
         if not self._row_wise:  # else the planner of which this is a copy found them
             rows = {
                 name: len(parameter)
@@ -235,32 +244,30 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
         # A search takes seconds for a hundred tables.
         plan, self._explanation = remembered(repr((*chosen, *where, *seen)), planned)
-        kinds = {
-            name: how.sharding_type
-            for tables in plan.plan.values()
-            for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
-        }
-        self._sharded = tuple(one for one in self._small if kinds.get(one) != "data_parallel")
-        named = {name for name, own in fused.items() if own} - self._row_wise.keys()
-        free, planned_for = constrained(fused) if named else {}, ref(model)
+        self._kinds = _kinds(plan)
+        self._named = frozenset(fused.keys() - set(unnamed))
+        # A trainer's own planner knows no rates of links. Where none are stated here either, it
+        # would have those tables alone otherwise whose optimizer is named.
+        plainly = dataclasses.replace(
+            topology, ranks_per_node=None, intra_node_gbps=None, inter_node_gbps=None
+        )
+        by_default = torchrec_topology(as_launched(plainly, world_size), world_size, device)
+        asked = self._named if repr(by_default) == repr(on) else frozenset(fused)
+        planned_for = ref(model)
 
-        def kept() -> list[str]:
+        def plain() -> Mapping[str, str]:
             if (here := planned_for()) is None:
-                return []
+                return {}
             every = Proposals(world_size, self._config.search)
-            searched = on, free, sharders, BestOptions(every), every.proposers()
+            free = constrained(self._config.constraints, (), fused)
+            searched = by_default, free, sharders, BestOptions(every), every.proposers()
             try:
-                plain = self._searched(here, *searched)
+                found = _kinds(self._searched(here, *searched))
             except RecdError:  # copies on all ranks may take more memory than there is
-                return []
-            return sorted(
-                name
-                for tables in plain.plan.values()
-                for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
-                if name in named and how.sharding_type == "data_parallel"
-            )
+                return {}
+            return {name: kind for name, kind in found.items() if name in asked}
 
-        self._kept = kept if named else list
+        self._plain = plain if asked else dict
         return copied(plan)
 
     def _searched(
@@ -327,32 +334,58 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         """Notices of tables that plain TorchRec would have on every rank, where the trainer's dense
         optimizer would step them, and not the one that is named for them; or may have there, where
         none is."""
-        return [*self._named_sharded(), *self._unnamed_sharded()]
+        copied = "data_parallel"
+        plain = {
+            name: kind
+            for name, kind in self._plain().items()
+            if (kind == copied) != (self._kinds.get(name) == copied)
+        }
+        differ = [name for name in plain if name not in self._named]
+        small = [
+            name for name in self._small if name not in plain and self._kinds.get(name) != copied
+        ]
+        return [
+            *self._named_sharded(
+                [name for name in plain if name in self._named and plain[name] == copied]
+            ),
+            *self._unnamed(
+                [name for name in differ if plain[name] == copied],
+                "TorchRec itself, which knows no rates of links, would have each on every rank",
+            ),
+            *self._unnamed(
+                [name for name in differ if plain[name] != copied],
+                "each is on every rank, where TorchRec itself, which knows no rates of links, "
+                "would shard it",
+            ),
+            *self._unnamed(
+                small,
+                "each has no more rows than a batch has samples, so that TorchRec itself may have "
+                "it on every rank, which depends on a batch size, and on chance",
+            ),
+        ]
 
-    def _unnamed_sharded(self) -> Iterator[Notice]:
-        if self._sharded:
-            names = listed(self._sharded, kind="table")
-            yield Missed(
+    def _unnamed(self, tables: Sequence[str], plainly: str) -> Iterator[Notice]:
+        if tables:
+            names, sgd = listed(tables, kind="table"), fused_in_words({})
+            yield Otherwise(
                 what=f"{self._where}: torchrec",
-                why=f"the trainer names no optimizer of {names}, each with no more rows than a "
-                "batch has samples. Sharded, as here, such a table is stepped by TorchRec's "
-                f"{fused_in_words({})}; on every rank, by the dense optimizer. Which of both "
-                "TorchRec itself has may depend on a batch size, and on chance",
+                why=f"the trainer names no optimizer of {names}; {plainly}. Where such a table is "
+                f"sharded, TorchRec's {sgd} steps it; on every rank, the dense optimizer does",
                 cure="Name one before the plan, `apply_optimizer_in_backward(...)`; or the type, "
-                f"`{self._where}.constraints: {_dense(self._sharded[0])}` for the dense optimizer, "
-                "another one for it to be sharded as now.",
+                f"`{self._where}.constraints: {_dense(tables[0])}` for the dense optimizer, "
+                "another one for it to be sharded.",
             )
 
-    def _named_sharded(self) -> Iterator[Notice]:
-        kept, where = self._kept(), self._where
-        if kept:
+    def _named_sharded(self, tables: Sequence[str]) -> Iterator[Notice]:
+        if tables:
+            where = self._where
             yield Missed(
                 what=f"{where}: torchrec",
-                why=f"the trainer names an optimizer of {listed(kept, kind='table')}, which steps "
-                "sharded tables alone; TorchRec itself would have each on every rank, step it by "
-                "the dense optimizer, and send neither its ids nor its sums",
+                why=f"the trainer names an optimizer of {listed(tables, kind='table')}, which "
+                "steps sharded tables alone; TorchRec itself would have each on every rank, step "
+                "it by the dense optimizer, and send neither its ids nor its sums",
                 cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
-                f"{_dense(kept[0])}`, or name that type in those that stack.plan is given. With "
+                f"{_dense(tables[0])}`, or name that type in those that stack.plan is given. With "
                 "other types there it is sharded as now, and no more is said of it.",
             )
 
@@ -385,6 +418,15 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             f"train.batch_size, or make the tables smaller. {answer}",
             mapped if on.compute_device == "cpu" and not self._in_files else "",
         )
+
+
+def _kinds(plan: ShardingPlan) -> dict[str, str]:
+    """The sharding type of each table."""
+    return {
+        name: how.sharding_type
+        for tables in plan.plan.values()
+        for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
+    }
 
 
 def _dense(table: str) -> str:

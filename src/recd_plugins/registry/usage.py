@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.utils.hooks import RemovableHandle
 
+    from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.slots import Planner
     from recd_plugins.sparse.groups import Groups
 
@@ -41,6 +42,10 @@ ASKING = {
     "callbacks": "stack.callbacks",
 }
 """What a trainer calls for what a slot builds."""
+
+SURELY_TRAINS = 3
+"""Forwards with gradients by which a model trains: one may be there to try it, or to make lazy
+modules."""
 
 
 class Usage:
@@ -138,16 +143,18 @@ class Usage:
         """Look before the sharded model's first forward, for by then all was asked for that will
         be; and after it, where the model is adapted to these groups, at what they were looked up
         by."""
+        import torch
         from torch.fx import Proxy
         from torchrec.distributed.types import ShardedModule
 
         from recd_plugins.embedding.sharded import handed_all_samples
         from recd_plugins.sparse.own_batches import holds_unique
 
-        looked = False
+        looked, unsharded = False, 0
+        tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            nonlocal looked  # a copy of the model has the hook for good
+            nonlocal looked, unsharded  # a copy of the model has the hook for good
             given = (*args, *kwargs.values())
             traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
             if looked or traced:
@@ -157,10 +164,24 @@ class Usage:
                 watching.remove()
                 converted = holds_unique(given)
                 unconverted = bool(unique) and not converted
-                self._give(*self._idle(planner, planning, unconverted=unconverted))
+                self._give(*self._idle(planner, planning, tier_plan, unconverted=unconverted))
                 if unique and converted:
                     done: RemovableHandle
                     done = module.register_forward_hook(lambda *_: after(module, done))
+                return
+            unsharded += module.training and torch.is_grad_enabled()
+            if unsharded == SURELY_TRAINS:
+                looked = True
+                watching.remove()
+                self._give(
+                    _unused(
+                        planning,
+                        "the model trains unsharded: its plan knows modules by their paths in what "
+                        "stack.plan was given, and DistributedModelParallel finds none there",
+                        "Hand stack.plan what DistributedModelParallel is handed, with the module "
+                        "around the model, if there is one.",
+                    )
+                )
 
         def after(module: nn.Module, done: RemovableHandle) -> None:
             done.remove()
@@ -176,21 +197,49 @@ class Usage:
                 )
 
         watching = model.register_forward_pre_hook(before, with_kwargs=True)
+        if isinstance(planner, OrdersBatches):
+            self._watch_order(model, planner)
+
+    def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> None:
+        """Count the batches that the model is trained on until the planner knows whether its order
+        is seen."""
+        trained, known = 0, False
+
+        def trains(module: nn.Module, *_: Any) -> None:
+            nonlocal trained, known
+            if known or not module.training or "order" not in self._asked:
+                return
+            trained += 1
+            if (found := planner.ordered_in_vain(trained)) is not None:
+                known = True  # a copy of the model has the hook for good
+                counting.remove()
+                self._give(*found)
+
+        counting = model.register_forward_hook(trains)
 
     def _give(self, *notices: Notice) -> None:
         import torch.distributed as dist
 
         self._notices.give(notices, dist.get_rank() if dist.is_initialized() else 0)
 
-    def _idle(self, planner: Planner, planning: Choice, *, unconverted: bool) -> Iterator[Notice]:
-        """Notices of what a trainer that calls its model leaves alone."""
+    def _idle(
+        self,
+        planner: Planner,
+        planning: Choice,
+        tier_plan: TierPlan | None,
+        *,
+        unconverted: bool,
+    ) -> Iterator[Notice]:
+        """Notices of what a trainer that calls its model, which has this tier plan, leaves
+        alone."""
         tiered = isinstance(planner, TierPlanner) and planner
-        if tiered and tiered.tier_plan is not None and not tiered.in_front:
+        if tiered and tier_plan is not None and not tiered.in_front(tier_plan):
             yield _unused(
                 planning,
                 "the model was sharded without its sharders, or by another plan, so that no table "
                 "has its tiers",
-                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`.",
+                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
+                "before stack.plan is given another model.",
             )
         if isinstance(planner, OrdersBatches) and "order" not in self._asked:
             yield from planner.unordered()

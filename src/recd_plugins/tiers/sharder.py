@@ -52,6 +52,11 @@ class TierCluster:
         """Whether any collection has its tiers."""
         return bool(self._tiers)
 
+    @property
+    def never_hot(self) -> set[str]:
+        """The tables of collections that were never handed a hot batch."""
+        return {name for one in self._tiers if not one.met_hot for name in one.tables}
+
     def nodes(self, env: ShardingEnv) -> Nodes:
         """The groups of the world's ranks, made once; every rank must call it."""
         if isinstance(env, ShardingEnv2D) or env.process_group is None:

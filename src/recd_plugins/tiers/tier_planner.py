@@ -116,6 +116,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The tables that are row-wise in the last plan, whatever the planner behind would do."""
         self._forced = True
         self._cluster: TierCluster | None = None
+        self._clusters: list[TierCluster] = []
+        """Those of all plans that sharders were asked for."""
         self._tally: Tally | None = None
         """The counts of all ranks, on rank 0 while it plans."""
         self._no_row: Mapping[str, int] = {}
@@ -281,7 +283,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if self.tier_plan is not None:
             from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-            self._cluster = self._cluster or TierCluster(self.tier_plan)
+            if self._cluster is None:
+                self._cluster = TierCluster(self.tier_plan)
+                self._clusters.append(self._cluster)
             found = tier_sharders(self._cluster, found)
         return self.in_mapped_files(found, self.mapped) if self.mapped else found
 
@@ -302,10 +306,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The folder of mapped files."""
         return self.context.folder / "mapped"
 
+    def in_front(self, plan: TierPlan) -> bool:
+        """Whether tiers stand in front of the tables of this plan: whether they were sharded so."""
+        return any(one.plan is plan and one.in_front for one in self._clusters)
+
     @property
-    def in_front(self) -> bool:
-        """Whether tiers stand in front of the model's tables: whether they were sharded so."""
-        return self._cluster is not None and self._cluster.in_front
+    def never_hot(self) -> set[str]:
+        """The tables with tiers, of the last plan, whose collections were handed no hot batch."""
+        return set() if self._cluster is None else self._cluster.never_hot
 
     def retier(self, batches: Iterable[Any], group: ProcessGroup) -> None:
         """Give the replicas to the rows that are hot in these batches of rank 0; sizes stay.

@@ -106,6 +106,8 @@ class Tiers:
         self._expected: WeakSet[Update] = WeakSet()
         self._deferred: list[DeferredExchange] = []
         self._warned = False
+        self.met_hot = False
+        """Whether any batch was a hot one."""
         self.alive = torch.empty(0, requires_grad=True)
         """Requires a gradient, though none comes: so backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]
@@ -119,6 +121,7 @@ class Tiers:
         normal one.
         """
         hot = mark_of(features) == self._version
+        self.met_hot |= hot
         features = self._by_table_feature(features)
         lengths, given = features.length_per_key(), features.values()
         ids = given.to(torch.int64)
