@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-PACKINGS = {"": None, ".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+PACKINGS = {"": None, ".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
 
 
 def clicks(rows: int = 400, seed: int = 0) -> pa.Table:

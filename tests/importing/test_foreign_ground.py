@@ -494,3 +494,113 @@ def test_a_late_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     text(tmp_path / "a.jsonl", '{"label": 1}\n' * 300 + "[1, 2]\n")
     with pytest.raises(DataError, match="cannot be read as lines of JSON"):
         surveys.survey(surveys_files(tmp_path))
+
+
+def test_integers_of_19_digits_are_times_and_ids(tmp_path: Path) -> None:
+    """Nanoseconds, and hashes of 64 bits with a sign; what is an id in Parquet is the same one."""
+    first = 1_700_000_000_000_000_000
+    keys = [2**63 - 1 - one % 40 if one % 3 else one % 40 - 2**63 for one in range(300)]
+    rows = {
+        "label": [one % 2 for one in range(300)],
+        "event_time": [first + one * 1_000_003 for one in range(300)],
+        "item": keys,
+        "post": [first + 123_456_789 * (one % 90) for one in range(300)],
+        "visited": [first + 1_000 * one for one in range(300)],
+    }
+    sparse = [{"name": "item", "num_ids": 1 << 20, "ids": "hash"}]
+    made = []
+    for name in ("c.csv", "c.parquet", "c.jsonl"):
+        path = write(tmp_path / name, pa.table(rows))
+        schema = schema_of(path)["schema"]
+        assert (schema["timestamp"], schema["timestamp_unit"]) == ("event_time", "ns")
+        assert [one["name"] for one in schema["sparse"]] == ["item", "post"]
+        file = text(tmp_path / "schema.yaml", json.dumps(schema | {"sparse": sparse}))
+        recd("data", "import", path, tmp_path / name[2:], "--schema", file)
+        made.append(rows_of(tmp_path / name[2:]))
+    assert made[0]["event_time"].to_pylist()[1] == first // 1_000_000 + 1
+    assert made[0].equals(made[1])
+    assert made[0].equals(made[2])
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["2024-05-01 13:00:00 UTC", "2024.05.01 13:00", "20240501T130000Z", "2024/05/01 13:00:00"],
+)
+def test_times_that_are_nearly_of_iso_8601(tmp_path: Path, form: str) -> None:
+    rows = [{"at": form, "y": one % 2} for one in range(9)]
+    path = text(tmp_path / "c.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    schema = schema_of(path)["schema"]
+    assert schema["timestamp"] == "at"
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    assert {*rows_of(tmp_path / "t")["at"].to_pylist()} == {1_714_568_400_000}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "part", "doubt"),
+    [
+        ("clicked", ["yes", "no"], None, "looks like a label in texts ('yes', 'no'): write"),
+        ("event", ["view", "buy"], None, "which as a feature would tell the answer: write a label"),
+        ("event", ["gala", "fair"], "sparse", ""),
+        ("clicked", ["-1", "1"], "labels", "(squared error). If -1 means no, write 0 for it"),
+        ("clicked", ["", "1"], "labels", "if that means 0, say nulls: {value: 0}"),
+        ("click", [f"0.{one}1" for one in range(10, 90)], "label", "for how likely it is"),
+        ("click_rate", [f"0.{one}1" for one in range(10, 90)], "dense", ""),
+        ("target", [f"{one}.5" for one in range(10, 90)], "labels", "trained as a number"),
+        ("item_id", [f"9.22{one}e18" for one in range(10, 90)], None, "beyond 2^53, where several"),
+        ("time", [f"{one} o'clock" for one in range(300)], None, "is called a time, but \"0 o"),
+    ],
+)  # fmt: skip
+def test_what_would_tell_the_answer_is_no_feature(
+    tmp_path: Path, name: str, values: list[str], part: str | None, doubt: str
+) -> None:
+    lines = [f"{values[one % len(values)]},shop {one % 9}" for one in range(300)]
+    path = text(tmp_path / "c.csv", f"{name},shop\n" + "\n".join(lines) + "\n")
+    found = schema_of(path)
+    parts = {
+        key: [one if isinstance(one, str) else one["name"] for one in found["schema"].get(key, [])]
+        for key in ("labels", "dense", "sparse")
+    }
+    parts["label"] = [found["schema"].get("label")]
+    assert [key for key, names in parts.items() if name in names] == ([part] if part else [])
+    assert any(doubt in one for one in found["doubts"]) or not doubt
+
+
+def test_an_import_says_how_much_its_vocabularies_do_not_know(tmp_path: Path) -> None:
+    """Of the rows that they were not made of: those for testing, and of the next day's files."""
+    rows = {"label": [0, 1] * 200, "at": [*range(400)], "item": [one // 10 for one in range(400)]}
+    path = write(tmp_path / "1.parquet", pa.table(rows))
+    schema = {"timestamp": "at", "timestamp_unit": "s", "session_id": None}
+    schema |= {"sparse": [{"name": "item", "num_ids": 99, "ids": "vocabulary"}]}
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    options = ("--schema", file, "--split-by", "time", "--test-share", 0.25)
+    told = recd("data", "import", path, tmp_path / "t", *options)
+    assert "item: the vocabulary does not know 100% of its values of the test rows, which" in told
+    again = tmp_path / "t" / "schema.yaml"
+    told = recd("data", "import", path, tmp_path / "next", "--schema", again)
+    assert "item: the vocabulary does not know 25% of its values, which share" in told
+    assert "know" not in recd("data", "import", path, tmp_path / "all", "--schema", file)
+
+
+def test_small_files_and_row_groups_are_sampled_enough(tmp_path: Path) -> None:
+    rows = clicks(2_000)
+    tiny = write(tmp_path / "tiny.parquet", rows, row_group_size=1)
+    found = surveys.survey(foreign_files([tiny]))
+    assert (found.rows, found.sampled) == (2_000, 15 * 64 + 1)
+    (tmp_path / "many").mkdir()
+    for number in range(100):
+        write(tmp_path / "many" / f"{number}.csv", rows.slice(number * 20, 20))
+    assert surveys.survey(foreign_files([tmp_path / "many"])).sampled == 64 * 20
+    few = write(tmp_path / "few.parquet", rows, row_group_size=100)
+    assert surveys.survey(foreign_files([few])).sampled <= 2_000
+
+
+def test_tabs_and_doubled_quotes_within_quotes_that_tabs_part(tmp_path: Path) -> None:
+    texts = ['he said ""yes"" to it', "a\tb", "plain"]
+    for chosen in (texts, texts[:1]):
+        lines = [f'{one % 2}\t"{chosen[one % len(chosen)]}"\t{one % 7}' for one in range(90)]
+        path = text(tmp_path / "c.tsv", "label\tquery\titem\n" + "\n".join(lines) + "\n")
+        (block,) = blocks(foreign_files([path]), ["query"])
+        read = block.rows(["query"], surveys.survey(foreign_files([path])).read_as)["query"]
+        wanted = [chosen[one % len(chosen)].replace('""', '"') for one in range(90)]
+        assert read.to_pylist() == wanted

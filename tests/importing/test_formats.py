@@ -106,6 +106,10 @@ def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.Mon
         (b'[{"a": 1}]', "begins a JSON array. Write one object per line"),
         (b'{"a": 1}\n{"a": \n', "data:2: is no JSON object on one line"),
         (b"\x00\x01\x02\x00", "neither Parquet nor text"),
+        (b"Obj\x01\x04\x14avro.codec", "an Avro file. Write it as Parquet"),
+        (b"\x1f\x9d\x90abc", r"compressed by compress. Unpack it \(uncompress\)"),
+        (b"\xff\x06\x00\x00sNaPpYabc", "compressed by Snappy. Unpack it"),
+        (b"\x80\x04\x95abc", "a pickle, which may run any code"),
     ],
 )
 def test_what_is_none_of_them_is_named(tmp_path: Path, content: bytes, says: str) -> None:

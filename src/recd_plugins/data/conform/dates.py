@@ -35,6 +35,13 @@ NOWHERE = Spot("", "")
 
 ZONED = r"\d[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 """A time of ISO 8601 that has a zone."""
+NEARLY_ISO = (
+    (r"^(\d{4})[./](\d\d)[./](\d\d)", r"\1-\2-\3"),
+    (r"^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)", r"\1-\2-\3T\4:\5:\6"),
+    (r"(:\d\d(?:\.\d+)?)\s*(?:UTC|GMT)$", r"\1Z"),
+)
+"""Texts that Arrow takes for no time of ISO 8601, as BigQuery's 2024-05-01 13:00:00 UTC, and it."""
+ODD_ISO = r"^\d{4}[./]|^\d{8}T|(UTC|GMT)$"
 PARTS = {
     "dd": r"(?P<day>\d{1,2})",
     "mm": r"(?P<month>\d{1,2})",
@@ -142,6 +149,9 @@ def _no_date(value: object, unit: str) -> str:
 
 def _of_iso(texts: pa.Array) -> tuple[I64, Mask]:
     """Of ISO 8601, some with a zone and some without; and which are none."""
+    if pc.any(pc.match_substring_regex(texts, ODD_ISO)).as_py():
+        for pattern, iso in NEARLY_ISO:
+            texts = pc.replace_substring_regex(texts, pattern, iso)
     ms, bad = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
     zoned = pc.match_substring_regex(texts, ZONED).to_numpy(zero_copy_only=False)
     for at, zone in ((np.flatnonzero(zoned), "UTC"), (np.flatnonzero(~zoned), None)):

@@ -24,12 +24,14 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri, input_file
 from recd_plugins.storage.whole_file import whole_file
 
-__all__ = ["Counted", "VocabularyCounts", "VocabularyIds", "load_vocabulary"]
+__all__ = ["MANY_UNKNOWN", "Counted", "VocabularyCounts", "VocabularyIds", "load_vocabulary"]
 
 METADATA_KEY = b"recd_vocabulary"
 MOST_DISTINCT = 16_000_000
 """Different values that are counted: beyond, hashing is the way."""
 PENDING = 1 << 18
+MANY_UNKNOWN = 0.1
+"""The share of values outside of a vocabulary from which on it is an old one, or another's."""
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Counted = tuple[U64, I64, pa.Array]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.conform.rows import column_problems, conform, roles_of
+from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile, formats_of, type_at
@@ -43,8 +44,6 @@ EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
 AHEAD = datetime.timedelta(days=366)
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds of each."""
-MANY_UNKNOWN = 0.2
-"""The share of values outside of a vocabulary from which on it is an old one, or another's."""
 
 
 @dataclass(frozen=True, kw_only=True)

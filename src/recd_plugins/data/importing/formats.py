@@ -56,11 +56,24 @@ ELEMENTS = "[]"
 MOST_FIELDS = 64
 """A struct of more fields is no group of columns, but a mapping with any keys."""
 
-COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 """How compressed files begin."""
+PICKLE = "a pickle, which may run any code when it is read. Write it as Parquet"
 OTHERS = {
     b"PK\x03\x04": "a zip archive. Unpack it",
     b"\xfd7zXZ": "compressed by xz. Unpack it (unxz)",
+    b"\x1f\x9d": "compressed by compress. Unpack it (uncompress)",
+    b"\xff\x06\x00\x00sNaPpY": "compressed by Snappy. Unpack it",
+    b"Obj\x01": "an Avro file. Write it as Parquet",
+    b"SEQ\x06": "a SequenceFile of Hadoop. Write it as Parquet",
+    b"\x80\x03": PICKLE,
+    b"\x80\x04\x95": PICKLE,
+    b"\x80\x05\x95": PICKLE,
     b"ARROW1": "an Arrow (Feather) file. Write it as Parquet",
     b"ORC": "an ORC file. Write it as Parquet",
     b"\x89HDF": "an HDF5 file. Write it as Parquet",
@@ -75,7 +88,7 @@ PARQUET = b"PAR1"
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "::")
 NAMES = {"\t": "tab", "\x01": "^A"}
 
-QUOTED = re.compile(r'(^|\t)"[^"\t]*"(\t|$)', re.MULTILINE)
+QUOTED = re.compile(r'(^|\t)"(?:[^"\t]|"")*"(\t|\r?$)', re.MULTILINE)
 """A field in quotes, where tabs part them."""
 QUOTING = re.compile(r'(^|\t)"?[^"\t\n]+"[^"\t\r\n]', re.MULTILINE)
 """One with a quote within, that is not doubled."""
@@ -598,7 +611,14 @@ def _may_quote(text: str, delimiter: str) -> bool:
     """Whether a field may be in quotes: one that tabs part may if some look so, and in none are
     quotes a part of it, as in 12" Mix; one that several characters part may not."""
     if delimiter == "\t":
-        return QUOTED.search(text) is not None and QUOTING.search(text) is None
+        if '"' not in text or QUOTING.search(text) is not None:
+            return False
+        if QUOTED.search(text) is not None:
+            return True
+        within, not_within = (
+            {*map(len, _rows(text, delimiter, quotes))} for quotes in (True, False)
+        )
+        return len(within) == 1 < len(not_within)  # tabs in quotes
     return len(delimiter) == 1
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
@@ -43,6 +44,8 @@ LABEL_WORDS = frozenset(
         "install",
     ]
 )
+TARGETS = frozenset(["label", "target", "y", "response"])
+"""The names that a label has, whatever numbers it holds."""
 NO_LABEL_WORDS = frozenset(["verified"])
 """Those of a column that is known before: verified_purchase of a review."""
 GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance", "overall"])
@@ -119,6 +122,15 @@ NO_LABEL = (
     "no column looks like a label: name it; or, where each row is a click, have `recd data import "
     "--negatives 4` make it"
 )
+
+EVENT_WORDS = frozenset(["event", "action", "behavior", "behaviour", "interaction"])
+EVENTS = LABEL_WORDS | {
+    "view", "pv", "impression", "cart", "addtocart", "buy", "order", "transaction", "fav",
+}  # fmt: skip
+"""What a log says that a user did."""
+MOST_EVENTS = 20
+MOST_EXACT = 2**53
+"""Beyond it a float does not hold each integer: such numbers count nothing."""
 
 UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
 """Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
@@ -287,9 +299,17 @@ def _is_since(column: ColumnSurvey) -> bool:
     unit = _unit(column) if _number(column) and not _is(column, ID_WORDS) else None
     if unit is None:
         return False
+    if unit == "ns" and not _ends_in_zeros(column):
+        return False  # ids that hold a time, as those of posts, are as large
     second = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
     near = column.low > 0.8 * column.high
     return bool(near and 6.3e8 * second < column.low and column.high < 4.1e9 * second)
+
+
+def _ends_in_zeros(column: ColumnSurvey) -> bool:
+    """Whether all of its integers are multiples of a thousand."""
+    seen = pa.array([]) if column.seen is None else column.seen
+    return pa.types.is_integer(seen.type) and not np.mod(seen.to_numpy(), 1_000).any()
 
 
 def _time_entry(column: ColumnSurvey) -> ColumnEntry:
@@ -326,6 +346,8 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
                 score = 1.0 + 3.0 * telling + 1.5 * (place == 0)
             elif _is(column, LABEL_WORDS) and column.distinct < 50:
                 score = 2.0
+            elif column.name.lower() in (LABEL_WORDS if _is_share(column) else TARGETS):
+                score = 1.2
             elif _is(column, GRADE_WORDS) and column.distinct <= 50:
                 score = 3.0
         if score > 1.0 or (score and not _is(column, ID_WORDS)):
@@ -340,6 +362,10 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
     ]  # fmt: skip
 
 
+def _is_share(column: ColumnSurvey) -> bool:
+    return column.low is not None and column.low >= 0 and column.high <= 1
+
+
 def _label_entry(column: ColumnSurvey) -> ColumnEntry:
     entry = ColumnEntry(column=column, part="label", value={"name": column.name, "kind": "click"})
     if column.two_valued:
@@ -347,6 +373,14 @@ def _label_entry(column: ColumnSurvey) -> ColumnEntry:
             entry.doubts.append("taken for the label, for it is 0 or 1")
     elif column.distinct == 1 and column.low in (0, 1):
         entry.doubts.append(f"is {column.low} in every row of the sample: nothing to learn from")
+        if column.nulls:
+            entry.value["nulls"] = "drop"
+            entry.doubts.append(
+                "rows without it are left out: if that means 0, say nulls: {value: 0}"
+            )
+            return entry
+    elif _is_share(column) and not column.whole:
+        entry.doubts.append("numbers of 0 to 1: taken for how likely it is")
     elif column.whole and column.low is not None and column.low >= 0 and column.high < 50:
         entry.value = {"name": column.name, "kind": "graded", "grades": int(column.high) + 1}
         entry.doubts.append(
@@ -355,7 +389,8 @@ def _label_entry(column: ColumnSurvey) -> ColumnEntry:
         )
     else:
         entry.value = {"name": column.name, "kind": "regression"}
-        entry.doubts.append("is not 0 or 1, so it is trained as a number (squared error)")
+        signs = " If -1 means no, write 0 for it" * (column.distinct == 2 and column.low == -1)
+        entry.doubts.append(f"is not 0 or 1, so it is trained as a number (squared error).{signs}")
     if column.nulls:
         entry.value["nulls"] = "drop"
         entry.doubts.append("rows without a label are left out")
@@ -363,10 +398,12 @@ def _label_entry(column: ColumnSurvey) -> ColumnEntry:
 
 
 def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    if column.seems == "unknown" and not pa.types.is_null(column.type):
+        return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if not column.values and column.seems != "scored ids":
         return _out(column, "no value in the sample")
-    if column.seems == "unknown":
-        return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
+    if column.seems == "texts" and (answer := _answer(column)):
+        return _out(column, answer)
     if column.is_list and column.seems == "texts" and _have_labels(column):
         why = (
             "elements end in -0 and -1, as labels do: write a row for each, the label as a column "
@@ -383,7 +420,14 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return _dense(column)
     if column.seems == "numbers" and not (column.whole and _is(column, ID_WORDS)):
         return _dense(column)
+    if column.seems == "numbers" and column.high is not None and column.high > MOST_EXACT:
+        return _out(
+            column, "ids in floats beyond 2^53, where several are one: write them as integers"
+        )
     user = _is(column, USER_WORDS)
+    if column.seems == "texts" and not column.is_list and column.unique and _is(column, TIME_WORDS):
+        shown = f"is called a time, but {column.examples[0]} is none that is read"
+        return _out(column, f"{shown}: write it as ISO 8601, or in seconds since 1970")
     if column.seems == "texts" and not column.is_list and column.unique and not user:
         return _out(column, "another text in each row: a key, or prose")
     if _is_prose(column):
@@ -398,6 +442,23 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.unique and not column.is_list and column.ascending:
         return _out(column, "another number in each row, ascending: the number of the row")
     return _sparse(column, survey)
+
+
+def _answer(column: ColumnSurvey) -> str:
+    """Why texts would tell the answer, if they may."""
+    shown = ", ".join(column.examples)
+    if column.is_list or column.seen is None or column.distinct > MOST_EVENTS:
+        return ""
+    if column.distinct <= 2 and _is(column, LABEL_WORDS) and not _is(column, NO_LABEL_WORDS):
+        return f"looks like a label in texts ({shown}): write 1 and 0, and name it as the label"
+    if not _is(column, EVENT_WORDS) or not pa.types.is_string(column.seen.type):
+        return ""
+    if EVENTS.isdisjoint(one.strip().lower() for one in column.seen.to_pylist()):
+        return ""
+    return (
+        f"is what users did ({shown}), which as a feature would tell the answer: write a label of "
+        "it, 1 where it is what you predict"
+    )
 
 
 def _have_labels(column: ColumnSurvey) -> bool:
@@ -420,6 +481,8 @@ def _is_prose(column: ColumnSurvey) -> bool:
 
 def _codes(column: ColumnSurvey) -> bool:
     """Whether whole numbers name things: by the column's name, or as they fill their range."""
+    if column.low is not None and max(-column.low, column.high) > MOST_EXACT:
+        return True
     if column.low is None or column.low < 0:
         return _is(column, ID_WORDS)
     if _is(column, ID_WORDS):

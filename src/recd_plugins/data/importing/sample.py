@@ -36,7 +36,9 @@ from recd_plugins.storage.uri import input_file
 __all__ = ["JsonKeys", "Sample", "sample", "undressed"]
 
 FILES = 8
-"""Files that are sampled, spread over all of them."""
+"""Files that are sampled, spread over all of them; of such that are small, more."""
+SMALL_FILES = 64
+SMALL = 64 << 10
 FIRST_BYTES = 1 << 20
 SPOTS = 16
 """Places of a file at which it is sampled, beside its beginning."""
@@ -47,6 +49,8 @@ LATE_LINES = 64
 """Lines that are sampled for a key which the sample lacks."""
 GROUP_ROWS = 8_192
 """Rows that are sampled of a row group."""
+SPOT_ROWS, SPOT_GROUPS = 256, 64
+"""Rows that are sampled at a place at least, and row groups at most."""
 CHANGED = re.compile(r"Column\(([^)]*)\) changed from")
 """What Arrow says of a key of JSON with values of several types."""
 
@@ -101,7 +105,8 @@ def sample(files: Sequence[ForeignFile], wanted: Collection[str], *, alone: bool
     Where that shows no value of a `wanted` key of lines of JSON, all lines are searched for some.
     Where they are wanted `alone`, files may differ in the types of all other columns.
     """
-    chosen = [files[i] for i in _spread(len(files), FILES)]
+    small = num_bytes(files) < SMALL * len(files)
+    chosen = [files[i] for i in _spread(len(files), SMALL_FILES if small else FILES)]
     parts: list[_SampledRows] = []
     rows = sampled = 0.0
     exact = True
@@ -208,10 +213,17 @@ def _line(content: bytes, found: re.Match[bytes]) -> bytes:
 def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
     with input_file(file.path) as source, pq.ParquetFile(source) as opened:
         parts = []
-        for group in _spread(opened.num_row_groups, SPOTS):
-            batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
-            if batch is not None:
-                parts.append(pa.table(batch.columns, names=list(file.roots)))
+        spots = _spread(opened.num_row_groups, SPOTS)
+        for first, after in zip(spots, [*spots[1:], opened.num_row_groups], strict=True):
+            rows = 0
+            # Of groups of a few rows several, one after another.
+            for group in range(first, min(first + SPOT_GROUPS, after)):
+                batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
+                if batch is not None:
+                    parts.append(pa.table(batch.columns, names=list(file.roots)))
+                    rows += batch.num_rows
+                if rows >= SPOT_ROWS:
+                    break
         if not parts:
             empty = opened.schema_arrow.empty_table().columns
             parts.append(pa.table(empty, names=list(file.roots)))

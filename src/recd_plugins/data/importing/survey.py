@@ -285,10 +285,13 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if texts.null_count == len(texts):
         return None
     trimmed = pc.utf8_trim_whitespace(texts)
-    # A code as 00123 is no number, and neither is one of more than 18 digits.
-    code = pc.any(pc.match_substring_regex(trimmed, r"^-?0\d|^-?\d{19,}$")).as_py()
+    # A code as 00123 is no number, nor one of more digits than 64 bits have; no float holds 19.
+    code, long = (
+        pc.any(pc.match_substring_regex(trimmed, pattern)).as_py()
+        for pattern in (r"^-?0\d|^-?\d{20,}$", r"^-?\d{19}$")
+    )
     if not code:
-        for kind in (pa.int64(), pa.float64()):
+        for kind in (pa.int64(),) if long else (pa.int64(), pa.float64()):
             try:
                 return trimmed.cast(kind)
             except pa.ArrowInvalid:

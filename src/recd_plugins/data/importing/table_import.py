@@ -9,16 +9,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import missing
-from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
+from recd_plugins.data.conform.vocabulary import (
+    MANY_UNKNOWN,
+    Counted,
+    VocabularyCounts,
+    counted,
+    load_vocabulary,
+)
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile
@@ -117,6 +125,9 @@ class TableImport:
         self._progress = progress
         self._workers = workers
         self._notes: list[str] = []
+        self._values: Counter[tuple[Split, str]] = Counter()
+        self._unknown: Counter[tuple[Split, str]] = Counter()
+        self._counting = Lock()
         self._cut: int | None = None
         self._catalogue: Catalogue | None = None
 
@@ -222,6 +233,8 @@ class TableImport:
 
     def _run(self) -> Imported:
         self._schema, self._notes = self._asked, []
+        self._values.clear()
+        self._unknown.clear()
         if self._split is not None and self._split.column is None:
             self._cut = self._time_cut()
         self._schema = self._with_vocabularies()
@@ -243,6 +256,7 @@ class TableImport:
             if not rows[split]:
                 raise self._no_rows(split, dropped)
         self._note_share(rows)
+        self._note_unknown()
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -264,6 +278,29 @@ class TableImport:
             why = "many rows share a value, and rows of one value stay together"
             self._notes.append(f"{share:.1%} of the rows are for testing, not {asked:.1%}: of "
                                f"{name}, {why}")  # fmt: skip
+
+    def _count_unknown(self, split: Split, rows: pa.Table) -> None:
+        """Count the values that a vocabulary does not know, of rows that it was not made of."""
+        asked = {one.name: one.vocabulary for one in self._asked.sparse}
+        for one in self._schema.sparse:
+            if one.vocabulary is None or (asked[one.name] is None and split == "train"):
+                continue
+            others = load_vocabulary(one.vocabulary).others
+            ids = pc.list_flatten(rows[one.name]).to_numpy()
+            unknown = int((ids < others).sum())
+            with self._counting:
+                self._values[split, one.name] += ids.size
+                self._unknown[split, one.name] += unknown
+
+    def _note_unknown(self) -> None:
+        for (split, name), unknown in self._unknown.items():
+            share = unknown / max(self._values[split, name], 1)
+            if share > MANY_UNKNOWN:
+                where = f" of the {split} rows" if self._split else ""
+                self._notes.append(
+                    f"{name}: the vocabulary does not know {share:.0%} of its values{where}, which "
+                    "share the ids of the others: new values since it was made, or other data"
+                )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
         if split == "train" and dropped:
@@ -491,7 +528,9 @@ class TableImport:
 
         split = self._split
         if split is None:
-            return {"train": conformed(raw)}, dropped
+            rows = conformed(raw)
+            self._count_unknown("train", rows)
+            return {"train": rows}, dropped
         if split.column is None:
             rows = conformed(raw)
             assert self._made.timestamp is not None
@@ -500,15 +539,16 @@ class TableImport:
             tested = split.tested(raw[split.column], block.where)
             if self._schema.drops:
                 # Which rows are dropped is known by `conform` alone: it is asked for each split.
-                return {
-                    "train": conformed(raw.filter(pa.array(~tested))),
-                    "test": conformed(raw.filter(pa.array(tested))),
-                }, dropped
+                train, test = (conformed(raw.filter(pa.array(one))) for one in (~tested, tested))
+                return self._counted(train, test), dropped
             rows = conformed(raw)
-        return {
-            "train": rows.filter(pa.array(~tested)),
-            "test": rows.filter(pa.array(tested)),
-        }, dropped
+        return self._counted(rows.filter(pa.array(~tested)), rows.filter(pa.array(tested))), dropped
+
+    def _counted(self, train: pa.Table, test: pa.Table) -> dict[Split, pa.Table]:
+        parts: dict[Split, pa.Table] = {"train": train, "test": test}
+        for split, rows in parts.items():
+            self._count_unknown(split, rows)
+        return parts
 
     def _mapped(
         self, make: Callable[[Block], R], columns: Sequence[str], start: Position, what: str
