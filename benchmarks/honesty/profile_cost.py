@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import Figure
 from benchmarks.honesty.tables import RANKS, Generated
 from recd_plugins.planning.access.ranks import BatchesOfRanks
-from recd_plugins.planning.access.sample import sample
+from recd_plugins.planning.access.sample import count_sample
 
 __all__ = ["profile_cost"]
 
@@ -32,7 +32,7 @@ def profile_cost(folder: Path, samples: int) -> Iterator[Figure]:
     counted = table.counted(stack)
     stack.prepare()
     began = time.perf_counter()
-    tally = sample(BatchesOfRanks(stack.read, RANKS), counted, most=None)
+    tally = count_sample(BatchesOfRanks(stack.read, RANKS), counted, most=None)
     tally.profile()
     seconds = (time.perf_counter() - began) / RANKS
     began = time.perf_counter()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 from recd_plugins.api import CapabilityError, Topology
+from recd_plugins.api.planning import boundless
 
 __all__ = ["Home", "check_home", "seen_from"]
 
 Home = Literal["memory", "mapped", "host"]
-
-BOUNDLESS_GB = 1e6
-"""Memory that is not another planner's to count."""
 
 
 def check_home(home: Home, device: Literal["cpu", "cuda"]) -> None:
@@ -38,7 +35,7 @@ def seen_from(home: Home, topology: Topology) -> Topology:
     holds replicas and caches, of which TorchRec does not know.
     """
     if home == "mapped":
-        return dataclasses.replace(topology, host_memory_gb=BOUNDLESS_GB)
+        return boundless(topology, "host")
     if home == "host":
-        return dataclasses.replace(topology, device_memory_gb=BOUNDLESS_GB)
+        return boundless(topology, "device")
     return topology

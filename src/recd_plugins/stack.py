@@ -24,7 +24,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
-from recd_plugins.planning.access.sample import sample
+from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
@@ -36,6 +36,7 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.period_batches import PeriodBatches
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.prepare import Periods, absolute, prepared, there
 from recd_plugins.registry.usage import Usage
@@ -250,46 +251,26 @@ class Stack:
         split: Split,
         at: Mapping[str, Any] | None,
     ) -> Loader:
-        from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader, last_period
-
         self._usage.asked("reader", "preprocess", "dedup", "order")
         self.check()
-
-        def opened(number: int) -> OpenPeriod | None:
-            self.waiting(f"period {number}")
-            together = self.together if at is None else bool
-            period = periods.wait(number, speaks=rank == 0, together=together)
-            if period is None:
-                return None
-            periods.hold(number, period)
-            self.waiting(f"the tables of period {number}")
-            tables = self._features.read_of(periods.tables(period))
-            lacks = split == "train" and not tables.train.num_rows
-            loader = None if lacks else self._loader(tables, rank, world_size, split)
-            if loader is not None and split == "train":
-                read = len(loader) * self.registry.train.batch_size * world_size
-                reader = self.registry.one("reader")
-                self._usage.left_out(reader, tables.train.num_rows, read)
-            return OpenPeriod(loader, period.fingerprint())
-
+        batches = PeriodBatches(
+            self.registry,
+            periods,
+            self._features,
+            self._usage,
+            rank=rank,
+            world_size=world_size,
+            read=lambda tables, split: self._loader(tables, rank, world_size, split),
+            waiting=lambda what: self.waiting(what),
+        )
         if at is not None:
-            found = opened(last_period(at))
-            assert found is not None  # it was trained
-            assert found.loader is not None
-            return found.loader
-
-        def verify(number: int) -> str | None:
-            period = periods.wait(number)
-            if period is not None and rank == 0:
-                period.verify()
-            return None if period is None else period.fingerprint()
-
-        loader = PeriodLoader(opened, verify)
+            return batches.within(at, split)
+        loader = batches.loader(lambda closed: self.together(closed))
         planner = self.planner()
-        ordered = loader
-        if isinstance(planner, OrdersBatches):
-            ordered = planner.order(loader, rank, world_size)
-        if ordered is not loader:
+        if (
+            isinstance(planner, OrdersBatches)
+            and planner.order(loader, rank, world_size) is not loader
+        ):
             raise CapabilityError(
                 f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of "
                 "an epoch into an order of its own, and a dataset that grows has no such epochs. "
@@ -312,7 +293,7 @@ class Stack:
         `train.ranks`: as many of each as it takes, unless `batches` says how many. `met` hears how
         many were counted."""
         ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
-        return sample(ranks, tables, most=batches, met=met).profile()
+        return count_sample(ranks, tables, most=batches, met=met).profile()
 
     @property
     def groups(self) -> Groups:

@@ -23,7 +23,7 @@ from recd_plugins.planning.access.forecast import (
     _Folds,
     forecast,
 )
-from recd_plugins.planning.access.sample import sample, sample_of
+from recd_plugins.planning.access.sample import count_sample, sample_of
 
 ROWS = 20_000
 
@@ -291,12 +291,12 @@ def test_more_is_counted_until_nothing_depends_on_it() -> None:
     tables = {"item": Counted(num_rows=ROWS, features=("item",))}
     known, unknown = Drawn(1.3), Drawn(0.8)
     for epoch in (known, unknown):
-        tally = sample(epoch, tables, most=None)
+        tally = count_sample(epoch, tables, most=None)
         assert tally.samples == 512 * epoch.read
         assert tally.epoch == 512
         assert tally.counted_share == epoch.read / 512
     assert 64 < known.read < unknown.read <= 512
-    few = sample(Drawn(0.8), tables, most=8)
+    few = count_sample(Drawn(0.8), tables, most=8)
     assert few.samples == 8 * 512
     profile = few.profile()["item"]
     assert profile.interval(200)[0] < profile.coverage(200) < profile.interval(200)[1]
@@ -325,6 +325,6 @@ def test_folds_are_joined_where_pairs_are_too_many(monkeypatch: pytest.MonkeyPat
 def test_what_was_counted_is_explained() -> None:
     tables = {"item": Counted(num_rows=ROWS, features=("item",))}
     own = [batch for _, batch in Drawn(1.05).spread(range(10), 1)]
-    first = sample(own, tables, most=5).explain()
+    first = count_sample(own, tables, most=5).explain()
     assert first.startswith("counted: 2,560 samples, 50.0% of an epoch, the first of the trainer")
-    assert "from all over it" in sample(Drawn(1.05), tables, most=5).explain()
+    assert "from all over it" in count_sample(Drawn(1.05), tables, most=5).explain()

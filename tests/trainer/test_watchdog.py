@@ -23,7 +23,8 @@ import torch.distributed as dist
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.trainer import stop_signal
 from recd_plugins.trainer import watchdog as watch
-from recd_plugins.trainer.watchdog import Standing, Watchdog, main_frames, verdict
+from recd_plugins.trainer.standing import Standing, main_frames, verdict, waits
+from recd_plugins.trainer.watchdog import Watchdog
 
 WAITING = "/site-packages/torch/distributed/distributed_c10d.py:3252 all_reduce"
 
@@ -61,8 +62,8 @@ def test_who_hangs(standings: list[Standing], hang: list[int], wait: list[int]) 
 
 
 def test_a_rank_at_the_agreement_of_a_step_waits_for_the_others() -> None:
-    assert watch._waits(f"{stop_signal.__file__}:56 agreed")
-    assert not watch._waits("reader.py:3 read")
+    assert waits(f"{stop_signal.__file__}:56 agreed")
+    assert not waits("reader.py:3 read")
 
 
 def test_ranks_that_stand_alike_wait_for_each_other() -> None:

@@ -24,7 +24,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, RecdError, nearest
-from recd_plugins.planning.access.sample import FIRST, Spread, sample
+from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
 from recd_plugins.sparse.own_batches import features_of
 from recd_plugins.stack import Stack
 
@@ -165,7 +165,7 @@ class OfTrainer(ModelAndBatches):
         # An iterator: these batches are no epoch, but the first ones of it.
         batches = (convert(batch) for batch in self._batches)
         most = len(self._batches)
-        return sample(batches, counted, most=most, features=self._features).profile()
+        return count_sample(batches, counted, most=most, features=self._features).profile()
 
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
         with self._named("its model, called with a batch as TorchRec's pipeline calls it,"):

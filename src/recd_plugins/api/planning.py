@@ -17,6 +17,7 @@ from recd_plugins.planning.cost import (
 )
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned, in_share
+from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger, TableLedger, travelling_shares
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import PlannedShards
@@ -91,6 +92,7 @@ __all__ = [
     "agreed",
     "aligned",
     "appears",
+    "boundless",
     "build_torchrec_planner",
     "default_sharders",
     "exponential",

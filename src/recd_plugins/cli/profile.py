@@ -140,7 +140,7 @@ def _of_batches(
 ) -> Profile:
     from recd_plugins.errors import RegistryError
     from recd_plugins.planning.access.access_profile import Counted
-    from recd_plugins.planning.access.sample import sample
+    from recd_plugins.planning.access.sample import count_sample
 
     ranks = stack.registry.train.ranks
     total = batches and batches * (ranks if rank is None else 1)
@@ -160,7 +160,7 @@ def _of_batches(
 
         if rank is None:
             return stack.profile(counted, batches, met)
-        return sample(stack.read(rank, ranks), counted, most=batches, met=met).profile()
+        return count_sample(stack.read(rank, ranks), counted, most=batches, met=met).profile()
 
 
 def _of_trace(

@@ -43,7 +43,7 @@ T = TypeVar("T")
 AGAIN = "Plan again: take `plan` out of registry.yaml."
 
 BOUNDLESS_GB = 1e6
-"""Host memory of a rank that holds any table: a plan is asked for by it as if there were room."""
+"""Memory of a rank that holds any table: a plan is asked for by it as if there were room."""
 
 
 class Homes:
@@ -273,9 +273,11 @@ def fewest(attempt: Callable[[int], T], least: int, most: int) -> tuple[int, T]:
     return most, found
 
 
-def boundless(topology: Topology) -> Topology:
-    """The topology, with host memory for any table."""
-    return dataclasses.replace(topology, host_memory_gb=BOUNDLESS_GB)
+def boundless(topology: Topology, memory: Literal["host", "device"] = "host") -> Topology:
+    """The topology, with memory of that kind for any table."""
+    if memory == "host":
+        return dataclasses.replace(topology, host_memory_gb=BOUNDLESS_GB)
+    return dataclasses.replace(topology, device_memory_gb=BOUNDLESS_GB)
 
 
 def less(topology: Topology, taken: float) -> Topology:

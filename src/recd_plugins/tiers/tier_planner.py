@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from recd_plugins.errors import CapabilityError, RecdError, listed, nearest
-from recd_plugins.notices import GivesNotices, Missed, Notice, Slower, Unused
-from recd_plugins.planning.access.access_profile import Profile, Tally, profile_batches
+from recd_plugins.errors import RecdError, listed
+from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
+from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.access.ranks import together
-from recd_plugins.planning.access.sample import sample
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.homes import Homes, in_memory, without_rows
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
+from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
@@ -35,10 +33,11 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
-from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
+from recd_plugins.tiers.left_tables import OWN, LeftTables
+from recd_plugins.tiers.table_profiles import TableProfiles
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,10 +49,6 @@ if TYPE_CHECKING:
     from recd_plugins.tiers.sharder import TierCluster
 
 __all__ = ["ChosenSizes", "TierPlanner"]
-
-OWN = "TorchRec's own"
-VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
-ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +89,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         others: HoldsRowWise | None = None,
     ) -> None:
         """The planner of the `others` is by default the context's. Tables are profiled on so many
-        batches of each rank, or on as many as it takes (`sample`), unless a saved `profile` is
-        named; a saved tier `plan` is taken as it is."""
+        batches of each rank, or on as many as it takes (`count_sample`), unless a saved `profile`
+        is named; a saved tier `plan` is taken as it is."""
         self.context = context
         """The context of the job that is planned."""
         self.others = others or context.require_others()
@@ -109,8 +104,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """All tables of that model, on rank 0."""
         self.fused: Mapping[str, Mapping[str, Any]] = {}
         """The optimizer of each of the model's tables, as TorchRec's `fused_params`."""
-        self._left: Mapping[str, str] = {}
-        """The tables that the policy is for and tiers cannot be in front of, and why."""
+        self._profiles = TableProfiles(self.slot, profile, profile_batches)
+        self._left = LeftTables(self.slot, self.name, self.kind)
         self.explanation = "No plan has been made yet."
         self._held: tuple[str, ...] = ()
         """The tables that are row-wise in the last plan, whatever the planner behind would do."""
@@ -118,14 +113,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._cluster: TierCluster | None = None
         self._clusters: list[TierCluster] = []
         """Those of all plans that sharders were asked for."""
-        self._tally: Tally | None = None
-        """The counts of all ranks, on rank 0 while it plans."""
-        self._no_row: Mapping[str, int] = {}
-        """The ids that rank 0 counted of no row, by table."""
-        self._variable: frozenset[str] = frozenset()
-        """The features that rank 0 counted in KJTs whose keys differ in batch size."""
-        self._counted_words = ""
-        """The words on what was counted for the last plan."""
         self._notices: list[Notice] = []
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
@@ -146,17 +133,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Notices of what registry.yaml switches on and the last plan does not use."""
         behind = self._behind
         others = behind.notices() if isinstance(behind, GivesNotices) else ()
-        return [*self._notices, *self._of_one_name(), *others]
-
-    def _of_one_name(self) -> Iterator[Notice]:
-        """A notice of tables that are left alone for their names, while others are planned."""
-        names = [name for name, why in self._left.items() if why == ONE_NAME]
-        if names and self.found:
-            yield Missed(
-                what=f"{self.slot}: {self.name}",
-                why=f"{_left_alone(names)}, for {ONE_NAME}",
-                cure="Give each collection's tables names of their own.",
-            )
+        of_one_name = self._left.of_one_name() if self.found else ()
+        return [*self._notices, *of_one_name, *others]
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
@@ -184,7 +162,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
-        self._tally = self._counted(model, group)
+        self.found = self._found(model)
+        if self.found and not self.plan_path and self._profiles.counts(self.context):
+            self._profiles.count(self.context, self.found, group)
         try:
             plan, self.tier_plan, self.mapped = from_rank_0(
                 group,
@@ -195,7 +175,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 ),
             )
         finally:
-            self._tally = None
+            self._profiles.forget()
         self._cluster = None
         if group.rank() != 0:
             self.explanation = "Planned on rank 0, which knows why."
@@ -237,18 +217,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason += unused.cure
         else:
             own = homes.own_plan(self.others)
-            self._no_row, self._counted_words, self._variable = {}, "", frozenset()
+            self._profiles.begin()
             if homes.lacking is None:  # else another plan is made, by the room that there is
                 self._leave_data_parallel(own)
             if self.found:
                 reason, own = self._tier(model, topology, world_size, own, homes)
             else:
-                self._notices = [self._all_data_parallel()]
+                self._notices = [self._left.all_data_parallel()]
                 reason = str(self._notices[0])
-            if self._counted_words:
-                reason += f"\n{self._counted_words}"
-            for name, ids in self._no_row.items():
-                reason += f"\n{name}: {ids:,} of the ids that rank 0 counted are of no row"
+            reason = "\n".join([reason, *self._profiles.in_words()])
         if own is not None and not self._held:
             return reason, own
         least = homes.mapped
@@ -326,36 +303,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._cluster.retier(self.tier_plan)
 
     def explain(self) -> str:
-        return "\n".join([*self._left_in_words(), self.explanation])
+        return "\n".join([*self._left.in_words(), self.explanation])
 
     def profiled(self) -> Profile:
         """The trainer's profile, the saved one, or one of the context's batches."""
-        given, path = self.context.profile, self.profile_path
-        if given is None and path is None:
-            counts = self._tally or self._count()
-            self._tally = None  # so that its counters can be given up
-            self._no_row, self._counted_words = dict(counts.no_row), counts.explain()
-            self._variable = counts.variable
-            return counts.profile()
-        if given is not None:
-            profile, named = given, "stack.plan: the profile"
-            again = "Profile this model: pass `batches` instead."
-        else:
-            assert path is not None
-            profile, named = Profile.load(path), f"{self.slot}.profile: {path}"
-            again = "Profile again: take `profile` out of registry.yaml."
-        for name, table in self.found.items():
-            if name not in profile.rows:
-                raise CapabilityError(
-                    f"{named} has no table {name!r}, as the model has; "
-                    f"{nearest(name, profile.rows)} {again}"
-                )
-            if profile[name].num_rows != table.num_rows:
-                raise CapabilityError(
-                    f"{named} was made of a table {name!r} of {profile[name].num_rows:,} rows, "
-                    f"but the model's has {table.num_rows:,}. {again}"
-                )
-        return profile
+        return self._profiles.profile(self.context, self.found)
 
     def hotter(self, batches: Iterable[Any]) -> TierPlan:
         """The last plan with the rows that are hot in these batches."""
@@ -391,15 +343,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """
         profile = self.profile = self.profiled()
         if variable := self._leave_variable():
-            kind = Missed if self.found else Unused
-            self._notices.append(
-                kind(
-                    what=f"{self.slot}: {self.name}",
-                    why=f"{_left_alone(variable)}, for {VARIABLE}",
-                    cure="Hand its collection a KJT of one batch size, or unique samples "
-                    "(`stack.convert`).",
-                )
-            )
+            others = bool(self.found)
+            self._notices.append(self._left.add_variable(variable, others=others))
             if not self.found and homes.lacking is None:
                 return str(self._notices[-1]), own
         if homes.lacking is not None:
@@ -408,7 +353,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             )
             self._leave_data_parallel(own)
             if not self.found:
-                self._notices.append(self._all_data_parallel())
+                self._notices.append(self._left.all_data_parallel())
                 return str(self._notices[-1]), own
         shards = planned_shards(own, self.found)
         tables = {
@@ -418,7 +363,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         chosen = self.choose(model, tables, topology, world_size)
         if lacking := without_rows(chosen.sizes, self.found, world_size, homes.mapped):
             why = f"row-wise on {world_size} ranks its collection would have no row on some"
-            self._left = {**self._left, **dict.fromkeys(lacking, why)}
+            self._left.add(lacking, why)
             sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
             ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
             report = dataclasses.replace(chosen.report, ledger=ledger)
@@ -448,7 +393,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         cluster = Cluster.of(topology, world_size)
         self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
         if not sizes and not self._notices and not homes.mapped:
-            self._notices.append(self._nothing_chosen(world_size))
+            self._notices.append(self._left.none_pays(self.found, world_size))
         return reason, own
 
     def _beside_tiers(
@@ -491,16 +436,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         steps them: with tiers, their own would."""
         shards = planned_shards(own, self.found)
         dense = [name for name, one in shards.items() if one.kind == "data_parallel"]
-        why = f"{OWN} plan has it data-parallel"
-        self._left = {**self._left, **dict.fromkeys(dense, why)}
+        self._left.add(dense, f"{OWN} plan has it data-parallel")
         self.found = {name: one for name, one in self.found.items() if name not in dense}
 
     def _leave_variable(self) -> list[str]:
-        """Leave the tables of collections that are given KJTs of variable batch, which replicas do
-        not take."""
-        given = {one.module for one in self.found.values() if self._variable & {*one.features}}
+        """The tables of collections that are given KJTs of variable batch, which replicas do not
+        take: they are found no more."""
+        variable = self._profiles.variable
+        given = {one.module for one in self.found.values() if variable & {*one.features}}
         left = [name for name, one in self.found.items() if one.module in given]
-        self._left = {**self._left, **dict.fromkeys(left, VARIABLE)}
         self.found = {name: one for name, one in self.found.items() if name not in left}
         return left
 
@@ -533,112 +477,28 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
         """The tables that the policy is for, that may be row-wise, and tiers in front of them."""
         self.fused = self.context.fused_by_table(model)
-        chosen, refused = self.tables(model), dict(self._refused(model))
-        self._left = {name: refused[name] for name in chosen if name in refused}
+        chosen = self.tables(model)
+        self._left.begin(model, chosen, self.fused, self.others.sharders())
         return {
             name: table
             for name, table in chosen.items()
-            if self.others.may_be_row_wise(name) and name not in refused
+            if self.others.may_be_row_wise(name) and name not in self._left.why
         }
-
-    def _counts(self) -> bool:
-        """Whether batches are counted, which all ranks decide alike."""
-        given = self.plan_path or self.profile_path or self.context.profile
-        return bool(not given and self.num_profile_batches != 0 and self.context.batches)
-
-    def _counted(self, model: nn.Module, group: ProcessGroup) -> Tally | None:
-        """The counts of every rank's share, together on rank 0; none where nothing is counted."""
-        self.found = self._found(model)
-        if not self.found or not self._counts():
-            return None
-        return self._count(group)
-
-    def _count(self, group: ProcessGroup | None = None) -> Tally:
-        """The batches that this process reads; on rank 0 of a group those of all ranks."""
-        opened = self._open(group)
-        return sample(
-            opened,
-            {name: table.counted for name, table in self.found.items()},
-            most=self.num_profile_batches,
-            features=self.context.features,
-            group=group,
-        )
-
-    def _open(self, group: ProcessGroup | None) -> Iterable[Any]:
-        """The batches; where one rank cannot open its own, all ranks end."""
-        assert self.context.batches is not None  # `_counts` asked
-        found: list[Iterable[Any]] = []
-
-        def opened() -> int:
-            found.append(self.context.batches())  # type: ignore[misc]
-            return 1
-
-        _ = opened() if group is None else together(group, opened)
-        return found[0]
 
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
         """Why there is nothing that could get replicas, if so."""
-        what = f"{self.slot}: {self.name}"
         if self.found:
-            known = self.profile_path or self.context.profile
-            if known or self.num_profile_batches == 0 or self.context.batches:
-                return None
-            return Unused(
-                what=what,
-                why="there are no batches to profile",
-                cure="Pass the trainer's own, `stack.plan(model, batches=loader, features=lambda "
-                "batch: ...)`, where `features` gives a batch's KeyedJaggedTensor; or a saved "
-                f"profile: `stack.plan(model, profile=path)`, or `{self.slot}.profile`.",
-            )
+            return None if self._profiles.known(self.context) else self._left.no_batches()
         every, chosen = model_tables(model), self.tables(model)
         if not every:
-            return Unused(
-                what=what,
-                why="the model has no EmbeddingCollection or EmbeddingBagCollection",
-                cure=f"Plan the model that has them, or take `{self.slot}` out.",
-            )
-        if self._left:
-            return Unused(
-                what=what,
-                why="; ".join(self._left_in_words()),
-                cure="Have TorchRec's own sharders shard them, under names of their own, or take "
-                f"`{self.slot}` out.",
-            )
-        if chosen:
-            return Unused(
-                what=what,
-                why=f"constraints keep {listed(chosen, kind='table')} from being row-wise with "
-                f"TorchRec's fused kernel, which a {self.kind} with replicas is",
-                cure="Allow it in the constraints: `sharding_types: [row_wise, ...]`, "
-                "`compute_kernels: [fused, ...]`.",
-            )
-        return self.no_tables(every)
+            return self._left.no_collections()
+        if self._left.why:
+            return self._left.all_left()
+        return self._left.constrained(chosen) if chosen else self.no_tables(every)
 
     def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
         """Why the policy is for none of the model's tables, and what would change that."""
-        return Unused(
-            what=f"{self.slot}: {self.name}",
-            why=f"no {self.kind} may have replicas: its options leave "
-            f"{listed(every, kind='table')} out",
-            cure=f"Name some under `{self.slot}.tables`.",
-        )
-
-    def _all_data_parallel(self) -> Unused:
-        return Unused(
-            what=f"{self.slot}: {self.name}",
-            why=f"{OWN} plan has every {self.kind} that may have replicas data-parallel, so that "
-            "none of their rows travels",
-            cure=f"Take `{self.slot}` out, or name other sharding types in the constraints.",
-        )
-
-    def _nothing_chosen(self, world_size: int) -> Unused:
-        return Unused(
-            what=f"{self.slot}: {self.name}",
-            why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "
-            f"{listed(self.found, kind='table')}, so that all tables are TorchRec's",
-            cure=f"stack.explain() and `recd explain` show the prices. Take `{self.slot}` out, or "
-            "tell it what the network is: `topology` in registry.yaml.",
-        )
+        return self._left.none_named(every)
 
     def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
@@ -652,27 +512,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.tier_plan = plan if plan.tables else None
         return f"tier plan: as in {path}; {plan.in_words()}"
 
-    def _left_in_words(self) -> list[str]:
-        return [f"table {name} is left to TorchRec, for {why}" for name, why in self._left.items()]
-
-    def _refused(self, model: nn.Module) -> Iterator[tuple[str, str]]:
-        """The tables that the trainer's sharders do not shard, or in ways that tiers cannot stand
-        in front of, and why."""
-        from recd_plugins.tiers.sharder import why_no_tiers
-
-        for name in ambiguous(model):
-            yield name, ONE_NAME
-        for name in model_tables(model).keys() - self.fused.keys():
-            yield name, "no sharder of the trainer's is for the module that it is in"
-        for _, module, sharder in sharded_modules(model, self.others.sharders()):
-            if why := why_no_tiers(sharder):
-                for table in sharder.shardable_parameters(module):
-                    yield table, why
-
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return self.others.row_wise(self._held, self.kernels())
-
-
-def _left_alone(tables: list[str]) -> str:
-    return f"{listed(tables, kind='table')} {'are' if len(tables) > 1 else 'is'} left to TorchRec"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["FIRST", "Spread", "length_of", "sample", "sample_of"]
+__all__ = ["FIRST", "Spread", "count_sample", "length_of", "sample_of"]
 
 FIRST = 100
 """Batches of a loader that has them in its own order alone."""
@@ -50,7 +50,7 @@ class Spread(Protocol):
         them."""
 
 
-def sample(
+def count_sample(
     batches: Iterable[Any],
     tables: Mapping[str, Counted],
     *,

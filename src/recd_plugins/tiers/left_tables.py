@@ -1,0 +1,160 @@
+"""The tables that a planner of tiers leaves to TorchRec, and what it says of that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.errors import listed
+from recd_plugins.notices import Missed, Notice, Unused
+from recd_plugins.planning.model_tables import ambiguous, model_tables
+from recd_plugins.planning.sharders import sharded_modules
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder
+
+__all__ = ["OWN", "LeftTables"]
+
+OWN = "TorchRec's own"
+VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
+ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
+
+
+class LeftTables:
+    """The tables that a policy is for and tiers cannot be in front of, each with the reason; and
+    the notices of a plan that gives replicas to none."""
+
+    def __init__(self, slot: str, name: str, kind: str) -> None:
+        """Of the planner `name` in `slot`, which gives replicas to a `kind` of table."""
+        self.why: Mapping[str, str] = {}
+        self._slot, self._kind = slot, kind
+        self._what = f"{slot}: {name}"
+
+    def begin(
+        self,
+        model: nn.Module,
+        chosen: Collection[str],
+        fused: Mapping[str, Mapping[str, Any]],
+        sharders: Sequence[ModuleSharder[nn.Module]],
+    ) -> None:
+        """Those of the chosen tables that the trainer's sharders do not shard, or in ways that
+        tiers cannot stand in front of; `fused` has the tables of which they say the optimizer."""
+        refused = dict(_refused(model, fused, sharders))
+        self.why = {name: refused[name] for name in chosen if name in refused}
+
+    def add(self, names: Collection[str], why: str) -> None:
+        """These are left too."""
+        self.why = {**self.why, **dict.fromkeys(names, why)}
+
+    def in_words(self) -> list[str]:
+        """A line for each of them."""
+        return [f"table {name} is left to TorchRec, for {why}" for name, why in self.why.items()]
+
+    def of_one_name(self) -> Iterator[Notice]:
+        """A notice of tables that are left alone for their names, while others are planned."""
+        if names := [name for name, why in self.why.items() if why == ONE_NAME]:
+            yield Missed(
+                what=self._what,
+                why=f"{_left_alone(names)}, for {ONE_NAME}",
+                cure="Give each collection's tables names of their own.",
+            )
+
+    def add_variable(self, names: Sequence[str], *, others: bool) -> Notice:
+        """These are left too, for what their KJTs are; whether there are `others`."""
+        self.add(names, VARIABLE)
+        kind = Missed if others else Unused
+        return kind(
+            what=self._what,
+            why=f"{_left_alone(names)}, for {VARIABLE}",
+            cure="Hand its collection a KJT of one batch size, or unique samples "
+            "(`stack.convert`).",
+        )
+
+    def no_batches(self) -> Unused:
+        """Nothing can be counted."""
+        return Unused(
+            what=self._what,
+            why="there are no batches to profile",
+            cure="Pass the trainer's own, `stack.plan(model, batches=loader, features=lambda "
+            "batch: ...)`, where `features` gives a batch's KeyedJaggedTensor; or a saved "
+            f"profile: `stack.plan(model, profile=path)`, or `{self._slot}.profile`.",
+        )
+
+    def no_collections(self) -> Unused:
+        """The model has no tables."""
+        return Unused(
+            what=self._what,
+            why="the model has no EmbeddingCollection or EmbeddingBagCollection",
+            cure=f"Plan the model that has them, or take `{self._slot}` out.",
+        )
+
+    def all_left(self) -> Unused:
+        """Every table is left, for these reasons."""
+        return Unused(
+            what=self._what,
+            why="; ".join(self.in_words()),
+            cure="Have TorchRec's own sharders shard them, under names of their own, or take "
+            f"`{self._slot}` out.",
+        )
+
+    def constrained(self, tables: Collection[str]) -> Unused:
+        """The trainer's constraints leave none of these row-wise."""
+        return Unused(
+            what=self._what,
+            why=f"constraints keep {listed(tables, kind='table')} from being row-wise with "
+            f"TorchRec's fused kernel, which a {self._kind} with replicas is",
+            cure="Allow it in the constraints: `sharding_types: [row_wise, ...]`, "
+            "`compute_kernels: [fused, ...]`.",
+        )
+
+    def none_named(self, every: Collection[str]) -> Unused:
+        """The policy's options leave all of the model's tables out."""
+        return Unused(
+            what=self._what,
+            why=f"no {self._kind} may have replicas: its options leave "
+            f"{listed(every, kind='table')} out",
+            cure=f"Name some under `{self._slot}.tables`.",
+        )
+
+    def all_data_parallel(self) -> Unused:
+        """The planner behind has each on every rank."""
+        return Unused(
+            what=self._what,
+            why=f"{OWN} plan has every {self._kind} that may have replicas data-parallel, so that "
+            "none of their rows travels",
+            cure=f"Take `{self._slot}` out, or name other sharding types in the constraints.",
+        )
+
+    def none_pays(self, tables: Collection[str], world_size: int) -> Unused:
+        """The policy has chosen nothing for these."""
+        return Unused(
+            what=self._what,
+            why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "
+            f"{listed(tables, kind='table')}, so that all tables are TorchRec's",
+            cure=f"stack.explain() and `recd explain` show the prices. Take `{self._slot}` out, or "
+            "tell it what the network is: `topology` in registry.yaml.",
+        )
+
+
+def _refused(
+    model: nn.Module,
+    fused: Mapping[str, Mapping[str, Any]],
+    sharders: Sequence[ModuleSharder[nn.Module]],
+) -> Iterator[tuple[str, str]]:
+    """The tables that these sharders do not shard, or in ways that tiers cannot stand in front of,
+    and why."""
+    from recd_plugins.tiers.sharder import why_no_tiers
+
+    for name in ambiguous(model):
+        yield name, ONE_NAME
+    for name in model_tables(model).keys() - fused.keys():
+        yield name, "no sharder of the trainer's is for the module that it is in"
+    for _, module, sharder in sharded_modules(model, sharders):
+        if why := why_no_tiers(sharder):
+            for table in sharder.shardable_parameters(module):
+                yield table, why
+
+
+def _left_alone(tables: Sequence[str]) -> str:
+    return f"{listed(tables, kind='table')} {'are' if len(tables) > 1 else 'is'} left to TorchRec"

@@ -1,0 +1,127 @@
+"""The access distributions that a planner of tiers goes by: the trainer's, saved ones, or those
+that batches show, which all ranks count together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.errors import CapabilityError, nearest
+from recd_plugins.planning.access.access_profile import Profile, Tally
+from recd_plugins.planning.access.ranks import together
+from recd_plugins.planning.access.sample import count_sample
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.slots import Context
+
+__all__ = ["TableProfiles"]
+
+
+class TableProfiles:
+    """One planner's profiles of a model's tables, one for each plan."""
+
+    def __init__(self, slot: str, path: Path | None, num_batches: int | None) -> None:
+        """A saved profile has its `path` under `slot.profile`. Of each rank so many batches are
+        counted, or as many as it takes (`count_sample`)."""
+        self._path, self._num_batches = path, num_batches
+        self.variable: frozenset[str] = frozenset()
+        """The features that rank 0 counted in KJTs whose keys differ in batch size."""
+        self._slot = slot
+        self._tally: Tally | None = None
+        """The counts of all ranks, on rank 0 while it plans."""
+        self._counted = ""
+        """The words on what was counted for the last profile."""
+        self._no_row: Mapping[str, int] = {}
+        """The ids that rank 0 counted of no row, by table."""
+
+    def known(self, context: Context) -> bool:
+        """Whether a profile is there, or batches that could be counted."""
+        given = self._path or context.profile
+        return bool(given or self._num_batches == 0 or context.batches)
+
+    def counts(self, context: Context) -> bool:
+        """Whether batches are counted, which all ranks decide alike."""
+        given = self._path or context.profile
+        return bool(not given and self._num_batches != 0 and context.batches)
+
+    def count(
+        self,
+        context: Context,
+        tables: Mapping[str, ModelTable],
+        group: ProcessGroup | None = None,
+    ) -> None:
+        """Count the batches that this process reads, for the profile that is asked for next; those
+        of all ranks of a group, on its rank 0."""
+        opened = _opened(context, group)
+        self._tally = count_sample(
+            opened,
+            {name: table.counted for name, table in tables.items()},
+            most=self._num_batches,
+            features=context.features,
+            group=group,
+        )
+
+    def forget(self) -> None:
+        """Give the counts up."""
+        self._tally = None
+
+    def begin(self) -> None:
+        """Nothing is known of what the next profile counts."""
+        self._no_row, self._counted, self.variable = {}, "", frozenset()
+
+    def profile(self, context: Context, tables: Mapping[str, ModelTable]) -> Profile:
+        """The trainer's profile, the saved one, or one of the context's batches."""
+        if context.profile is not None:
+            profile, named = context.profile, "stack.plan: the profile"
+            again = "Profile this model: pass `batches` instead."
+        elif self._path is not None:
+            profile, named = Profile.load(self._path), f"{self._slot}.profile: {self._path}"
+            again = "Profile again: take `profile` out of registry.yaml."
+        else:
+            return self._of_counts(context, tables)
+        for name, table in tables.items():
+            if name not in profile.rows:
+                raise CapabilityError(
+                    f"{named} has no table {name!r}, as the model has; "
+                    f"{nearest(name, profile.rows)} {again}"
+                )
+            if profile[name].num_rows != table.num_rows:
+                raise CapabilityError(
+                    f"{named} was made of a table {name!r} of {profile[name].num_rows:,} rows, "
+                    f"but the model's has {table.num_rows:,}. {again}"
+                )
+        return profile
+
+    def _of_counts(self, context: Context, tables: Mapping[str, ModelTable]) -> Profile:
+        if self._tally is None:
+            self.count(context, tables)
+        counts = self._tally
+        assert counts is not None  # it was counted
+        self._tally = None  # so that its counters can be given up
+        self._no_row, self._counted = dict(counts.no_row), counts.explain()
+        self.variable = counts.variable
+        return counts.profile()
+
+    def in_words(self) -> list[str]:
+        """What was counted for the last profile, and ids of no row."""
+        lines = [self._counted] if self._counted else []
+        for name, ids in self._no_row.items():
+            lines.append(f"{name}: {ids:,} of the ids that rank 0 counted are of no row")
+        return lines
+
+
+def _opened(context: Context, group: ProcessGroup | None) -> Iterable[Any]:
+    """The batches; where one rank cannot open its own, all ranks end."""
+    assert context.batches is not None  # `counts` asked
+    found: list[Iterable[Any]] = []
+
+    def opened() -> int:
+        found.append(context.batches())  # type: ignore[misc]
+        return 1
+
+    _ = opened() if group is None else together(group, opened)
+    return found[0]
