@@ -51,6 +51,14 @@ REGISTRIES = {
         "plugins: [recd_dlrm\nmodel: {use: dlrm}\n",
         ["registry.yaml:2: not valid YAML", "Check indentation"],
     ),
+    "a tab": (
+        GOOD.replace("train: {steps: 1}", "train:\n\tsteps: 1"),
+        ["registry.yaml:6: not valid YAML", "YAML takes no tab there: indent by blanks."],
+    ),
+    "an empty file": (
+        "",
+        ["nothing fills the slot", "`recd plugins", "lists what all installed plugins provide"],
+    ),
     "a key twice": (
         GOOD + "train: {steps: 2}\n",
         ["registry.yaml:6: 'train' stands twice in one mapping; keep one."],
@@ -62,7 +70,10 @@ REGISTRIES = {
     ),
     "unknown plugin": (
         GOOD.replace("[recd_dlrm]", "[recd_dlrn]"),
-        ["plugin 'recd_dlrn' is no installed entry point", "did you mean 'recd_dlrm'?"],
+        [
+            "registry.yaml:2: plugins[0]: plugin 'recd_dlrn' is no installed entry point",
+            "did you mean 'recd_dlrm'?",
+        ],
     ),
     "unknown record": (
         GOOD.replace("use: dlrm", "use: dlmr"),
@@ -73,11 +84,21 @@ REGISTRIES = {
     ),
     "plugin not enabled": (
         GOOD.replace("[recd_dlrm]", "[]"),
-        ["no enabled plugin provides", "A plugin is enabled by its name under `plugins`."],
+        [
+            "no enabled plugin provides",
+            "A plugin is enabled by its name under `plugins`. `recd plugins dataset` lists",
+        ],
     ),
     "unknown option": (
         GOOD.replace("samples: 64", "sample: 64"),
         ["registry.yaml:3: dataset.sample: unknown option 'sample'; did you mean 'samples'?"],
+    ),
+    "an option of a record that nobody named": (
+        GOOD + "sharding: {goal: auto}\n",
+        [
+            "registry.yaml:6: sharding.goal: unknown option 'goal'",
+            "No `use` is written, so these are the options of 'torchrec'.",
+        ],
     ),
     "unknown train option": (
         GOOD.replace("steps: 1", "step: 1"),
@@ -129,6 +150,8 @@ def test_a_mistake_in_the_registry(mistake: str, folder: Path) -> None:
         ("train.batchsize=1", "unknown option 'batchsize'; did you mean 'batch_size'?"),
         ("sharding.use=torchreck", "provides sharding 'torchreck'; did you mean 'torchrec'?"),
         ("train", "override 'train': write key=value"),
+        ("steps=5", "override 'steps=5': steps: unknown key 'steps'; did you mean 'train.steps'?"),
+        ("plugins.x=1", "plugins is a list of 1, in which 'x' is no position; count from 0."),
         ("train.steps.x=1", "override 'train.steps.x=1': train.steps is 1, which holds no options"),
     ],
 )

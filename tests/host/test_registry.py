@@ -182,8 +182,11 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"preprocess": [{"use": "first", "features": 3}]}, "preprocess[0].features: expected a f"),
         ({"preprocess": [{"use": "first", "features": []}]}, "preprocess[0].features: expected a"),
         ({"preprocess": [{"use": "first", "features": [1]}]}, "preprocess[0].features: expected"),
-        ({"plugins": "choices"}, "plugins: expected a list of plugin names, got 'choices'."),
-        ({"plugins": [3]}, "plugins: expected a list of plugin names, got [3]."),
+        (
+            {"plugins": "choices"},
+            "plugins: expected a list of names, as [recd_dlrm], got 'choices'.",
+        ),
+        ({"plugins": [3]}, "plugins: expected a list of names, as [recd_dlrm], got [3]."),
         ({"folder": 3}, "folder: expected a path, got 3."),
         ({"train": 3}, "train: expected a mapping of options, got 3."),
         ({"train": {"threads": 2**31}}, "train.threads: must be >= 0 and <= 1024"),

@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         Source.read(tmp_path, ())
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: é\n".encode("latin-1"))
-    with pytest.raises(RegistryError, match=r"latin.yaml: cannot be read as text: 'utf-8' codec"):
+    with pytest.raises(RegistryError, match=r"latin.yaml: is not UTF-8: .* Save it as UTF-8."):
         Source.read(latin, ())
 
 
@@ -282,10 +282,13 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path) -> None:
         ("train", "write key=value, as train.batch_size=512."),
         ("=1", "write key=value"),
         ("a=[1", "its value: not valid YAML: expected ',' or ']'"),
-        ("sizes.\N{SUPERSCRIPT TWO}=1", "'\N{SUPERSCRIPT TWO}' is no position in a list of 2"),
-        ("sizes.2=1", "'2' is no position in a list of 2; count from 0."),
-        ("sizes.-1=1", "'-1' is no position in a list of 2"),
-        ("sizes.x=1", "'x' is no position in a list of 2"),
+        (
+            "sizes.\N{SUPERSCRIPT TWO}=1",
+            "sizes is a list of 2, in which '\N{SUPERSCRIPT TWO}' is no position",
+        ),
+        ("sizes.2=1", "sizes is a list of 2, in which '2' is no position; count from 0."),
+        ("sizes.-1=1", "sizes is a list of 2, in which '-1' is no position"),
+        ("sizes.x=1", "sizes is a list of 2, in which 'x' is no position"),
         ("sizes.0.x=1", "sizes.0 is 1, which holds no options."),
         ("on.x.y=1", "on is True, which holds no options."),
     ],

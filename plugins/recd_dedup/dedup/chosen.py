@@ -55,7 +55,7 @@ def chosen_groups(
     try:
         groups = without(check_groups(config.groups, known), context.left_out)
     except DataError as error:
-        raise RegistryError(str(error), "dedup.groups") from None
+        raise RegistryError(str(error).removeprefix("groups: "), "dedup.groups") from None
     return ChosenGroups(groups, shares=partial(_measured_shares, context, groups))
 
 

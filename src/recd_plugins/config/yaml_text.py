@@ -92,7 +92,7 @@ def text_of(path: Location) -> str:
     except OSError as error:
         raise RegistryError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise RegistryError(f"{path}: cannot be read as text: {error}.") from error
+        raise RegistryError(f"{path}: is not UTF-8: {error}. Save it as UTF-8.") from error
 
 
 def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
@@ -110,9 +110,14 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
+        tab = mark is not None and mark.buffer is not None and mark.buffer[mark.pointer] == "\t"
+        cure = (
+            "YAML takes no tab there: indent by blanks."
+            if tab
+            else "Check indentation, colons and brackets there."
+        )
         raise RegistryError(
-            f"{name}:{line}: not valid YAML: {error.problem or error.context}. "
-            "Check indentation, colons and brackets there."
+            f"{name}:{line}: not valid YAML: {error.problem or error.context}. {cure}"
         ) from None
     except (yaml.YAMLError, ValueError) as error:
         raise RegistryError(f"{name}: not valid YAML: {error}.") from None

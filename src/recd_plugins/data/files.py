@@ -74,7 +74,8 @@ def _files(path: Location) -> dict[Location, FileFacts]:
         return _matches(path)
     try:
         if not path.exists():
-            raise DataError(f"{path}: there is no such table. Check the path.")
+            start = "" if path.is_absolute() else f" It starts from {Path.cwd()}, where you are."
+            raise DataError(f"{path}: there is no such table. Check the path.{start}")
         if not path.is_dir():
             return {path: FileFacts()}
         if (kind := snapshot_kind(path)) is not None:

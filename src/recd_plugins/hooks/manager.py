@@ -141,8 +141,9 @@ class Catalog:
                 else nearest(name, [claim.record.name for claim in self.of(slot)])
             )
             raise RegistryError(
-                f"no enabled plugin provides {slot} {shown(use)}; {hint} "
-                "A plugin is enabled by its name under `plugins`."
+                f"no enabled plugin provides {slot} {shown(use)}; {hint} A plugin is enabled by "
+                f"its name under `plugins`. `recd plugins {slot}` lists what all installed ones "
+                "provide."
             )
         providers, first = [str(claim.provider) for claim in named], named[0].provider.owner
         if len(set(providers)) < len(providers):  # plugins of one distribution

@@ -163,8 +163,9 @@ class Registry:
         if not choices:
             known = [claim.record.name for claim in self.catalog.of(slot)]
             raise RegistryError(
-                f"nothing fills the slot {slot!r}. Add `{slot}: {{use: ...}}` to registry.yaml; "
-                f"{nearest('', known)}"
+                f"nothing fills the slot {slot!r}. Add `{slot}: {{use: ...}}` to "
+                f"{self.source.path or 'registry.yaml'}; {nearest('', known)} "
+                f"`recd plugins {slot}` lists what all installed plugins provide."
             )
         return choices[0]
 
@@ -173,11 +174,13 @@ def _checked(source: Source) -> Registry:
     values = source.values
     for key in values:
         if key not in KEYS:
-            raise RegistryError(f"unknown key {shown(key)}; {nearest(str(key), KEYS)}", str(key))
+            of_train = key in {one.name for one in dataclasses.fields(TrainSettings)}
+            hint = f"did you mean 'train.{key}'?" if of_train else nearest(str(key), KEYS)
+            raise RegistryError(f"unknown key {shown(key)}; {hint}", str(key))
     train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
     topology = _topology(values.get("topology"), source.base)
     plugins = plugin_names(values.get("plugins"))
-    catalog = Catalog(plugins, source.base)
+    catalog = _catalog(plugins, source)
     filled = {slot: {"use": use} for slot, use in DEFAULT_USES.items()}
     filled.update({slot: values[slot] for slot in SLOTS if values.get(slot) is not None})
     choices = {
@@ -201,6 +204,16 @@ def _checked(source: Source) -> Registry:
         source=source,
         catalog=catalog,
     )
+
+
+def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
+    """The records of these plugins; an error of one says where it is named."""
+    catalog = Catalog(plugins, source.base, strict=False)
+    for name, error in catalog.broken.items():
+        where = f"plugins[{plugins.index(name)}]" if name in plugins else "plugins"
+        kind = RegistryError if isinstance(error, RegistryError) else PluginError
+        raise kind(f"{source.locate(where)}: {error}") from error
+    return catalog
 
 
 def _choices(slot: str, value: Any, catalog: Catalog) -> Iterator[Choice]:
@@ -229,6 +242,7 @@ def _choice(
     slot: str, value: Any, where: str, catalog: Catalog, features: tuple[str, ...] = ("*",)
 ) -> Choice:
     options = dict(_mapping({"use": value} if isinstance(value, str) else value, where))
+    said = "use" in options
     use = options.pop("use", DEFAULT_USES.get(slot))
     if not isinstance(use, str):
         known = [claim.record.name for claim in catalog.of(slot)]
@@ -242,7 +256,13 @@ def _choice(
     others = None
     if "others" in options or slot == "sharding":
         others = _others(claim.record, options, where, catalog)
-    config: Config = parse(claim.record.config, options, where)
+    try:
+        config: Config = parse(claim.record.config, options, where)
+    except RegistryError as error:
+        if said:
+            raise
+        untold = f"No `use` is written, so these are the options of {use!r}."
+        raise RegistryError(f"{error.message} {untold}", error.where) from None
     return Choice(
         record=claim.record,
         config=config,
@@ -319,7 +339,9 @@ def plugin_names(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise RegistryError(f"expected a list of plugin names, got {shown(value)}.", "plugins")
+        raise RegistryError(
+            f"expected a list of names, as [recd_dlrm], got {shown(value)}.", "plugins"
+        )
     return tuple(value)
 
 

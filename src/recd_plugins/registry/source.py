@@ -95,7 +95,7 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None
     for depth, name in enumerate(parents):
         place = _step(place, name, ".".join(parents[: depth + 1]), override)
     if isinstance(place, list):
-        place[_index(place, last, override)] = value
+        place[_index(place, last, ".".join(parents), override)] = value
         return
     if last == "use" and place.get("use") != value:
         # Another record takes other options: those of the one it replaces go with it.
@@ -117,7 +117,7 @@ def _kept(parents: Sequence[str], before: Sequence[str]) -> set[str]:
 
 def _step(place: Any, name: str, where: str, override: str) -> Any:
     if isinstance(place, list):
-        index = _index(place, name, override)
+        index = _index(place, name, where.rpartition(".")[0], override)
         place[index] = _opened(place[index], where, override)
         return place[index]
     place[name] = _opened(place.get(name), where, override)
@@ -137,11 +137,11 @@ def _opened(value: Any, where: str, override: str) -> dict[str, Any] | list[Any]
     )
 
 
-def _index(place: list[Any], name: str, override: str) -> int:
+def _index(place: list[Any], name: str, where: str, override: str) -> int:
     if not (name.isascii() and name.isdigit() and len(name) < 10) or int(name) >= len(place):
         raise RegistryError(
-            f"override {shown(override)}: {shown(name)} is no position in a list of {len(place)}; "
-            "count from 0."
+            f"override {shown(override)}: {where} is a list of {len(place)}, in which "
+            f"{shown(name)} is no position; count from 0."
         )
     return int(name)
 

@@ -1,4 +1,4 @@
-"""The places where the ranks of a job stand, and which of them hangs: nothing here asks a process."""
+"""The places where the ranks of a job stand, and which of them hangs: no process is asked here."""
 
 from __future__ import annotations
 
