@@ -242,7 +242,7 @@ def _choice(
     slot: str, value: Any, where: str, catalog: Catalog, features: tuple[str, ...] = ("*",)
 ) -> Choice:
     options = dict(_mapping({"use": value} if isinstance(value, str) else value, where))
-    said = "use" in options
+    chosen = "use" in options
     use = options.pop("use", DEFAULT_USES.get(slot))
     if not isinstance(use, str):
         known = [claim.record.name for claim in catalog.of(slot)]
@@ -259,7 +259,7 @@ def _choice(
     try:
         config: Config = parse(claim.record.config, options, where)
     except RegistryError as error:
-        if said:
+        if chosen:
             raise
         untold = f"No `use` is written, so these are the options of {use!r}."
         raise RegistryError(f"{error.message} {untold}", error.where) from None
