@@ -108,3 +108,23 @@ def test_a_registry_that_is_wrong_elsewhere_is_listed_and_then_refused(registry:
     registry.write_text("plugins: recd_dlrm\n")
     refused = plugins(registry)
     assert f"{registry}:1: plugins: expected a list" in refused.stderr
+
+
+def test_brackets_of_a_plugins_words_are_no_markup(registry: Path, tmp_path: Path) -> None:
+    body = """
+@dataclass(frozen=True, kw_only=True)
+class Named(Config):
+    '''Options.'''
+    prefixes: tuple[str, ...] = ("user",)
+    '''Those that begin so, as [item].'''
+
+@hookimpl
+def recd_pooling():
+    return [PoolingRecord(name="named", summary="Sums [dim].", config=Named, build=build)]
+"""
+    write_module(tmp_path, "bracketed", body)
+    registry.write_text("plugins: [./bracketed]\n")
+    shown = plugins(registry, "named").stdout
+    for words in ("Sums [dim].", "[user]", "[item]"):
+        assert words in shown
+    assert "Sums [dim]." in plugins(registry, "pooling").stdout

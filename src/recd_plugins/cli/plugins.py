@@ -118,13 +118,15 @@ class Found:
         """The registry's own error, unless the listing of broken plugins has it."""
         if self.error is None:
             return
-        if str(self.error) in map(str, self.broken.values()):
+        # Of a plugin the registry's error says before where it is named.
+        if any(str(self.error).endswith(str(error)) for error in self.broken.values()):
             raise typer.Exit(2)
         raise self.error
 
     def listed(self, claims: Sequence[Claim], slots: Sequence[str], as_json: bool) -> None:
         from rich.box import SIMPLE
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
         from recd_plugins.slots import SLOTS
@@ -146,8 +148,8 @@ class Found:
                 table.add_row(
                     slot if index == 0 else "",
                     f"{'*' if self._chosen(claim) else ' '} {record.name}",
-                    record.summary + (f" Uses {', '.join(needs)}." if needs else ""),
-                    self._provider(claim),
+                    escape(record.summary + (f" Uses {', '.join(needs)}." if needs else "")),
+                    escape(self._provider(claim)),
                 )
             if not of_slot:
                 doc = (SLOTS[slot].__doc__ or "").splitlines()[0]
@@ -167,6 +169,7 @@ class Found:
         """The options of each record of this name, and how to enable a plugin that is not."""
         from rich.box import SIMPLE
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
         from recd_plugins.describe import options_of
@@ -179,14 +182,15 @@ class Found:
                 print(json.dumps({**self._as_dict(claim), "options": described}))
                 continue
             table = Table(
-                title=f"{record.slot}: {record.name} ({claim.provider}). {record.summary}",
+                title=escape(f"{record.slot}: {record.name} ({claim.provider}). {record.summary}"),
                 title_justify="left",
                 box=SIMPLE,
             )
             for column in ("option", "takes", "default", "what it does"):
                 table.add_column(column)
             for option in options:
-                table.add_row(option.name, option.takes, option.default, option.doc)
+                cells = (option.name, option.takes, option.default, option.doc)
+                table.add_row(*map(escape, cells))
             if stands_in_front(record):
                 table.add_row("others", "a mapping", "", OTHERS_DOC)
             console = Console()
