@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
+from recd_plugins.advise.advice_text import advised_registry, next_step
 from recd_plugins.advise.model_and_batches import OfTrainer
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.trials import ALIKE, candidates
@@ -33,7 +34,6 @@ from recd_plugins.advise.walk import (
     weigh,
     weigh_near,
 )
-from recd_plugins.advise.written import advised_registry, next_step
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError

@@ -10,7 +10,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
-from recd_plugins.cli.written import PICTURES, check_writable
+from recd_plugins.cli.output_paths import PICTURES, check_writable
 from recd_plugins.report.page_server import HTML, PageServer
 
 __all__ = [

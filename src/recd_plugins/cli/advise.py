@@ -21,7 +21,7 @@ from recd_plugins.cli.options import (
     reported,
     server_of_ranks,
 )
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import write_whole
 
@@ -137,9 +137,9 @@ def advise(
     with reported(debug), ExitStack() as ranks_to_try:
         server = ranks_to_try.enter_context(server_of_ranks()) if tries else None
         from recd_plugins.advise.advice import advise as advice_on
+        from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
         from recd_plugins.advise.model_and_batches import OfTrainer
         from recd_plugins.advise.walk import AdviceGoal
-        from recd_plugins.advise.written import advice_lines, advised_registry, next_step
         from recd_plugins.errors import DataError, RegistryError
         from recd_plugins.registry import Registry
 

@@ -22,7 +22,7 @@ from recd_plugins.cli.options import (
     reported,
     text_form,
 )
-from recd_plugins.cli.written import check_makable
+from recd_plugins.cli.output_paths import check_makable
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema

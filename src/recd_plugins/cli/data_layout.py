@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
-from recd_plugins.cli.written import check_makable
+from recd_plugins.cli.output_paths import check_makable
 
 if TYPE_CHECKING:
     from recd_plugins.data.layout import Reading, TableLayout

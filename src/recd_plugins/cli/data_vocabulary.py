@@ -23,7 +23,7 @@ from recd_plugins.cli.options import (
     reported,
     text_form,
 )
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 
 __all__ = ["vocabulary"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:

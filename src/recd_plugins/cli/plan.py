@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
-from recd_plugins.cli.written import PICTURES, check_writable
+from recd_plugins.cli.output_paths import PICTURES, check_writable
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import whole_file
 

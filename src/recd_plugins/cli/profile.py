@@ -18,7 +18,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile

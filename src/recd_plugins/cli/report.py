@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
-from recd_plugins.cli.written import PICTURES, check_writable
+from recd_plugins.cli.output_paths import PICTURES, check_writable
 from recd_plugins.storage.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, progress, reported
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 
 __all__ = ["reshard"]
 

@@ -24,7 +24,7 @@ from recd_plugins.cli.options import (
     registry_schema,
     reported,
 )
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.storage.whole_file import whole_file
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
-from recd_plugins.cli.written import check_writable
+from recd_plugins.cli.output_paths import check_writable
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer

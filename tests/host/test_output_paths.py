@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from recd_plugins.cli.options import reported
-from recd_plugins.cli.written import check_makable, check_writable
+from recd_plugins.cli.output_paths import check_makable, check_writable
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.arrow_file import write_arrow
 from recd_plugins.trainer.run_folder import RunLock, check_free, check_is_run, set_aside
