@@ -28,6 +28,7 @@ from recd_plugins.api.planning import (
     priced,
     remembered,
     replica_factor,
+    replica_passes,
 )
 
 if TYPE_CHECKING:
@@ -93,11 +94,13 @@ class FlexShardPlanner(TierPlanner):
     ) -> ChosenSizes:
         config = self._config
         usual = PAPER_K if config.prices == "paper" else None
+        cluster = Cluster.of(topology, world_size)
         prices = priced(
             config.prices,
-            cluster=Cluster.of(topology, world_size),
+            cluster=cluster,
             batch_size=self.context.batch_size,
             k=config.k or usual or replica_factor(tables.values(), self.fused),
+            stepped=replica_passes(tables.values(), self.fused, cluster),
         )
         if config.goal == "auto":
             # `recd advise` asks again for registries that differ in other things.

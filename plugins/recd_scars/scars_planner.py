@@ -39,6 +39,7 @@ from recd_plugins.api.planning import (
     model_tables,
     profile_batches,
     replica_factor,
+    replica_passes,
     tier_plan,
 )
 from recd_scars.config import ScarsConfig
@@ -351,7 +352,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """The number of rows of each that are cached, and why."""
         config, context = self._config, self.context
         k = replica_factor(tables.values(), self.fused)
-        prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k)
+        stepped = replica_passes(tables.values(), self.fused, cluster)
+        prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k, stepped=stepped)
         merged = MergedRows.of(tables)
         reasons = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
         hot = merged.per_table(self._taken(merged, memory, prices, reasons))

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
 from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_plugins.errors import DataError, PluginError
@@ -22,10 +23,11 @@ from recd_plugins.planning.cost import (
     overlapped,
     priced,
     replica_factor,
+    replica_passes,
     row_factor,
     state_bytes,
 )
-from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.ledger import FURTHER, Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.topology import Cluster, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
@@ -620,3 +622,53 @@ def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums(ranks: int
     summed = by_any + 4 / 8 if ranks == 2 else touched + 3 / 4 * by_any + 2 * 4 / 8
     assert ledger.handed_over == pytest.approx(home + summed)
     assert ledger.replica_calls["a2a_intra"] == (2 if ranks == 2 else 4)
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (1, 2), (1, 4)])
+def test_each_further_chunk_is_summed_by_calls_and_operations_of_its_own(
+    nodes: int, ranks: int
+) -> None:
+    """Of 30,000 touched rows DP has four chunks; Flex two, for a rank has a share of its own."""
+    cluster = Cluster.of(Topology(ranks_per_node=ranks, device="cpu"), nodes * ranks)
+    ours = Prices(cluster=cluster, batch_size=512, k=1.0)
+
+    def ledger(rows: int, tier: str) -> Ledger:
+        table = SequenceTable(name="t", rows=RowDistribution.of([rows], [1.0]), dim=16)
+        return Ledger.of({"t": table}, {"t": TableSizes(**{tier: rows})}, ours)
+
+    further = {"replicated": 3, "per_node": -(-30_000 // (8_192 * ranks)) - 1}
+    for tier, chunks in further.items():
+        one, several = ledger(8_192, tier), ledger(30_000, tier)
+        more = {
+            name: called - one.replica_calls[name] for name, called in several.replica_calls.items()
+        }
+        within = {"replicated": 1 if (nodes, ranks) == (1, 2) else 2, "per_node": 0}[tier]
+        assert more["a2a_intra"] == chunks * within
+        assert more["ar_cross"] == (chunks if nodes > 1 else 0)
+        assert sum(more.values()) == more["a2a_intra"] + more["ar_cross"]
+        part = "in common" if (nodes, ranks, tier) == (1, 2, "replicated") else tier
+        assert several.operations - one.operations == chunks * FURTHER[part]
+        dense = dataclasses.replace(several, prices=dataclasses.replace(ours, reduce="dense"))
+        assert dense.operations == one.operations
+
+
+def test_replicas_are_stepped_in_fewer_passes_by_one_kernel() -> None:
+    cpu = Cluster.of(Topology(ranks_per_node=2, device="cpu"), 4)
+    adagrad = OptimizerSettings(tables="rowwise_adagrad").fused_params()
+    fused = {"a": adagrad, "b": OptimizerSettings(tables="sgd").fused_params(), "c": adagrad}
+    table = {name: SequenceTable(name=name, rows=ONE, dim=16) for name in fused}
+    halves = dataclasses.replace(table["c"], element_bytes=2)
+    assert replica_passes([table["a"], table["c"]], fused, cpu) == 5
+    for tables, cluster in (
+        ([table["a"], table["b"]], cpu),
+        ([table["a"], halves], cpu),
+        ([table["a"]], CLUSTER),
+    ):
+        assert replica_passes(tables, fused, cluster) == 10
+    slow, fast = (
+        Prices(cluster=cpu, batch_size=B, k=K, stepped=passes).replicated(ONE, R).total(ONE.counts)
+        for passes in (10, 5)
+    )
+    assert slow.summed - fast.summed == pytest.approx(5 * appears(4 * B) * R / 2)
+    decayed = {"a": {**adagrad, "weight_decay_mode": WeightDecayMode.L2}}
+    assert replica_passes([table["a"]], decayed, cpu) == 10

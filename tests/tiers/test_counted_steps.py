@@ -4,28 +4,23 @@ ledger's prices count."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from tiered import DIM, ROWS, ByTiers, DrawnTiers, Sequences, batch_of, sharded
+from tiered import DIM, ROWS, ByTiers, Sequences, batch_of, sharded, tier_plan
 from torch.profiler import ProfilerActivity
 
-from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning import ledger
+from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
-
-SIZES = {
-    "none": TableSizes(),
-    "replicated": TableSizes(replicated=4),
-    "per_node": TableSizes(per_node=4),
-    "both": TableSizes(replicated=4, per_node=4),
-}
 
 
 def counted(arrange: Arrangement) -> tuple[int, int]:
@@ -53,33 +48,40 @@ def is_outermost(event: Any) -> bool:
     return is_operation(event) and above is None
 
 
-def priced(tiers: DrawnTiers, coalesce: Coalesce) -> tuple[int, int]:
-    """The same by the ledger: operations and calls beside those of row-wise tables."""
-    cluster = Cluster.of(Topology(device="cpu", ranks_per_node=2), 4)
+def priced(drawn: ByTiers, ranks: int) -> tuple[int, int]:
+    """The same by the ledger: operations and calls beside those of row-wise tables, of which every
+    step of these tests touches all rows."""
+    cluster = Cluster.of(Topology(device="cpu", ranks_per_node=2), ranks)
     tables = {
-        name: SequenceTable(name=name, rows=zipf(rows, 4), dim=DIM) for name, rows in ROWS.items()
+        name: SequenceTable(name=name, rows=uniform(rows, rows), dim=DIM)
+        for name, rows in ROWS.items()
     }
-    sizes = dict.fromkeys(tables, SIZES[tiers])
     sizes = {
-        name: TableSizes(replicated=one.replicated, per_node=one.per_node, coalesce=coalesce)
-        for name, one in sizes.items()
+        name: TableSizes(
+            replicated=len(one.replicated), per_node=len(one.per_node), coalesce=one.coalesce
+        )
+        for name, one in tier_plan(drawn, ranks // 2).tables.items()
     }
-    ledger = Ledger.of(tables, sizes, Prices(cluster=cluster, batch_size=32, k=1.65))
-    return ledger.operations, sum(ledger.replica_calls.values()) + ledger.home_calls["a2a_intra"]
+    found = Ledger.of(tables, sizes, Prices(cluster=cluster, batch_size=32, k=1.65))
+    return found.operations, sum(found.replica_calls.values()) + found.home_calls["a2a_intra"]
 
 
-def test_steps_have_the_operations_and_the_calls_that_are_priced(gloo_pool: GlooPool) -> None:
-    plain = gloo_pool.run(counted, BySharding("row_wise"), world_size=4)[0]
-    ways: list[tuple[DrawnTiers, Coalesce]] = [
-        ("none", "node"),
-        ("replicated", "none"),
-        ("both", "rank"),
-    ]
-    for tiers, coalesce in ways:
-        arrange = ByTiers(ranks_per_node=2, seed=3, tiers=tiers, coalesce=coalesce)
-        found = gloo_pool.run(counted, arrange, world_size=4)[0]
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_steps_have_the_operations_and_the_calls_that_are_priced(
+    ranks: int, gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one node of two ranks, or of two such nodes; in one chunk, or in several."""
+    plain = gloo_pool.run(counted, BySharding("row_wise"), world_size=ranks)[0]
+    tiers = partial(ByTiers, ranks_per_node=2, seed=3)
+    ways = [tiers(tiers="replicated"), tiers(tiers="replicated", chunk_rows=8)]
+    if ranks == 4:
+        ways += [tiers(tiers="none", coalesce="node")]
+        ways += [tiers(tiers="both", coalesce="rank", chunk_rows=4)]
+    for drawn in ways:
+        monkeypatch.setattr(ledger, "CHUNK_ROWS", drawn.chunk_rows)
+        found = gloo_pool.run(counted, drawn, world_size=ranks)[0]
         operations, calls = (more - own for more, own in zip(found, plain, strict=True))
-        expected, called = priced(tiers, coalesce)
-        assert abs(operations / expected - 1) < 0.15, (tiers, coalesce, operations, expected)
-        asked = 3 if tiers == "both" else 0  # which ride with the exchange with home
-        assert calls == called + asked, (tiers, coalesce)
+        expected, called = priced(drawn, ranks)
+        assert abs(operations / expected - 1) < 0.1, (drawn, operations, expected)
+        asked = 3 if drawn.tiers == "both" else 0  # which ride with the exchange with home
+        assert calls == called + asked, drawn

@@ -13,6 +13,7 @@ from recd_plugins.planning.cost import (
     marginal_ms,
     priced,
     replica_factor,
+    replica_passes,
     state_bytes,
 )
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
@@ -108,6 +109,7 @@ __all__ = [
     "profile_tracker",
     "remembered",
     "replica_factor",
+    "replica_passes",
     "sharded_cost",
     "sharded_modules",
     "state_bytes",

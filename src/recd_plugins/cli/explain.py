@@ -78,21 +78,21 @@ def explain(
             text = "\n\n".join(map(str, found))
             print(json.dumps({"word": asked, "meanings": entries}) if as_json else text)
             return
-        from recd_plugins.planning.cost import PAPER_K, priced, row_factor
+        from recd_plugins.planning.cost import PAPER_K, priced, row_factor, row_passes
         from recd_plugins.planning.explain.price_list import PriceList
         from recd_plugins.planning.topology import Cluster
         from recd_plugins.registry import Registry
 
         chosen = Registry.load(registry, overrides_with_ranks(words, ranks))
         train, usual = chosen.train, PAPER_K if prices == "paper" else None
+        cluster, fused = Cluster.of(chosen.topology, train.ranks), train.optimizer.fused_params()
         listed = PriceList(
             prices=priced(
                 prices,
-                cluster=Cluster.of(chosen.topology, train.ranks),
+                cluster=cluster,
                 batch_size=train.batch_size,
-                k=k
-                or usual
-                or row_factor(train.optimizer.fused_params(), max(row_bytes // FLOAT, 1)),
+                k=k or usual or row_factor(fused, max(row_bytes // FLOAT, 1)),
+                stepped=row_passes(fused, cluster),
             ),
             p=p,
             width=row_bytes,

@@ -19,7 +19,7 @@ import numpy as np
 from recd_plugins.errors import PluginError
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.table_sizes import SequenceTable
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tier_plan import Coalesce, shares_of_replicated
 from recd_plugins.planning.topology import GB, Cluster
 
 __all__ = [
@@ -36,7 +36,9 @@ __all__ = [
     "overlapped",
     "priced",
     "replica_factor",
+    "replica_passes",
     "row_factor",
+    "row_passes",
     "state_bytes",
 ]
 
@@ -45,6 +47,10 @@ ID_BYTES = 8
 
 TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
+
+STEPPED, STEPPED_IN_ONE = 10.0, 5.0
+"""Passes over a chunk in which sums are scaled and rows stepped: operation by operation, at most;
+and in which row-wise Adagrad without decay steps rows of float32 by one kernel, on a CPU."""
 
 NUMBER_BITS = 32
 """Bits of the number by which a node on a CPU names a row of the tier `per_node` it touched."""
@@ -178,6 +184,9 @@ class Prices:
     reduce: Reduce = "touched"
     ask_once: bool = True
     """Whether a rank asks its node for a row once, as our tiers do, or once per access."""
+    stepped: float = STEPPED
+    """o: passes over a chunk of sums in which they are scaled, and rows stepped by them:
+    `replica_passes`."""
 
     def row_wise(
         self,
@@ -270,7 +279,7 @@ class Prices:
         local           (8 pB + 4 v) r, for rows are put in place among others and gradients
                         taken from among them; dense 4 (pB + 1) r; rows that are `pooled` (1)
                         are summed where they are: 3 pB for 8 pB, and no dynamic memory
-        summed          4 s r + (12 v + m) r / W, m = (7 + 3 N) n gathered sparsely; dense none
+        summed          4 s r + ((2 + o) v + m) r / W, m = (7 + 3 N) n gathered sparsely; dense none
         marked          1; dense none
         ar_global       r where the reduce is dense, v = t = 1; else, node by node,
         a2a_intra       (s + v) r + 1/4: parts to the rank that sums them, and sums back
@@ -279,11 +288,11 @@ class Prices:
         over the union of touched rows; gathered sparsely t = appears(B W) N / 2, which carries as
         much as an all-reduce of so many. The bits of the rows that are touched make the small
         terms. Passes over a chunk of rows: a sum begins as zeros [1] and adds rows [3]; rows for
-        other nodes are picked and put in place [7]; sums are scaled, and row-wise Adagrad steps by
-        them [10]: on a CPU at most, for without decay it steps rows of float32 in about three.
+        other nodes are picked and put in place [7]; sums are scaled, and rows stepped by them [o]:
+        10, or 5 by the one kernel of row-wise Adagrad on a CPU.
         Where two ranks of one node are all there are, both sum and step all rows, so that none is
-        put in place: local 8 pB r, summed (3 s + 11 v) r, a2a_intra 2 v r + 1/8, for an all-reduce
-        carries as much as two all-to-alls.
+        put in place: local 8 pB r, summed (3 s + (1 + o) v) r, a2a_intra 2 v r + 1/8, for an
+        all-reduce carries as much as two all-to-alls.
         """
         accesses = rows.p * self.batch_size
         n, w, _ = self._shape
@@ -300,9 +309,9 @@ class Prices:
         own, union = rows.appear(self.batch_size), self._union(rows)
         exchanged = (own + union) * width + 2 * TOUCHED_BYTES
         put, summed = 4 * union, self._summed(rows)
-        if self.cluster.are_two_ranks_of_one_node:
+        if shares_of_replicated(n, w) < w:
             exchanged = 2 * union * width + TOUCHED_BYTES
-            put, summed = 0.0 * union, 3 * own + 11 * union
+            put, summed = 0.0 * union, 3 * own + (1 + self.stepped) * union
         across = self._across(rows, width)
         return Cost(
             static_memory=self.k * width,
@@ -328,7 +337,7 @@ class Prices:
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + b N / 16 W (no bits where the reduce is dense)
         local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
-        summed          4 s r + (12 v + m) r / W, as for DP where there are not two ranks alone
+        summed          4 s r + ((2 + o) v + m) r / W, as for DP where there are not two ranks alone
         marked          b / W; dense none
         with s = appears(B), or pB where ids are not coalesced; t, v as for DP; and b = 1, but on a
         CPU min(1, 32 appears(B W)), for there nodes number the rows that they touch, if few.
@@ -380,7 +389,7 @@ class Prices:
         if n > 1 and self.reduce != "union":
             cheaper = self.reduce == "sparse" or touched * n / 2 <= union
             gathered = np.where(cheaper, (7 + 3 * n) * touched, 0.0)
-        return 4 * own + (12 * union + gathered) / w
+        return 4 * own + ((2 + self.stepped) * union + gathered) / w
 
     def _bit(self, rows: RowDistribution) -> Any:
         """b of `per_node`: the share of its bit that it takes to say whether nodes touch a row.
@@ -503,11 +512,14 @@ PAPER_K = 6.25
 """k of the paper's framework, as its table 5 implies it."""
 
 
-def priced(pricing: Pricing, *, cluster: Cluster, batch_size: int, k: float) -> Prices:
-    """The prices of one or the other on a cluster, with replicas that take k times a row."""
+def priced(
+    pricing: Pricing, *, cluster: Cluster, batch_size: int, k: float, stepped: float = STEPPED
+) -> Prices:
+    """The prices of one or the other on a cluster, with replicas that take k times a row, and are
+    `stepped` in so many passes."""
     if pricing == "paper":
         return Prices(cluster=cluster, batch_size=batch_size, k=k, reduce="dense", ask_once=False)
-    return Prices(cluster=cluster, batch_size=batch_size, k=k)
+    return Prices(cluster=cluster, batch_size=batch_size, k=k, stepped=stepped)
 
 
 UNDER_WAY = 0.64
@@ -536,13 +548,37 @@ def replica_factor(
 ) -> float:
     """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
     table whose replicas take the most. `fused` has the fused params of each table."""
+    tables = _with_fused(tables, fused, "replica_factor")
+    return max(row_factor(fused[table.name], table.dim, table.element_bytes) for table in tables)
+
+
+def replica_passes(
+    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]], cluster: Cluster
+) -> float:
+    """o: passes in which sums of replicas' gradients are scaled, and rows stepped by them; those of
+    the table that takes the most. `fused` has the fused params of each table."""
+    tables = _with_fused(tables, fused, "replica_passes")
+    return max(row_passes(fused[table.name], cluster, table.element_bytes) for table in tables)
+
+
+def row_passes(fused: Mapping[str, Any], cluster: Cluster, element_bytes: int = 4) -> float:
+    """o of rows of such elements."""
+    adagrad = getattr(fused.get("optimizer"), "name", "") == "EXACT_ROWWISE_ADAGRAD"
+    in_one = adagrad and not fused.get("weight_decay_mode") and element_bytes == 4
+    return STEPPED_IN_ONE if in_one and not cluster.side_stream else STEPPED
+
+
+def _with_fused(
+    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]], who: str
+) -> list[SequenceTable]:
+    """The tables; `PluginError` where one has no fused params."""
     tables = list(tables)
     if missing := [table.name for table in tables if table.name not in fused]:
         raise PluginError(
-            f"replica_factor: there are no fused params of {', '.join(missing)}. Pass those of "
-            "each table: `fused` of a TierPlanner, or context.fused_by_table(model)."
+            f"{who}: there are no fused params of {', '.join(missing)}. Pass those of each table: "
+            "`fused` of a TierPlanner, or context.fused_by_table(model)."
         )
-    return max(row_factor(fused[table.name], table.dim, table.element_bytes) for table in tables)
+    return tables
 
 
 def row_factor(fused: Mapping[str, Any], dim: int, element_bytes: int = 4) -> float:

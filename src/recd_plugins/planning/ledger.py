@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, millisec
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.tier_plan import CHUNK_ROWS, Coalesce, shares_of_replicated
 
 __all__ = [
     "Entry",
@@ -31,15 +33,18 @@ TINY = 1e-300
 """Instead of 0, where nothing is looked up and so nothing is a share of it."""
 OPERATIONS: Mapping[str, int] = {
     "replicated": 205,
+    "in common": 125,
     "per_node": 175,
     "none": 0,
     "rank": 35,
     "node": 105,
 }
 """Tensor operations of our tiers beside those of row-wise tables, as torch's profiler counts them
-in a step of 2 x 2 ranks whose update is one chunk: views too, and none that is within another. A
-test counts such steps (tests/tiers/test_counted_steps.py). Two ranks alone have 70 fewer of DP's,
-which no price knows."""
+in a step of 2 x 2 ranks whose update is one chunk: views too, and none that is within another. Two
+ranks alone have DP's rows in common. A test counts such steps (tests/tiers/test_counted_steps.py).
+"""
+FURTHER: Mapping[str, int] = {"replicated": 115, "in common": 55, "per_node": 45}
+"""The same of each chunk of rows after the first of an update."""
 CALLS: Mapping[str, Mapping[str, int]] = {
     "rows": {"a2a_global": 3},
     "table_wise": {"a2a_global": 3},
@@ -64,6 +69,8 @@ class Entry:
     share: float
     """The share of the table's lookups."""
     cost: Cost
+    touched: float = 0.0
+    """Rows with replicas for which some rank has a gradient in a step."""
 
 
 NONE = Entry(rows=0, share=0.0, cost=Cost())
@@ -96,20 +103,23 @@ class TableLedger:
         pooled = int(bool(table.bags) and sizes.coalesce != "none")
         hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
 
-        def entry(first: int, last: int, cost: Cost) -> Entry:
+        def entry(first: int, last: int, cost: Cost, samples: int = 0) -> Entry:
             kept = rows.within(first, last)
             share = float(kept @ rows.p) / max(rows.lookups, TINY)
-            return Entry(rows=int(kept.sum()), share=share, cost=cost)
+            touched = float(kept @ rows.appear(samples)) if samples else 0.0
+            return Entry(rows=int(kept.sum()), share=share, cost=cost, touched=touched)
+
+        samples = prices.batch_size * prices.cluster.world_size
 
         entries: dict[TierName, Entry] = {"replicated": NONE, "per_node": NONE}
         if sizes.replicated:
             part = rows.part(0, hot)
             priced = prices.replicated(part, width, pooled)
-            entries["replicated"] = entry(0, hot, priced.total(part.counts))
+            entries["replicated"] = entry(0, hot, priced.total(part.counts), samples)
         if sizes.per_node:
             part = rows.part(hot, warm)
             priced = prices.per_node(part, width, sizes.coalesce, pooled)
-            entries["per_node"] = entry(hot, warm, priced.total(part.counts))
+            entries["per_node"] = entry(hot, warm, priced.total(part.counts), samples)
         cost = home_cost(table, sizes, prices, share)
         entries["home"] = entry(warm, every, cost)
         return cls(table=table, sizes=sizes, entries=entries)
@@ -248,39 +258,66 @@ class Ledger:
         """Tables of one width and way of coalescing share calls. DP: 4 within the node, for
         which rows are touched, reduce and gather, or of two ranks alone 2; 2 across. Flex: 1 within
         the node, gradients to owners, for its lookups ride with the exchange with home; 2 across,
-        and on a CPU 3, since there nodes first say how many rows they touched. A dense DP reduce is
-        one all-reduce. None within a node of one rank, or across of one node.
+        and on a CPU 3, since there nodes first say how many rows they touched. Each further chunk
+        is reduced and gathered for itself, which of Flex is a call across. A dense DP reduce is one
+        all-reduce. None within a node of one rank, or across of one node.
         """
         dense, cluster = self.prices.reduce == "dense", self.prices.cluster
         n, w = cluster.n_nodes, cluster.ranks_per_node
         calls = dict.fromkeys(COLLECTIVES, 0)
-        tiers = {
-            (tier, one.table.width, one.sizes.coalesce)
-            for one in self.tables.values()
-            if one.has_replicas
-            for tier, entry in one.entries.items()
-            if entry.rows and tier != "home"
-        }
-        for tier, _, _ in tiers:
+        # To say which rows are touched takes as many calls of DP as a chunk.
+        of_chunk = 2 if self._shares == w else 1
+        for (tier, _, _), further in self._further_chunks.items():
             if dense and tier == "replicated":
                 calls["ar_global"] += 1
                 continue
             flex = tier == "per_node"
             if w > 1:
-                calls["a2a_intra"] += 1 if flex else 2 if cluster.are_two_ranks_of_one_node else 4
+                calls["a2a_intra"] += 1 if flex else of_chunk * (2 + further)
             if n > 1:
-                calls["ar_cross"] += 1 if dense else 2 + int(flex and not cluster.side_stream)
+                before = 0 if dense else 1 + int(flex and not cluster.side_stream)
+                calls["ar_cross"] += before + 1 + further
         return calls
+
+    @property
+    def _shares(self) -> int:
+        cluster = self.prices.cluster
+        return shares_of_replicated(cluster.n_nodes, cluster.ranks_per_node)
+
+    @cached_property
+    def _further_chunks(self) -> Mapping[tuple[TierName, int, Coalesce], int]:
+        """The chunks after the first in which rows are updated, by tier, width and way: a share of
+        DP has as many rows of each chunk as any other, one of Flex has chunks of its own. A dense
+        reduce has one chunk. Where a side stream has them one after another, which nobody waits
+        for, they have no price of their own."""
+        touched: dict[tuple[TierName, int, Coalesce], float] = {}
+        for one in self.tables.values():
+            for tier in REPLICAS if one.has_replicas else ():
+                if one.entries[tier].rows:
+                    alike = tier, one.table.width, one.sizes.coalesce
+                    touched[alike] = touched.get(alike, 0.0) + one.entries[tier].touched
+        w = self.prices.cluster.ranks_per_node
+        return {
+            alike: 0
+            if self.prices.reduce == "dense" or self.prices.cluster.side_stream
+            else max(math.ceil(rows / (CHUNK_ROWS * (w if alike[0] == "per_node" else 1))) - 1, 0)
+            for alike, rows in touched.items()
+        }
 
     @cached_property
     def operations(self) -> int:
         """Tensor operations of a step beside TorchRec's own, whatever their size: `OPERATIONS` of
-        each tier and way of coalescing, which tables of one width and way share."""
+        each tier and way of coalescing, which tables of one width and way share, and `FURTHER` of
+        each chunk after the first."""
         every = [one.operations for one in self.tables.values()]
         parts = frozenset[tuple[str, int, str]]().union(*(shared for shared, _ in every))
-        operations = sum(OPERATIONS[part] for part, _, _ in parts)
+        cluster = self.prices.cluster
+        called = {"replicated": "in common"} if self._shares < cluster.ranks_per_node else {}
+        operations = sum(OPERATIONS[called.get(part, part)] for part, _, _ in parts)
         if not operations:
             return 0
+        for (tier, _, _), further in self._further_chunks.items():
+            operations += further * FURTHER[called.get(tier, tier)]
         return operations + sum(own for _, own in every) + ROUTING
 
     @cached_property
@@ -320,8 +357,7 @@ class Ledger:
             return 0.0
         rows = one.table.rows.part(0, taken)
         summed = rows.counts @ rows.appear(self.prices.batch_size * cluster.world_size)
-        ranks = 1 if cluster.are_two_ranks_of_one_node else cluster.ranks_per_node
-        return float(summed) * one.table.width / ranks
+        return float(summed) * one.table.width / self._shares
 
     @cached_property
     def _home(self) -> Cost:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.topology import Cluster
 
 __all__ = [
+    "CHUNK_ROWS",
     "Coalesce",
     "HottestRows",
     "Rows",
@@ -33,6 +34,7 @@ __all__ = [
     "TierChange",
     "TierPlan",
     "plan_changes",
+    "shares_of_replicated",
 ]
 
 Coalesce = Literal["none", "rank", "node"]
@@ -43,6 +45,10 @@ Rows = NDArray[np.int64]
 
 HottestRows = Callable[[str, RowDistribution, int], Rows]
 """A function of a table, its distribution and a count: so many row ids, the hottest first."""
+
+CHUNK_ROWS = 1 << 13
+"""Rows of replicas under way at a time in an update, of all ranks of a node: a few MB, at no loss
+of time."""
 
 METADATA_KEY = b"recd.tier_plan"
 SCHEMA = pa.schema(
@@ -277,6 +283,12 @@ class TierPlan:
                 f"{path}: is not a tier plan as this version writes it ({error}). `recd plan "
                 "--save` writes one."
             ) from error
+
+
+def shares_of_replicated(n_nodes: int, ranks_per_node: int) -> int:
+    """The shares of the tier `replicated` that the ranks of a node update: each rank its own; but
+    two ranks that are the only ones have one in common, which both update."""
+    return 1 if (n_nodes, ranks_per_node) == (1, 2) else ranks_per_node
 
 
 def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:

@@ -249,11 +249,6 @@ class Cluster:
         return self.n_nodes * self.ranks_per_node
 
     @property
-    def are_two_ranks_of_one_node(self) -> bool:
-        """Whether there are two ranks, of one node: both sum and step all rows of replicas."""
-        return self.n_nodes == 1 and self.ranks_per_node == 2
-
-    @property
     def reduced_between_nodes(self) -> float:
         """Bytes that leave nodes, of all together, for each of an all-reduce over all ranks: 2 N
         (U - 1) / U, for a ring over them leaves every node once. None where there is one node."""

@@ -175,11 +175,6 @@ class Nodes:
     def ranks_per_node(self) -> int:
         return self.node.size
 
-    @property
-    def are_two_ranks_of_one_node(self) -> bool:
-        """Whether there are two ranks, of one node."""
-        return self.n_nodes == 1 and self.ranks_per_node == 2
-
 
 class Layout:
     """The `count` positions of a tier, dealt out to S shares. Each rank of a node has a share of

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
 from recd_plugins.tiers.collectives import Layout, Nodes, Peers
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
@@ -190,7 +190,7 @@ class GroupReplicas:
             replicated_rows=replicated,
             per_node_rows=per_node,
             replicated_layout=Layout(
-                sum(map(len, rows[0])), 1 if nodes.are_two_ranks_of_one_node else ranks
+                sum(map(len, rows[0])), shares_of_replicated(nodes.n_nodes, ranks)
             ),
             per_node_layout=Layout(sum(map(len, rows[1])), ranks),
         )

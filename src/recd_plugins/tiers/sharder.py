@@ -22,7 +22,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.compat.torchrec import module_options
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.tier_collections import (
     TieredModule,
@@ -31,7 +31,7 @@ from recd_plugins.tiers.tier_collections import (
     TierRowBagCollection,
     is_coalesced,
 )
-from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
+from recd_plugins.tiers.tiers import Tiers
 
 __all__ = ["TierCluster", "TierSharder", "tier_sharders", "why_no_tiers"]
 

@@ -55,14 +55,14 @@ from recd_plugins.compat.torchrec import (
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.bags import PackedBags, PooledRows, RowBagsAwaitable, SumsAwaitable
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange, DeferredSplits
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.rows import SequencesAwaitable
-from recd_plugins.tiers.tiers import CHUNK_ROWS, Tiers
+from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Update
 
 __all__ = [

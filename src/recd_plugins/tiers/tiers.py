@@ -32,7 +32,7 @@ from recd_plugins.compat.torchrec import (
     table_feature_names,
 )
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
@@ -49,10 +49,7 @@ from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
 from recd_plugins.tiers.update import GradientDivision, Reduction, Update
 
-__all__ = ["CHUNK_ROWS", "FlushingOptimizer", "Tiers"]
-
-CHUNK_ROWS = 1 << 13
-"""Rows under way at a time in an update: a few MB, at no loss of time."""
+__all__ = ["FlushingOptimizer", "Tiers"]
 
 
 @dataclass(frozen=True)
