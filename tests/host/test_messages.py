@@ -118,7 +118,10 @@ REGISTRIES = {
     ),
     "a slot that nobody uses": (
         GOOD + "pooling: {a: {use: sum}}\n",
-        ["registry.yaml:6: pooling: is set, but no chosen record uses a pooling"],
+        [
+            "registry.yaml:6: pooling: is set, but no chosen record uses a pooling",
+            "or take `pooling` out: `pooling=null` on a command line.",
+        ],
     ),
     "a list where one is meant": (
         GOOD + "etl: {use: x}\n",

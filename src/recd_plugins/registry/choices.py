@@ -315,7 +315,8 @@ def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
         if slot not in used:
             raise RegistryError(
                 f"is set, but no chosen record uses a {slot}: it would do nothing. Choose one "
-                f"that does (`recd plugins` shows what each uses), or take `{slot}` out.",
+                f"that does (`recd plugins` shows what each uses), or take `{slot}` out: "
+                f"`{slot}=null` on a command line.",
                 slot,
             )
     circles = TopologicalSorter[str]()
