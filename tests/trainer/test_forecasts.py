@@ -20,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api.training import WatchedBatches
 from recd_plugins.compat.pytorch import is_innermost
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import read_sources
 from recd_plugins.stack import Stack, load
@@ -177,6 +178,45 @@ def test_a_trainer_of_ones_own_has_forecast_beside_fact(gloo_pool: GlooPool) -> 
     low, high = by_what["t_user"]["interval"]
     assert high - low > 0.01  # its batches were counted in their order: the interval says so
     assert low <= by_what["t_user"]["fact"] <= high
+
+
+def by_a_saved_plan(path: str) -> list[dict[str, Any]]:
+    """On a rank: what tiers of a file serve of batches that it knows nothing of."""
+    hot, cold = np.arange(64), np.arange(1500, 2000)
+    tables = {
+        name: TablePlan(table=name, replicated=rows, coalesce="rank", num_rows=2000)
+        for name, rows in (("t_item", hot), ("t_user", cold))
+    }
+    if not dist.get_rank():
+        TierPlan(tables=tables, n_nodes=1, ranks_per_node=2).save(Path(path))
+    dist.barrier()
+    stack = load({"plugins": ["recd_flexshard"], "sharding": {"use": "flexshard", "plan": path}})
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t_{key}", num_embeddings=2000, embedding_dim=8, feature_names=[key]
+        )
+        for key in ("user", "item")
+    ]
+    bags = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    stack.plan(DLRMTrain(DLRM(bags, 2, [8, 8], [8, 1])), batches=own_batches(dist.get_rank()))
+    facts = Facts(stack)
+    for batch in own_batches(dist.get_rank()):
+        facts.look_at(batch)
+    found = facts.beside(torch.device("cpu"), traffic={}, dense=0.0, parts={})
+    return [one.values() for one in found]
+
+
+def test_a_saved_plan_whose_rows_are_no_longer_hot_is_named(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    found, others = gloo_pool.run(by_a_saved_plan, str(tmp_path / "days.plan"))
+    assert not others
+    item, user = sorted(found, key=lambda one: str(one["what"]))
+    assert (item["what"], item["forecast"]) == ("t_item: lookups that DP serves", None)
+    assert item["fact"] == pytest.approx(np.log(65) / np.log(2000), rel=0.05)
+    assert item["note"] == ""
+    assert user["fact"] < 0.25
+    assert user["note"].startswith("the plan's 500 rows in DP serve no more lookups than as many")
 
 
 def test_a_mode_is_left_by_who_entered_it_last() -> None:

@@ -143,9 +143,15 @@ class Facts:
 
     def _coverage(self, served: Mapping[str, Any]) -> Iterator[Beside]:
         planner = self._planner
-        report = planner.report if isinstance(planner, TierPlanner) else None
+        if not isinstance(planner, TierPlanner):
+            return
+        report = planner.report
         for name, (hot, warm, every) in served.items():
-            if report is None or name not in report.ledger.tables or not every:
+            if not every:
+                continue
+            if report is None or name not in report.ledger.tables:
+                if planner.plan_path is not None and not dist.get_rank():
+                    yield from self._coverage_of_file(name, hot / every, warm / every)
                 continue
             table = report.ledger.tables[name]
             hits: tuple[tuple[TierName, float], ...] = (("replicated", hot), ("per_node", warm))
@@ -161,6 +167,28 @@ class Facts:
                     fact=float(count / every),
                 )
                 yield dataclasses.replace(one, note=self._why_served(one)) if one.parted else one
+
+    def _coverage_of_file(self, name: str, hot: float, warm: float) -> Iterator[Beside]:
+        """What the tiers of a plan that was saved serve: nobody forecast it for these batches."""
+        planner = self._planner
+        assert isinstance(planner, TierPlanner)
+        assert planner.tier_plan is not None
+        table, num_rows = planner.tier_plan.tables[name], planner.found[name].num_rows
+        for tier, rows, share in (("DP", table.replicated, hot), ("Flex", table.per_node, warm)):
+            if not len(rows):
+                continue
+            note = (
+                f"the plan's {len(rows):,} rows in {tier} serve no more lookups than as many other "
+                "rows would, and cost their updates: other rows are hot. Save a plan of batches "
+                "of now (`recd plan --save`), or leave `plan` out"
+            )
+            yield Beside(
+                what=f"{name}: lookups that {tier} serves",
+                unit="share",
+                forecast=None,
+                fact=float(share),
+                note=note if share <= len(rows) / num_rows else "",
+            )
 
     def _why_served(self, one: Beside) -> str:
         planner = self._planner
