@@ -234,6 +234,14 @@ def test_the_commands_explain_and_rewrite_by_what_readers_read(
     registry["dataset"] = {"use": "parquet", "train": "r", "test": "r"}  # its footers say it all
     assert rp.load(registry).schema == SCHEMA
     assert "200 rows in 1 files" in shown("layout", "r")
+    assert "makes larger ones" not in shown("layout", "r")
+    assert "20 stripes (row groups) of 10 rows: each is" in shown("layout", small_stripes(tmp_path))
+
+
+def small_stripes(folder: Path) -> str:
+    """A table of somebody who writes a row group for each few rows."""
+    pq.write_table(pa.table({"label": [0, 1] * 100}), folder / "s.parquet", row_group_size=10)
+    return str(folder / "s.parquet")
 
 
 def shown(*arguments: str) -> str:

@@ -587,6 +587,9 @@ def test_small_files_and_row_groups_are_sampled_enough(tmp_path: Path) -> None:
     tiny = write(tmp_path / "tiny.parquet", rows, row_group_size=1)
     found = surveys.survey(foreign_files([tiny]))
     assert (found.rows, found.sampled) == (2_000, 15 * 64 + 1)
+    file = text(tmp_path / "schema.yaml", "{timestamp: null, session_id: null, label: clicked}")
+    init = ("init", tiny, "--test", tiny, "--schema", file, "--out", tmp_path / "registry.yaml")
+    assert "note: 2,000 stripes (row groups) of 1 rows: each is read" in recd(*init)
     (tmp_path / "many").mkdir()
     for number in range(100):
         write(tmp_path / "many" / f"{number}.csv", rows.slice(number * 20, 20))

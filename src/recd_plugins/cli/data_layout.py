@@ -177,6 +177,8 @@ def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
     from rich.console import Console
     from rich.table import Table as Drawn
 
+    from recd_plugins.data.layout import why_rewrite
+
     console = Console()
     columns = Drawn(
         title=f"{found.path}: {found.num_rows:,} rows in {found.files} files and {found.stripes} "
@@ -207,6 +209,8 @@ def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
             *(f"{seconds:,.2f} s" for seconds in cost.seconds.values()),
         )
     console.print(costs)
+    if why := why_rewrite(found.num_rows, found.stripes):
+        print(why)
 
 
 def rewrite(

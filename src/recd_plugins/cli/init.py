@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from recd_plugins.storage.whole_file import write_whole
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.schema import Schema, SparseFeature
+    from recd_plugins.data.table import Table
     from recd_plugins.storage.uri import Location
 
 __all__ = ["SchemaFile", "Test", "init", "registry_of_table"]
@@ -63,26 +65,29 @@ def init(
     Every line may be changed; `recd train -r FILE` runs it as it is.
     """
     with reported(debug):
+        from recd_plugins.data.layout import why_rewrite
         from recd_plugins.errors import DataError
         from recd_plugins.registry import Registry
 
         check_writable(out, "--out", (".yaml", ".yml"))
         if out.exists() and not force:
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
-        text, rows = registry_of_table(table, test, schema)
+        text, opened = registry_of_table(table, test, schema)
         write_whole(out, text)
         chosen = Registry.load(out)
-    model = chosen.one("model").record.name
+    model, rows = chosen.one("model").record.name, opened.num_rows
     if as_json:
         print(json.dumps({"registry": str(out), "model": model, "rows": rows}))
     else:
+        if why := why_rewrite(rows, len(opened.stripes)):
+            print(f"note: {why}", file=sys.stderr)
         print(f"{out}: {model} on {rows:,} rows; next: recd train -r {out}")
 
 
 def registry_of_table(
     table: Location, test: Location | None, schema: Location | None
-) -> tuple[str, int]:
-    """The registry for a table, and how many rows that has."""
+) -> tuple[str, Table]:
+    """The registry for a table, and that, open."""
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
     from recd_plugins.errors import DataError
@@ -99,7 +104,7 @@ def registry_of_table(
     opened = Table.open(train, whole)
     Table.open(held_out, whole or opened.schema)
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
-    return text, opened.num_rows
+    return text, opened
 
 
 def registry_text(

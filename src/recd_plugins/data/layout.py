@@ -22,10 +22,12 @@ from recd_plugins.errors import DataError
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "layout_of"]
+__all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "layout_of", "why_rewrite"]
 
 HOLE, MOST = 8 << 10, 32 << 20
 """Arrow's own limits: of the gap within an I/O, and of an I/O."""
+SMALL_STRIPE, FEW_STRIPES = 1_000, 8
+"""Rows below which a stripe takes longer for itself than for them; and stripes that may."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,16 @@ class TableLayout:
     def matching(self, patterns: Iterable[str]) -> tuple[str, ...]:
         """The columns that one of these names or globs fits."""
         return tuple(matching(patterns, [one.name for one in self.columns]))
+
+
+def why_rewrite(rows: int, stripes: int) -> str:
+    """What stripes of few rows cost, and the cure; nothing where they are large enough, or few."""
+    if stripes <= FEW_STRIPES or rows >= SMALL_STRIPE * stripes:
+        return ""
+    return (
+        f"{stripes:,} stripes (row groups) of {rows / stripes:,.0f} rows: each is read and decoded "
+        "by itself, which takes most of the time. `recd data rewrite` makes larger ones"
+    )
 
 
 def layout_of(path: Location | Sequence[Location]) -> TableLayout:
