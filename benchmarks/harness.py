@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import math
 import os
 import platform
 import statistics
@@ -121,11 +122,16 @@ class Round:
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], Any]], rounds: int, *, of: str
+    sides: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    of: str,
+    seconds: float = math.inf,
 ) -> dict[str, list[Round]]:
     """Run all sides `rounds` times, in turn and each round the other way about.
 
-    A first round warms up and does not count. `of` names the figure to whoever waits for it.
+    A first round warms up and does not count. A side that has been measured for so many `seconds`
+    is left out of the rounds that follow. `of` names the figure to whoever waits for it.
     """
     measured: dict[str, list[Round]] = {name: [] for name in sides}
     names = list(sides)
@@ -133,6 +139,8 @@ def alternate(
         for number in range(rounds + 1):
             _say(of, number, rounds)
             for name in names:
+                if sum(one.wall for one in measured[name]) >= seconds:
+                    continue
                 gc.collect()
                 wall, cpu = time.perf_counter(), time.process_time()
                 result = sides[name]()

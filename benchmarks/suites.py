@@ -139,7 +139,7 @@ SUITES = (
     Suite(
         module="readers_beside",
         about="The local reader beside others of Parquet, as far as these are installed.",
-        minutes=2,
+        minutes=4,
     ),
     Suite(
         module="service",

@@ -25,6 +25,8 @@ def measure(quick):
     measured = alternate(sides, rounds=3, of="toy figure")
     assert order == list("abbaabba"), order
     assert [one.result for one in measured["a"]] == [4, 5, 8]  # the first round warmed up
+    (left,) = alternate({"slow": str}, rounds=3, of="slow figure", seconds=1e-9).values()
+    assert len(left) == 1  # it has had its time
     assert all(os.environ[name] == value for name, value in ALLOCATOR.items())
     return Report(
         figures=[
