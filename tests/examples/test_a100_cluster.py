@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_module
 
+import recd_plugins
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import PRESETS, load_topology
 from recd_plugins.registry import Registry
@@ -59,19 +60,33 @@ def test_a_script_is_bash(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
-    saved = tmp_path / "topology.yaml"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def torchruns_arguments(folder: Path, *arguments: str) -> list[str]:
+    """The arguments with which the script starts torchrun, of which another stands on PATH."""
+    torchrun = folder / "torchrun"
+    torchrun.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    torchrun.chmod(0o755)
     variables = {"NODES": "1", "RANKS_PER_NODE": "2", "HEAD": "localhost", "PORT": "0"}
-    command = [str(CLUSTER / "torchrun.sh"), "topology", "measure", "--device", "cpu"]
-    command += ["--rounds", "1"]
+    variables["PATH"] = f"{folder}:{os.environ['PATH']}"
+    command = [str(CLUSTER / "torchrun.sh"), *arguments]
     done = subprocess.run(
-        [*command, "--save", str(saved)],
-        env=os.environ | variables | {"PATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        command, env=os.environ | variables, cwd=folder, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout.split("\0")[:-1]
+
+
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    """By an agent that forks them, so that neither has to import TorchRec."""
+    saved = tmp_path / "topology.yaml"
+    measure = ["topology", "measure", "--device", "cpu", "--rounds", "1", "--save", str(saved)]
+    given = torchruns_arguments(tmp_path, *measure)
+    module = given.index("-m")
+    assert given[module:] == ["-m", "recd_plugins", *measure]
+    by_path = [
+        "--start-method=fork",
+        "--run-path",
+        str(Path(recd_plugins.__file__).parent / "__main__.py"),
+    ]
+    done = run_module("torch.distributed.run", *given[:module], *by_path, *measure, folder=tmp_path)
+    assert done.code == 0, done.err
     assert load_topology(saved, "topology").ranks_per_node == 2

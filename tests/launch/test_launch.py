@@ -7,6 +7,8 @@ from a server, in a process that can be copied.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -117,6 +119,17 @@ def test_ranks_run_no_module_that_happens_to_lie_where_they_start(
     assert failure is not None
     assert "No module named 'a_neighbour'" in failure.output
     assert not (tmp_path / "was-run").exists()
+
+
+@ONCE
+def test_no_garbage_is_sought_while_a_server_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "what_is_imported.py").write_text("import gc\n\nsought = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with rank_server(["what_is_imported"]):
+        assert gc.isenabled()
+    assert not importlib.import_module("what_is_imported").sought
 
 
 @ONCE

@@ -52,8 +52,9 @@ def rank_server(imports: Sequence[str]) -> Iterator[RankServer | None]:
     they are imported is their own affair. Where it cannot, `launch` starts interpreters.
     """
     alone = "RANK" not in os.environ and threads() == 1
-    for module in imports:
-        importlib.import_module(module)
+    with _no_garbage_sought():
+        for module in imports:
+            importlib.import_module(module)
     if not (alone and for_cpu()):
         yield None
         return
@@ -62,6 +63,19 @@ def rank_server(imports: Sequence[str]) -> Iterator[RankServer | None]:
         yield server
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def _no_garbage_sought() -> Iterator[None]:
+    """What modules leave stays; to look through it for garbage, again and again as it grows, takes
+    a quarter of the time of importing it."""
+    sought = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if sought:
+            gc.enable()
 
 
 class RankServer:
