@@ -62,7 +62,8 @@ def chosen_groups(
 NOTHING_SAVES = Unused(
     what=WHAT,
     why="no feature repeats so often that unique samples of it would save time",
-    cure="stack.explain() has the figures. Take `dedup` out, or name the groups.",
+    cure="stack.explain() has the figures. Take `dedup` out, or name the groups. Without it "
+    "`reader.sessions: whole`, if it is there, makes the samples of a batch alike for nothing.",
 )
 
 
