@@ -19,7 +19,8 @@ from recd_plugins.data.wired_batch import (
     body_of,
     without_bodies,
 )
-from recd_plugins.errors import DataError
+from recd_plugins.data.wired_numbers import TYPES
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.resume import assert_same_batch
@@ -140,6 +141,23 @@ def test_ids_are_the_same_to_the_bit_in_fewer_bytes(values: list[int]) -> None:
         assert bits[0] == bits[1]
 
 
+@pytest.mark.parametrize("values", [[0, 1], [1, 1], [0, 100]])
+@pytest.mark.parametrize("kind", TYPES)
+def test_numbers_of_each_type_come_as_they_went(kind: torch.dtype, values: list[int]) -> None:
+    ours = batch()
+    ours.labels = torch.tensor([values] * 3, dtype=kind).repeat(1, 40)
+    found = only(batch_to_record(ours)).labels
+    assert found.dtype == kind
+    assert torch.equal(found, ours.labels)
+
+
+def test_a_type_without_a_form_is_refused_by_name() -> None:
+    ours = batch()
+    ours.dense = ours.dense.bfloat16()
+    with pytest.raises(PluginError, match=r"torch\.bfloat16 has no form between processes"):
+        batch_to_record(ours)
+
+
 def with_sides(record: pa.RecordBatch, name: str, sides: list[int]) -> bytes:
     """The body, in which a tensor says that it has these sides."""
     body, at = bytearray(body_of(record)), 0
@@ -177,6 +195,8 @@ def test_sizes_are_checked_before_they_are_used(name: str, sides: list[int]) -> 
         ("features.lengths", "<f4", None),
         ("dedup.values", "<f4", "|u1"),
         ("dedup.codes", "<f8", "<f8"),
+        ("dedup.codes", "|u1", "<i8"),
+        ("features.lengths", "<i2", "|i1"),
         ("labels", "<f4", "no type"),
     ],
 )

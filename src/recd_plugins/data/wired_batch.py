@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.wired_numbers import ALIGNED, NARROW, Narrowed, widen
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -41,8 +42,6 @@ __all__ = [
 
 WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
 """A row for each batch: the same schema for all, so that one stream carries many of them."""
-ALIGNED = 64
-"""Bytes: tensors begin at multiples of it, in the buffer and, as torch's own do, in memory."""
 TENSORS = ("dense", "labels", "weights")
 KEPT = ("labels", "weights")
 """Tensors that trainers keep, for their metrics: each has memory of its own, for a view would hold
@@ -56,17 +55,13 @@ DAMAGES = (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, O
 
 Numbers = NDArray[Any]
 INT64 = np.dtype(np.int64)
-NARROW = [
-    (np.dtype(kind), int(np.iinfo(kind).min), int(np.iinfo(kind).max))
-    for kind in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
-]
 
 
 def batch_to_record(batch: Batch) -> pa.RecordBatch:
     """One row of a batch on the CPU; `PluginError` for a `dedup` that is none of the host's."""
     packed = _Packed()
     for name in TENSORS:
-        packed.add(name, _numpy(getattr(batch, name)))
+        packed.add(name, getattr(batch, name))
     packed.add_kjt("features", batch.features)
     kind: str | None = None
     groups: Groups = ()
@@ -79,13 +74,14 @@ def batch_to_record(batch: Batch) -> pa.RecordBatch:
         case InverseKeyedJaggedTensor():
             kind, groups = "ikjt", batch.dedup.groups
             packed.add_kjt("dedup", batch.dedup.kjt)
-            packed.add("dedup.unique_counts", np.array(batch.dedup.unique_counts, np.int64))
+            packed.add("dedup.unique_counts", torch.tensor(batch.dedup.unique_counts))
             codes, runs = lookup_as_runs(batch.dedup.inverse_lookup.numpy())
-            packed.add("dedup.codes", codes)
-            packed.add("dedup.runs", runs)
+            packed.add("dedup.codes", torch.from_numpy(codes))
+            packed.add("dedup.runs", torch.from_numpy(runs))
         case PartialInverseKeyedJaggedTensor():
             kind = "partial"
-            packed.add("dedup.bytes", np.frombuffer(batch.dedup.to_bytes(), np.uint8))
+            whole = bytearray(batch.dedup.to_bytes())
+            packed.add("dedup.bytes", torch.frombuffer(whole, dtype=torch.uint8))
         case other:
             raise PluginError(
                 f"dedup: made a {type(other).__name__}, which has no form between processes. Make "
@@ -132,11 +128,6 @@ def without_bodies(records: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([heads, nothing], schema=WIRED_SCHEMA)
 
 
-def _numpy(tensor: Tensor) -> Numbers:
-    found: Numbers = tensor.detach().contiguous().numpy()
-    return found
-
-
 def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
@@ -151,10 +142,36 @@ class _Sent(NamedTuple):
     """The type as which they are in the body; none: there is one number, which all are."""
     dimensions: int
 
-    @property
-    def stored(self) -> np.dtype[Any]:
-        """The type of what is in the body."""
-        return self.wide if self.narrow is None else self.narrow
+    def coming(self) -> _Coming:
+        """The same for who reads it."""
+        stored = self.narrow or self.wide
+        return _Coming(
+            self.name,
+            self.wide,
+            self.dimensions,
+            self.wide.itemsize,
+            stored.itemsize,
+            stored.kind == "i",
+            self.narrow is None,
+            self.narrow is None or self.narrow != self.wide or self.name in KEPT,
+        )
+
+
+class _Coming(NamedTuple):
+    """What is read of a tensor."""
+
+    name: str
+    wide: np.dtype[Any]
+    dimensions: int
+    size: int
+    """Bytes of each number."""
+    stored: int
+    """Bytes that it has in the body."""
+    signed: bool
+    alone: bool
+    """Whether one number stands for all."""
+    copied: bool
+    """Whether it has memory of its own in any case."""
 
 
 class _Head(NamedTuple):
@@ -174,8 +191,9 @@ def _written(head: _Head) -> bytes:
 
 
 @lru_cache(HEADS)
-def _read(text: bytes) -> _Head:
-    """The head that was written; an error for what is none, or names types that are none."""
+def _read(text: bytes) -> tuple[_Head, tuple[_Coming, ...]]:
+    """The head that was written, and what is to be read of each tensor; an error for what is none,
+    or names types that are none."""
     found = json.loads(text)
     head = _Head(
         tensors=tuple(map(_sent, found["tensors"])),
@@ -188,14 +206,16 @@ def _read(text: bytes) -> _Head:
         check_groups(head.groups, list(dict(head.keys)["dedup"]))
         if dict(head.keys)["dedup"] != tuple(chain(*head.groups)):
             raise ValueError(f"its keys are not those of its groups {head.groups}")
-    return head
+    return head, tuple(one.coming() for one in head.tensors)
 
 
 def _sent(found: Any) -> _Sent:
     name, wide, narrow, dimensions = found
     one = _Sent(name, np.dtype(wide), None if narrow is None else np.dtype(narrow), dimensions)
-    whole = {one.wide.kind, one.stored.kind} <= {*"iu"}
-    if one.wide.kind not in "biuf" or not (whole or one.stored == one.wide):
+    fewer = [kind for kind in NARROW if kind.itemsize < one.wide.itemsize]
+    if one.wide.kind not in "iu" or one.wide.itemsize not in (4, 8):
+        fewer = []
+    if one.wide.kind not in "biuf" or (one.narrow and one.narrow not in (one.wide, *fewer)):
         raise ValueError(f"{name} is {wide!r}, sent as {narrow!r}")
     if not 0 <= dimensions <= MOST_DIMENSIONS:
         raise ValueError(f"{name} has {dimensions} dimensions")
@@ -206,16 +226,15 @@ class _Packed:
     """Tensors on their way into one buffer, and what the head says of them."""
 
     def __init__(self) -> None:
-        self._tensors: list[_Sent] = []
+        self._names: list[str] = []
+        self._shapes: list[Sequence[int]] = []
+        self._tensors: list[Tensor] = []
         self._keys: list[tuple[str, tuple[str, ...]]] = []
-        self._sides: list[int] = []
-        self._numbers: list[Numbers] = []
 
-    def add(self, name: str, numbers: Numbers) -> None:
-        flat, narrow = _narrowed(numbers.reshape(-1))
-        self._tensors.append(_Sent(name, numbers.dtype, narrow, numbers.ndim))
-        self._sides += numbers.shape
-        self._numbers.append(flat)
+    def add(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        self._names.append(name)
+        self._shapes.append(tensor.shape if shape is None else shape)
+        self._tensors.append(tensor)
 
     def add_kjt(self, name: str, kjt: KeyedJaggedTensor) -> None:
         if kjt.variable_stride_per_key():
@@ -225,51 +244,21 @@ class _Packed:
             )
         keys = tuple(kjt.keys())
         self._keys.append((name, keys))
-        self.add(f"{name}.values", _numpy(kjt.values()))
-        self.add(f"{name}.lengths", _numpy(kjt.lengths()).reshape(len(keys), kjt.stride()))
+        self.add(f"{name}.values", kjt.values())
+        self.add(f"{name}.lengths", kjt.lengths(), (len(keys), kjt.stride()))
         if (weights := kjt.weights_or_none()) is not None:
-            self.add(f"{name}.weights", _numpy(weights))
+            self.add(f"{name}.weights", weights)
         if (counts := kjt.length_per_key_or_none()) is not None:
-            self.add(f"{name}.length_per_key", np.array(counts, np.int64))
+            self.add(f"{name}.length_per_key", torch.tensor(counts))
 
     def record(self, dedup: str | None, groups: Groups, hot_under: str | None) -> pa.RecordBatch:
         """All of it, on memory of its own."""
-        head = _Head(tuple(self._tensors), tuple(self._keys), dedup, groups, hot_under)
-        sides = np.array(self._sides, np.int64)
-        parts = [(sides, INT64)]
-        parts += [(one, to.stored) for one, to in zip(self._numbers, self._tensors, strict=True)]
-        ends = list(accumulate(_aligned(one.size * kind.itemsize) for one, kind in parts))
-        body: Numbers = np.zeros(ends[-1], np.uint8)
-        for (numbers, kind), first in zip(parts, [0, *ends], strict=False):
-            body[first : first + numbers.size * kind.itemsize].view(kind)[:] = numbers
+        numbers = Narrowed(self._tensors)
+        tensors = map(_Sent, self._names, numbers.types, numbers.stored, map(len, self._shapes))
+        head = _Head(tuple(tensors), tuple(self._keys), dedup, groups, hot_under)
+        body = numbers.body([*chain.from_iterable(self._shapes)])
         columns = [_one_binary(pa.py_buffer(part)) for part in (_written(head), body)]
         return pa.RecordBatch.from_arrays(columns, schema=WIRED_SCHEMA)
-
-
-def _narrowed(flat: Numbers) -> tuple[Numbers, np.dtype[Any] | None]:
-    """What is sent of numbers [N], and as which type; none where one stands for all."""
-    kind, size = flat.dtype.kind, flat.itemsize
-    if flat.nbytes <= ALIGNED or size < 4:
-        return flat, flat.dtype
-    if kind not in "iu":
-        bits = flat.view(f"u{size}")
-        same = bits[0] == bits[-1] and (bits == bits[0]).all()
-        return (flat[:1], None) if same else (flat, flat.dtype)
-    low, high = _low_and_high(flat)
-    if low == high:
-        return flat[:1], None
-    for narrow, least, most in NARROW:
-        if least <= low and high <= most and narrow.itemsize < size:
-            return flat, narrow
-    return flat, flat.dtype
-
-
-@kernel
-def _low_and_high(numbers: Numbers) -> tuple[int, int]:
-    low = high = numbers[0]
-    for number in numbers:
-        low, high = min(low, number), max(high, number)
-    return low, high
 
 
 @kernel
@@ -300,15 +289,15 @@ def _bodies(record: pa.RecordBatch) -> list[Tensor]:
     return [whole[first:stop] for first, stop in pairwise(borders)]
 
 
-def _memory(size: int) -> Numbers:
-    """Bytes where torch puts its tensors: of floats that lie elsewhere, sums differ in their last
-    bits."""
-    found: Numbers = torch.empty(size, dtype=torch.uint8).numpy()
-    return found
+def _memory(size: int) -> tuple[int, Numbers]:
+    """Bytes where torch puts its tensors, and their address: of floats that lie elsewhere, sums
+    differ in their last bits."""
+    found = torch.empty(size, dtype=torch.uint8)
+    return found.data_ptr(), found.numpy()
 
 
 def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
-    found = _Unpacked(_read(head), body.numpy())
+    found = _Unpacked(*_read(head), body)
     dense, labels, weights = (found.tensor(name) for name in TENSORS)
     if not len(dense) == len(labels) == len(weights):
         raise ValueError(f"it has {len(dense)}, {len(labels)} and {len(weights)} rows")
@@ -326,58 +315,53 @@ def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
 class _Unpacked:
     """The tensors of a body, each checked against its size."""
 
-    def __init__(self, head: _Head, body: Numbers) -> None:
+    def __init__(self, head: _Head, tensors: Sequence[_Coming], body: Tensor) -> None:
         self.head = head
         self._keys = dict(head.keys)
         self._numbers: dict[str, Numbers] = {}
         self.num_bytes = 0
-        aligned = body.ctypes.data % ALIGNED == 0
-        count = sum(one.dimensions for one in head.tensors)
-        sides = np.frombuffer(body, np.int64, count).tolist()
-        first = _aligned(8 * count)
-        copied: list[tuple[_Sent, list[int], Numbers]] = []
-        for one in head.tensors:
-            shape = sides[: one.dimensions]
-            del sides[: one.dimensions]
-            numbers, first = self._taken(one, shape, body, first)
-            as_it_was = one.narrow is not None and one.stored == one.wide
-            if aligned and as_it_was and one.name not in KEPT:
-                self._numbers[one.name] = numbers.reshape(shape)
+        numbers, size = body.numpy(), body.numel()
+        aligned = body.data_ptr() % ALIGNED == 0
+        num_sides = sum(one.dimensions for one in tensors)
+        sides = np.frombuffer(numbers, np.int64, num_sides).tolist()
+        at, first = 0, _aligned(8 * num_sides)
+        copied: list[tuple[_Coming, list[int], int, int]] = []
+        for one in tensors:
+            shape = sides[at : at + one.dimensions]
+            at += one.dimensions
+            count = prod(shape)
+            self.num_bytes += count * one.size
+            if min(shape, default=0) < 0 or self.num_bytes > LARGEST:
+                raise ValueError(
+                    f"with {one.name}, of shape {shape}, it takes over {LARGEST} bytes"
+                )
+            stop = first + (one.stored if one.alone else count * one.stored)
+            if stop > size:
+                raise ValueError(f"{one.name} reaches beyond the {size} bytes that are there")
+            if aligned and not one.copied:
+                self._numbers[one.name] = np.ndarray(shape, one.wide, numbers, first)
             else:
-                copied.append((one, shape, numbers))
-        if first != body.size:
-            raise ValueError(f"it has {body.size} bytes, but its tensors {first}")
-        self._copy(copied)
+                copied.append((one, shape, count, first))
+            first = _aligned(stop)
+        if first != size:
+            raise ValueError(f"it has {size} bytes, but its tensors {first}")
+        self._copy(numbers, copied)
 
-    def _copy(self, copied: Sequence[tuple[_Sent, list[int], Numbers]]) -> None:
+    def _copy(self, body: Numbers, copied: Sequence[tuple[_Coming, list[int], int, int]]) -> None:
         """Numbers, or one that stands for all, in types as they were: those of features in one
         memory, each other tensor, which may be kept for longer, in memory of its own."""
-        sizes = [prod(shape) * one.wide.itemsize for one, shape, _ in copied]
-        of_features = [
-            0 if one.name in TENSORS else _aligned(size)
-            for (one, _, _), size in zip(copied, sizes, strict=True)
-        ]
-        features, begin = _memory(sum(of_features)), 0
-        for (one, shape, numbers), size, room in zip(copied, sizes, of_features, strict=True):
-            memory = features[begin : begin + size] if room else _memory(size)
-            wide = memory.view(one.wide)
-            wide[:] = numbers
-            self._numbers[one.name] = wide.reshape(shape)
-            begin += room
-
-    def _taken(
-        self, one: _Sent, shape: list[int], body: Numbers, first: int
-    ) -> tuple[Numbers, int]:
-        """The numbers of a tensor that begin there, as they were sent; where the next ones do."""
-        count = prod(shape)
-        self.num_bytes += count * one.wide.itemsize
-        if min(shape, default=0) < 0 or self.num_bytes > LARGEST:
-            raise ValueError(f"with {one.name}, of shape {shape}, it takes over {LARGEST} bytes")
-        sent = 1 if one.narrow is None else count
-        stop = first + sent * one.stored.itemsize
-        if stop > body.size:
-            raise ValueError(f"{one.name} reaches beyond the {body.size} bytes that are there")
-        return np.frombuffer(body, one.stored, sent, first), _aligned(stop)
+        room = sum(_aligned(n * one.size) for one, _, n, _ in copied if one.name not in TENSORS)
+        features, begin = _memory(room), 0
+        jobs = []
+        for one, shape, count, first in copied:
+            own = one.name in TENSORS
+            memory, at = (_memory(count * one.size), 0) if own else (features, begin)
+            address, numbers = memory
+            self._numbers[one.name] = np.ndarray(shape, one.wide, numbers, at)
+            source = (first, count, one.stored, one.signed, one.alone)
+            jobs.append((*source, address + at, one.size))
+            begin += 0 if own else _aligned(count * one.size)
+        widen(body, jobs)
 
     def tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self._numbers[name])

@@ -24,6 +24,7 @@ from recd_plugins.errors import DataError
 __all__ = [
     "Addresses",
     "all_below",
+    "array8",
     "array16",
     "array32",
     "array64",
@@ -90,6 +91,12 @@ def array32(place: I64) -> Any:
 def array16(place: I64) -> Any:
     """The numbers of one of `places`, of 2 bytes each."""
     return numba.carray(_pointer(place[0]), (place[1],), np.int16)
+
+
+@kernel
+def array8(place: I64) -> Any:
+    """The bytes of the numbers of one of `places`."""
+    return numba.carray(_pointer(place[0]), (place[1] * place[2],), np.uint8)
 
 
 @kernel
