@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -353,6 +354,7 @@ IN_A_ROW = [
     *((("a",), Lengths("a", "x")), (("b",), Lengths("b", "y", 0.5))),
     *((("x",), Lengths("x", "z")), (("c", "d"), Lengths("d", "w"))),
     *((("a", "x"), SigridHash(31)), (("b", "w"), FirstX(1)), (("absent",), Lengths("absent", "v"))),
+    *((tuple("abcdwxyz"), SigridHash(31, 2)), (tuple("abcdwxyz"), FirstX(2))),
 ]
 
 
@@ -412,6 +414,58 @@ def test_an_elementwise_transform_keeps_lengths():
     truncating.elementwise = True
     with pytest.raises(PluginError, match="FirstX says `elementwise = True`, but changes how many"):
         RowWise(truncating)(PartialInverseKeyedJaggedTensor.from_kjt(FEATURES))
+
+
+class OfRows(FirstX):
+    """Cuts a KJT's rows as ever, and makes something else of mere rows."""
+
+    def __init__(self, of_rows: Callable[..., object]) -> None:
+        super().__init__(1)
+        self.made = of_rows
+
+    def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> object:
+        return self.made(ids, lengths, weights)
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "message"),
+    [
+        (lambda *rows: [*rows], "`of_rows` gave a list, but must give"),
+        (
+            lambda ids, lengths, weights: (ids, lengths[1:], weights),
+            "made (5 rows of 6|3 rows of 4)",
+        ),
+    ],
+)
+def test_rows_that_are_none(of_rows, message):
+    for features in (FEATURES, InverseKeyedJaggedTensor.from_kjt(FEATURES, [FEATURES.keys()])):
+        with pytest.raises(PluginError, match=message):
+            TransformedFeatures(features).apply(RowWise(OfRows(of_rows)), FEATURES.keys())
+
+
+def test_no_kjt_is_made_between_transforms_of_rows(monkeypatch):
+    made, steps = [], [RowWise(SigridHash(31)), RowWise(FirstX(1)), RowWise(SigridHash(7))]
+    init = KeyedJaggedTensor.__init__
+
+    def counted(kjt: KeyedJaggedTensor, *args: Any, **more: Any) -> None:
+        made.append(kjt)
+        init(kjt, *args, **more)
+
+    monkeypatch.setattr(KeyedJaggedTensor, "__init__", counted)
+    some = InverseKeyedJaggedTensor.from_kjt(FEATURES, [FEATURES.keys()])
+    for features in (FEATURES, some):
+        expected = features
+        for step in steps:
+            expected = step(expected)
+        at_once = TransformedFeatures(features)
+        made.clear()
+        for step in steps:
+            at_once.apply(step, FEATURES.keys())
+        assert not made
+        found = at_once.whole
+        assert len(made) == 1
+        found, expected = (getattr(one, "kjt", one) for one in (found, expected))
+        assert to_lists(found) == to_lists(expected)
 
 
 def renamed(features: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from contract_records import broken, record
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -133,6 +134,18 @@ def test_a_correct_transform_passes() -> None:
 )
 def test_a_transform_that_breaks_a_rule_is_reported_with_the_rule(break_: str, rule: str) -> None:
     assert rule in broken(record(PreprocessRecord, lambda: Modulo(break_=break_)))
+
+
+class OtherwiseOfRows(Modulo):
+    """What its author changed it to do to a KJT, it does not do to mere rows."""
+
+    def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> object:
+        return ids + 1, lengths, weights
+
+
+def test_a_transform_does_the_same_to_rows_without_a_kjt() -> None:
+    rule = "`of_rows` must give the ids, lengths and weights that it makes of a KJT"
+    assert rule in broken(record(PreprocessRecord, OtherwiseOfRows))
 
 
 def test_a_transform_may_say_what_it_is() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -17,15 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from recd_dsi.transforms.in_place import OfIds
 from recd_dsi.transforms.mixing import fold, key_of
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema
-from recd_plugins.api.rows import kernel, with_ids
-
-if TYPE_CHECKING:
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from recd_plugins.api.rows import kernel
 
 __all__ = [
     "Clamp",
@@ -76,21 +74,18 @@ class ClampConfig(Config):
             raise RegistryError(f"must be at least low ({self.low}), but is {self.high}.", "high")
 
 
-class Clamp(nn.Module):
+class Clamp(OfIds):
     """id -> min(max(id, low), high); int32 ids stay int32 where the range allows it."""
-
-    elementwise = True
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__()
         self.low = low
         self.high = high
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        ids = features.values()
+    def of_ids(self, ids: Tensor) -> Tensor:
         if self.low > torch.iinfo(ids.dtype).max:
             ids = ids.long()
-        return with_ids(features, ids.clamp(self.low, min(self.high, torch.iinfo(ids.dtype).max)))
+        return ids.clamp(self.low, min(self.high, torch.iinfo(ids.dtype).max))
 
     def schema(self, schema: Schema) -> Schema:
         return schema.replace(
@@ -119,14 +114,12 @@ class SigridHashConfig(Config):
     """Another salt is another hash: features that share a table collide in other places."""
 
 
-class SigridHash(nn.Module):
+class SigridHash(OfIds):
     """id -> fmix64(id ^ fmix64(salt)) mod modulo, alike on every machine and in every version.
 
     fmix64 is MurmurHash3's finalizer (`mixing.py`); its result is read as a signed number, of which
     the remainder in [0, modulo) is taken. int32 ids stay int32 where modulo allows it.
     """
-
-    elementwise = True
 
     def __init__(self, modulo: int, salt: int = 0) -> None:
         super().__init__()
@@ -134,10 +127,8 @@ class SigridHash(nn.Module):
         self.salt = salt
         self._key = key_of(salt)
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        ids = features.values()
-        hashed = fold([ids.long()], self._key, self.modulo)
-        return with_ids(features, _narrowed(hashed, ids, self.modulo))
+    def of_ids(self, ids: Tensor) -> Tensor:
+        return _narrowed(fold([ids.long()], self._key, self.modulo), ids, self.modulo)
 
     def schema(self, schema: Schema) -> Schema:
         return _with_num_ids(schema, self.modulo)
@@ -159,24 +150,19 @@ class PositiveModulusConfig(Config):
     """Ids come out in [0, modulo)."""
 
 
-class PositiveModulus(nn.Module):
+class PositiveModulus(OfIds):
     """id -> id - modulo * floor(id / modulo): the remainder in [0, modulo), of negative ids too."""
-
-    elementwise = True
 
     def __init__(self, modulo: int) -> None:
         super().__init__()
         self.modulo = modulo
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        ids = features.values()
+    def of_ids(self, ids: Tensor) -> Tensor:
         if not ids.is_cpu:
-            return with_ids(
-                features, _narrowed(ids.long().remainder(self.modulo), ids, self.modulo)
-            )
+            return _narrowed(ids.long().remainder(self.modulo), ids, self.modulo)
         left = torch.empty_like(ids, memory_format=torch.contiguous_format).long()
         _remainders(ids.contiguous().numpy(), np.int64(self.modulo), left.numpy())
-        return with_ids(features, _narrowed(left, ids, self.modulo))
+        return _narrowed(left, ids, self.modulo)
 
     def schema(self, schema: Schema) -> Schema:
         return _with_num_ids(schema, self.modulo)
@@ -227,14 +213,12 @@ class MapIdConfig(Config):
                 raise RegistryError(f"id {id_} cannot become {becomes}: ids count from 0.", "ids")
 
 
-class MapId(nn.Module):
+class MapId(OfIds):
     """id -> ids[id], or `other` where `ids` does not name it.
 
     Ids are looked up in an array where they lie close together, else in a hash table of twice as
     many cells; on CUDA by binary search.
     """
-
-    elementwise = True
 
     def __init__(self, ids: Mapping[int, int], other: int = 0) -> None:
         super().__init__()
@@ -252,17 +236,16 @@ class MapId(nn.Module):
         else:
             self._cells = _hash_table(named, becomes)
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        ids = features.values()
+    def of_ids(self, ids: Tensor) -> Tensor:
         if not ids.is_cpu:
-            return with_ids(features, self.by_search(ids.long()))
+            return self.by_search(ids.long())
         made = torch.empty(ids.numel(), dtype=torch.int64)
         given = ids.long().contiguous().numpy()
         if self._dense:
             _look_up(given, self._array, np.int64(self.other), made.numpy())
         else:
             _find(given, *self._cells, np.int64(self.other), made.numpy())
-        return with_ids(features, made)
+        return made
 
     def by_search(self, ids: Tensor) -> Tensor:
         """[N] int64 ids, mapped; on any device."""
@@ -371,14 +354,12 @@ class GetLocalHourConfig(Config):
             ) from error
 
 
-class GetLocalHour(nn.Module):
+class GetLocalHour(OfIds):
     """A time in UTC -> the hour of the day there, 0 to 23: floor((t + offset(t)) / 3600 s) mod 24.
 
     offset(t) is the zone's, summer time included, from 1970 to 2100; before and after, as it is at
     these ends.
     """
-
-    elementwise = True
 
     def __init__(self, zone: str, unit: Literal["s", "ms"] = "s") -> None:
         super().__init__()
@@ -388,10 +369,10 @@ class GetLocalHour(nn.Module):
         changes, offsets = _offsets(zone)
         self._changes, self._offsets = np.array(changes, np.int64), np.array(offsets, np.int64)
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        times = features.values().long()
+    def of_ids(self, ids: Tensor) -> Tensor:
+        times = ids.long()
         if not times.is_cpu:
-            return with_ids(features, self.by_search(times))
+            return self.by_search(times)
         hours = torch.empty(times.numel(), dtype=torch.int64)
         _hours(
             times.contiguous().numpy(),
@@ -400,7 +381,7 @@ class GetLocalHour(nn.Module):
             self._offsets,
             hours.numpy(),
         )
-        return with_ids(features, hours)
+        return hours
 
     def by_search(self, times: Tensor) -> Tensor:
         """[N] int64 times to hours; on any device."""

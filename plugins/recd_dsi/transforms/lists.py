@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from recd_dsi.transforms.in_place import InPlace, InRows
 from recd_dsi.transforms.mixing import fold_by_torch, key_of, mix
 from recd_plugins.api import Config, Context, Range
 from recd_plugins.api.data import Schema
@@ -73,28 +74,25 @@ class FirstXConfig(Config):
     """Ids that a row keeps: its first; shorter rows stay."""
 
 
-class FirstX(nn.Module):
+class FirstX(InPlace):
     """Row [x_1, ..., x_k] -> [x_1, ..., x_min(k, n)], its weights likewise."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
         self.n = n
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        weights = features.weights_or_none()
-        if weights is None and features.values().is_cpu:
-            lengths = features.lengths().contiguous().numpy()
-            left = np.minimum(lengths, lengths.dtype.type(self.n))
-            ids = features.values().contiguous().numpy()
-            kept = torch.from_numpy(_first(ids, lengths, left, left.sum()))
-            return with_ids(features, kept, lengths=torch.from_numpy(left))
-        starts = features.offsets()[:-1]
-        lengths = features.lengths().clamp(max=self.n)
-        return with_ids(
-            features,
-            spread_rows(features.values(), starts, lengths),
-            lengths=lengths,
-            weights=None if weights is None else spread_rows(weights, starts, lengths),
+    def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
+        if weights is None and ids.is_cpu:
+            before = lengths.contiguous().numpy()
+            left = np.minimum(before, before.dtype.type(self.n))
+            kept = _first(ids.contiguous().numpy(), before, left, left.sum())
+            return torch.from_numpy(kept), torch.from_numpy(left), None
+        starts = lengths.long().cumsum(0) - lengths
+        lengths = lengths.clamp(max=self.n)
+        return (
+            spread_rows(ids, starts, lengths),
+            lengths,
+            None if weights is None else spread_rows(weights, starts, lengths),
         )
 
     def schema(self, schema: Schema) -> Schema:
@@ -134,7 +132,7 @@ class SamplingConfig(Config):
     """Another salt draws others."""
 
 
-class Sampling(nn.Module):
+class Sampling(InPlace):
     """Row [x_0, x_1, ...] -> those x_i for which u(x_i, i) < share, with their weights.
 
     u(x, i) in [0, 1) is the upper 53 bits of fmix64(fmix64(x ^ fmix64(salt)) ^ i), times 2^-53: a
@@ -148,16 +146,10 @@ class Sampling(nn.Module):
         self.salt = salt
         self._key = key_of(salt)
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        ids, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
+    def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
         kept = self._drawn(ids.long(), lengths)
-        left = lengths_kept(lengths, kept)
-        return with_ids(
-            features,
-            ids[kept],
-            lengths=left.to(lengths.dtype),
-            weights=None if weights is None else weights[kept],
-        )
+        left = lengths_kept(lengths, kept).to(lengths.dtype)
+        return ids[kept], left, None if weights is None else weights[kept]
 
     def _drawn(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """[N] bool: which ids stay."""

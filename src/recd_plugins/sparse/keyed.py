@@ -15,7 +15,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["Added", "mark_of", "marked", "with_feature", "with_features", "with_ids"]
+__all__ = [
+    "Added",
+    "KeyedRows",
+    "made_of_rows",
+    "mark_of",
+    "marked",
+    "rows_with_features",
+    "with_feature",
+    "with_features",
+    "with_ids",
+]
 
 
 def with_ids(
@@ -79,6 +89,37 @@ def with_feature(
 def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJaggedTensor:
     """What `with_feature` makes of the features with each of these, one after another; each id is
     copied once for all of them."""
+    return made_of_rows(features, rows_with_features(features, added))
+
+
+class KeyedRows(NamedTuple):
+    """What a KJT of B rows a key is made of: a KJT takes longer to make."""
+
+    keys: Sequence[str]
+    ids: Tensor
+    """[lengths.sum()], key by key."""
+    lengths: Tensor
+    """[K * B]."""
+    weights: Tensor | None
+    """[lengths.sum()]."""
+    length_per_key: list[int] | None
+    """The ids of each key, where somebody knows."""
+
+
+def made_of_rows(features: KeyedJaggedTensor, rows: KeyedRows) -> KeyedJaggedTensor:
+    """A KJT of these rows, in the place of features with as many."""
+    return type(features)(
+        keys=[*rows.keys],
+        values=rows.ids,
+        weights=rows.weights,
+        lengths=rows.lengths,
+        stride=features.stride(),
+        length_per_key=rows.length_per_key,
+    )
+
+
+def rows_with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedRows:
+    """The rows of `with_features`."""
     held, ids, lengths = features.keys(), features.values(), features.lengths()
     keys, pieces = _order(tuple(held), tuple((one.name, one.last) for one in added))
     numels, stride = features.length_per_key_or_none(), features.stride()
@@ -87,19 +128,18 @@ def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJ
     # Where nobody knows how many ids each key has, all keys stay where they are.
     ends = [0] * len(held) + [ids.numel()] if numels is None else [0, *accumulate(numels)]
     counts = None if numels is None else [*numels, *(one.values.numel() for one in added)]
-    return type(features)(
-        keys=[*keys],
-        values=_laid(ids, ends, _typed(features, added), pieces),
-        weights=_weighing(features, ends, added, pieces),
-        lengths=_laid(
+    return KeyedRows(
+        keys,
+        _laid(ids, ends, _typed(features, added), pieces),
+        _laid(
             lengths,
             [stride * place for place in range(len(held) + 1)],
             [one.lengths for one in added],
             pieces,
             as_whole=True,
         ),
-        stride=stride,
-        length_per_key=None if counts is None else [counts[place] for place in chain(*pieces)],
+        _weighing(features, ends, added, pieces),
+        None if counts is None else [counts[place] for place in chain(*pieces)],
     )
 
 

@@ -17,7 +17,14 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
-from recd_plugins.sparse.keyed import Added, with_features, with_ids
+from recd_plugins.sparse.keyed import (
+    Added,
+    KeyedRows,
+    made_of_rows,
+    rows_with_features,
+    with_features,
+    with_ids,
+)
 
 __all__ = ["KjtTransform", "RowWise", "SomeKeys", "TransformedFeatures"]
 
@@ -41,6 +48,9 @@ class RowWise:
     - `adds`, a name: the features that it takes stay, and one of this name comes behind them, whose
       ids, lengths and weights or none `made(features)` gives. Among `features` it finds by their
       names those that it takes; others may lie between them.
+    - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and does to each row the same,
+      whichever key it is of. It gives ids, lengths and weights or none, `lengths` itself where rows
+      keep their lengths. Where f takes all features, no KJT is made for it.
     """
 
     def __init__(
@@ -60,6 +70,8 @@ class RowWise:
         self._elementwise: bool = getattr(transform, "elementwise", False)
         self.adds: str | None = getattr(transform, "adds", None)
         """The feature that it adds to those that it takes, if it is such a one."""
+        self.of_rows: Callable[..., Any] | None = getattr(transform, "of_rows", None)
+        """What it does to rows, if it is such a one that can do without a KJT."""
         self._changes_keys: bool = bool(
             makes is not None or self.adds or getattr(transform, "changes_keys", False)
         )
@@ -101,11 +113,28 @@ class RowWise:
         self._check([*chosen, self.adds], lengths.numel(), chosen, features.stride())
         return Added(self.adds, values, lengths, weights, tuple(chosen))
 
-    def added_to(
+    def on_rows(self, rows: KeyedRows) -> KeyedRows:
+        """The same keys, with what it makes of their rows."""
+        assert self.of_rows is not None  # whoever asks has looked
+        made = self.of_rows(rows.ids, rows.lengths, rows.weights)
+        if not (isinstance(made, tuple) and len(made) == 3):
+            raise PluginError(
+                f"preprocess: {self.name}: `of_rows` gave a {type(made).__name__}, but must give "
+                "the ids [n], the lengths [B], and the weights [n] or None of the rows."
+            )
+        ids, lengths, weights = made
+        if lengths is rows.lengths:
+            return KeyedRows(rows.keys, ids, lengths, weights, rows.length_per_key)
+        keys = [*rows.keys]
+        self._check(keys, lengths.numel(), keys, rows.lengths.numel())
+        return KeyedRows(rows.keys, ids, lengths, weights, None)
+
+    def runs_on(
         self, features: KeyedJaggedTensor | DeduplicatedFeatures
     ) -> KeyedJaggedTensor | None:
-        """The KJT behind whose features the one that it makes is to lie, if that is all it does."""
-        if self.adds is None:
+        """The KJT whose rows it takes as they are, or behind whose features the one that it makes
+        is to lie, if that is all it does."""
+        if self.adds is None and self.of_rows is None:
             return None
         if isinstance(features, KeyedJaggedTensor):
             return None if features.variable_stride_per_key() else features
@@ -213,24 +242,35 @@ class TransformedFeatures(Generic[Features]):
     """Features that transforms run on one after another, with the result of one at a time.
 
     What several in a row add is laid behind the features when somebody needs it there: then each id
-    is copied, and a KJT is made, once for all of them.
+    is copied, and a KJT is made, once for all of them. None is made between transforms `of_rows`.
     """
 
     def __init__(self, features: Features) -> None:
         self._features: KeyedJaggedTensor | DeduplicatedFeatures = features
         self._added: list[Added] = []
         """To be laid behind them."""
+        self._rows: KeyedRows | None = None
+        """What became of their rows, to be made a KJT; then none are to be laid behind them."""
 
     def apply(self, transform: RowWise, keys: Collection[str]) -> None:
         """Run it on those of `keys` that there are."""
-        if any(one.name in keys or one.name == transform.adds for one in self._added):
+        held, wanted = self._keys(), frozenset(keys)
+        if wanted.isdisjoint(held):
+            return
+        kjt = transform.runs_on(self._features)
+        if transform.of_rows is not None and kjt is not None and wanted.issuperset(held):
+            self._rows = transform.on_rows(self._rows_of(kjt))
+            self._added = []
+            return
+        added = {one.name for one in self._added}
+        if self._rows is not None or transform.adds in added or not wanted.isdisjoint(added):
             self._lay()
-        kjt = transform.added_to(self._features)
-        if kjt is None or transform.adds in kjt.keys():  # noqa: SIM118  # no mapping
+            kjt = transform.runs_on(self._features)
+        if kjt is None or transform.adds is None or transform.adds in held:
             self._lay()
-            self._features = transform(self._features, keys)
-        elif chosen := [key for key in kjt.keys() if key in keys]:  # noqa: SIM118
-            one = transform.added(kjt, chosen)
+            self._features = transform(self._features, wanted)
+        else:
+            one = transform.added(kjt, [key for key in kjt.keys() if key in wanted])  # noqa: SIM118
             self._added.append(one)
             weighs = one.weights is not None and kjt.weights_or_none() is None
             if weighs or one.values.dtype != kjt.values().dtype:
@@ -242,18 +282,43 @@ class TransformedFeatures(Generic[Features]):
         self._lay()
         return cast("Features", self._features)
 
-    def _lay(self) -> None:
-        if not self._added:
-            return
+    def _keys(self) -> list[str]:
+        """The keys that there are now; those to be laid behind others come last."""
+        if self._rows is not None:
+            return [*self._rows.keys]
         features = self._features
+        kjt = features if isinstance(features, KeyedJaggedTensor) else features.kjt
+        return [*kjt.keys(), *(one.name for one in self._added)]
+
+    def _rows_of(self, kjt: KeyedJaggedTensor) -> KeyedRows:
+        """The rows as they are now."""
+        if self._rows is not None:
+            return self._rows
+        if self._added:
+            return rows_with_features(kjt, self._added)
+        weights, counts = kjt.weights_or_none(), kjt.length_per_key_or_none()
+        return KeyedRows(kjt.keys(), kjt.values(), kjt.lengths(), weights, counts)
+
+    def _lay(self) -> None:
+        features, rows, added = self._features, self._rows, self._added
+        if rows is None and not added:
+            return
+        kjt = features if isinstance(features, KeyedJaggedTensor) else features.kjt
+        if rows is None:
+            made = with_features(kjt, added)
+        elif rows.keys == kjt.keys():
+            kept = rows.lengths is kjt.lengths() and rows.weights is kjt.weights_or_none()
+            lengths = None if kept else rows.lengths
+            made = with_ids(kjt, rows.ids, lengths=lengths, weights=rows.weights)
+        else:
+            made = made_of_rows(kjt, rows)
         if isinstance(features, KeyedJaggedTensor):
-            self._features = with_features(features, self._added)
+            self._features = made
         else:  # of one group, which they belong to
             assert isinstance(features, InverseKeyedJaggedTensor)
-            kjt = with_features(features.kjt, self._added)
-            groups = (tuple(kjt.keys()),)
-            self._features = dataclasses.replace(features, kjt=kjt, groups=groups)
-        self._added = []
+            groups = (tuple(made.keys()),)
+            self._features = dataclasses.replace(features, kjt=made, groups=groups)
+        self._added, self._rows = [], None
 
 
 class _Part(NamedTuple):

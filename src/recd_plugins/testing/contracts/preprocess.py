@@ -58,6 +58,7 @@ def check_preprocess(subject: Subject) -> None:
         subject.hold(to_lists(transform(features)) == rows, "it must be repeatable", "Seed it.")
         if not changes_keys:
             _check_each(subject, transform, features, rows)
+            _check_of_rows(subject, transform, features, result)
         if getattr(transform, "row_wise", True):
             _check_rows(subject, transform, on_unique, groups, features, seed)
 
@@ -113,6 +114,27 @@ def _check_each(
             f"{alone if isinstance(alone, str) else 'comes out otherwise'} alone",
             "Give what it makes of several features a name of its own.",
         )
+
+
+def _check_of_rows(
+    subject: Subject, transform: Any, features: KeyedJaggedTensor, result: KeyedJaggedTensor
+) -> None:
+    """`of_rows`, if it has one, gives what it makes of a KJT: batches go through either."""
+    if (of_rows := getattr(transform, "of_rows", None)) is None:
+        return
+    made = of_rows(features.values(), features.lengths(), features.weights_or_none())
+    expected = (result.values(), result.lengths(), result.weights_or_none())
+    subject.hold(
+        isinstance(made, tuple)
+        and len(made) == len(expected)
+        and all(
+            one is other is None
+            or (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other))
+            for one, other in zip(made, expected, strict=True)
+        ),
+        "`of_rows` must give the ids, lengths and weights that it makes of a KJT, but gives others",
+        "Let it call `of_rows` for a KJT too, or take the method away.",
+    )
 
 
 def _check_rows(
