@@ -7,8 +7,9 @@ keeps what it has timed, and a later run goes on from there; after `--minutes` n
 are begun, so that a long search is made in runs as long as one has.
 
 The search: 40 registries and more, of clustering, deduplication, plans and hot batches, on an
-emulated cluster of 2 x 2 ranks (needs root), each trained beside what is advised, in turns. Regret
-is how much longer a step of what is advised takes than the best of them.
+emulated cluster of 2 x 2 ranks (needs root), each trained beside what is advised, in turns: all for
+a few steps, the faster half for more, five finalists for ten rounds. Regret is how much longer a
+step of what is advised takes than the best of these, in those rounds.
 """
 
 from __future__ import annotations
@@ -39,14 +40,11 @@ def measure(
     if "large" in parts:
         figures += large(20, 10**6, 8_192) if quick else large(100, 10**7, 32_768)
     if chosen:
-        sizes = (8_192, 2, 2, 6) if quick else (32_768, 5, 6, None)
-        samples, rounds, steps, most = sizes
         figures += regrets(
             chosen,
-            samples=samples,
-            rounds=rounds,
-            steps=steps,
-            most=most,
+            samples=8_192 if quick else 32_768,
+            quick=quick,
+            most=6 if quick else None,
             kept=folder,
             seconds=seconds,
         )

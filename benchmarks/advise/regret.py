@@ -1,4 +1,11 @@
-"""The advice against a search: how much slower it is than the best of all registries tried."""
+"""The advice against a search: how much slower it is than the best of all registries tried.
+
+The search is one of stages. All registries take a few steps in turns with what is advised, the
+faster half takes more, and the five that are fastest then take ten rounds: regret is by these
+alone. A registry that is left out early was measured as slower than half of the others; the first
+two stages choose, and no figure is of their rounds but how much faster than TorchRec's own plan
+what is advised is. Ranks assemble a side once and hold it for as long as it is in the search.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +15,36 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.advise.held_sides import assemble_sides, drop_sides, time_sides
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure
 from recd_plugins.advise.advice import advise
-from recd_plugins.advise.trial_rank import in_turns
 from recd_plugins.advise.walk import AdviceGoal
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.topology import save_topology
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["SETTINGS", "Setting", "regrets", "searched"]
+__all__ = ["SETTINGS", "Setting", "Stage", "regrets", "search", "searched", "stages_of"]
 
 EACH, MEDIAN = 0.07, 0.03
+FINALISTS = 5
 N_NODES, RANKS_PER_NODE = 2, 2
 BUDGET_GB = 0.02
-AT_ONCE = 6
-"""Registries that train side by side, with what is advised among them."""
-FINALISTS, MORE_ROUNDS = AT_ONCE - 1, 4
-"""The registries that were fastest, and how many times the rounds they are timed once more: the
-best of forty single timings is best by its luck too."""
+ADVISED = "what is advised"
+AT_ONCE = 8
+"""Registries that begin side by side, beside what is advised."""
 LIMIT = 3600.0
+"""Seconds of a call of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,22 +159,85 @@ def searched(setting: Setting, base: dict[str, Any]) -> dict[str, dict[str, Any]
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Registries take turns with what is advised."""
+
+    rounds: int
+    steps: int
+    """The steps of a turn."""
+    most: int
+    """How many go on from the stage before: the fastest."""
+
+
+def stages_of(registries: int, quick: bool = False) -> tuple[Stage, ...]:
+    """All of them for a look, then the faster half, and then the finalists, for as long as it takes
+    to tell them apart: the best of forty short timings is best by its luck too."""
+    if quick:
+        return (
+            Stage(rounds=1, steps=1, most=registries),
+            Stage(rounds=2, steps=2, most=FINALISTS),
+        )
+    return (
+        Stage(rounds=2, steps=2, most=registries),
+        Stage(rounds=5, steps=3, most=-(-registries // 2)),
+        Stage(rounds=10, steps=6, most=FINALISTS),
+    )
+
+
+Ratios = dict[str, float]
+"""How many times as fast as what is advised each registry is."""
+
+
+def fastest(ratios: Ratios, most: int) -> list[str]:
+    """So many registries, the fastest first."""
+    return sorted(ratios, key=ratios.__getitem__, reverse=True)[:most]
+
+
+def search(
+    names: Sequence[str],
+    stages: Sequence[Stage],
+    found: list[Ratios],
+    timed: Callable[[Sequence[str], Stage], Ratios],
+    going_on: Callable[[Collection[str]], None],
+    until: Callable[[], bool],
+) -> bool:
+    """Take the registries through all stages, unless it is `until` before; whether it came to the
+    end. `found` has the ratios of each stage, of those of an earlier search too; `timed` gives
+    those of some registries, without any that cannot be; `going_on` hears which are still in it.
+    """
+    for number, stage in enumerate(stages):
+        if number == len(found):
+            found.append({})
+        own, last = found[number], number == len(stages) - 1
+        there = names if not number else fastest(found[number - 1], stage.most)
+        at_once = len(there) if last else AT_ONCE  # finalists are told from each other
+        left = [name for name in there if name not in own]
+        while left:
+            if until():
+                return False
+            some, left = left[:at_once], left[at_once:]
+            own |= timed(some, stage)
+            most = len(own) if last else stages[number + 1].most
+            going_on({*fastest(own, most), *left})
+    return True
+
+
 def regrets(
     settings: Sequence[Setting],
     *,
     samples: int,
-    rounds: int,
-    steps: int,
+    quick: bool = False,
     most: int | None = None,
     kept: Path | None = None,
     seconds: float = math.inf,
 ) -> Iterator[Figure]:
     """Of each setting, and their median; `most` registries of the search.
 
-    The fastest are timed once more at the end, and regret is against the best of these. In the
-    folder `kept` a setting has its table, its topology, what is advised and what was timed: a later
-    run goes on from there. After so many seconds, of which each setting has its share, no
-    registries are begun any more, and a setting that has some left has no figure.
+    Regret is against the best of the finalists, in the rounds of these alone. In the folder `kept`
+    a setting has its table, its topology, what is advised and what was timed: a later run goes on
+    from there. After so many seconds, of which each setting has its share, no registries are begun
+    any more, and a setting that has some left has no figure.
     """
     end = time.monotonic() + seconds
     if missing := available():
@@ -187,7 +255,7 @@ def regrets(
             number = SETTINGS.index(setting)
             folder = Path(temporary) if kept is None else kept.resolve() / f"setting{number}"
             folder.mkdir(parents=True, exist_ok=True)
-            figure = _regret(setting, folder, ranks, samples, rounds, steps, most, until)
+            figure = _Search(setting, folder, ranks, samples, quick, most).figure(until)
         if figure is None:
             continue
         print(f"{figure.name}: {figure.value:.1%}; {figure.note}", file=sys.stderr, flush=True)
@@ -204,86 +272,101 @@ def regrets(
     )
 
 
-def _regret(
-    setting: Setting,
-    folder: Path,
-    ranks: ClusterRanks,
-    samples: int,
-    rounds: int,
-    steps: int,
-    most: int | None,
-    until: float,
-) -> Figure | None:
-    topology, timed = folder / "topology.yaml", folder / "timed.json"
-    if not topology.exists():
-        save_topology(ranks.run(measured_topology, RANKS_PER_NODE)[0], topology)
-    base = setting.registry(folder / "data", topology, samples)
-    others = dict(list(searched(setting, base).items())[:most])
-    if timed.exists():
-        done = json.loads(timed.read_text())
-    else:
-        goal = AdviceGoal(budget_gb=BUDGET_GB)
-        advice = advise(Registry.load(base), goal, ranks_here=ranks.world_size, with_what_ifs=False)
-        mine = advice.values
-        there = [one for one, values in others.items() if values != mine and _can_be(one, values)]
-        kept = list(advice.walk.kept)
-        done = {"advised": kept, "registry": mine, "names": there, "ratios": {}}
-        write_whole(timed, json.dumps(done, indent=1))
-    mine, ratios = done["registry"], done["ratios"]
+class _Search:
+    """The search of a setting, and what of it is in its folder."""
 
-    def faster(some: Sequence[str], rounds: int) -> dict[str, float]:
-        """How many times as fast as what is advised each is."""
-        sides = [mine, *(others[name] for name in some)]
-        for values in sides:
-            load(values).prepare()
-        own, *each = ranks.run(_on_rank, sides, rounds, steps, limit=LIMIT)[0]
+    def __init__(
+        self,
+        setting: Setting,
+        folder: Path,
+        ranks: ClusterRanks,
+        samples: int,
+        quick: bool,
+        most: int | None,
+    ) -> None:
+        self._setting, self._ranks, self._file = setting, ranks, folder / "stages.json"
+        topology = folder / "topology.yaml"
+        if not topology.exists():
+            save_topology(ranks.run(measured_topology, RANKS_PER_NODE)[0], topology)
+        base = setting.registry(folder / "data", topology, samples)
+        if self._file.exists():
+            self._done: dict[str, Any] = json.loads(self._file.read_text())
+        else:
+            goal, here = AdviceGoal(budget_gb=BUDGET_GB), ranks.world_size
+            advice = advise(Registry.load(base), goal, ranks_here=here, with_what_ifs=False)
+            advised = {"advised": list(advice.walk.kept), "registry": advice.values}
+            self._done = {**advised, "refused": {}, "stages": []}
+            self._save()
+        every = list(searched(setting, base).items())[:most]
+        self._values = {name: one for name, one in every if one != self._done["registry"]}
+        self._values[ADVISED] = self._done["registry"]
+        self._stages = stages_of(len(self._values) - 1, quick)
+        self._held: set[str] = set()
+        """The sides that ranks hold, assembled."""
+
+    def figure(self, until: float) -> Figure | None:
+        """None where some registries are left for a later run."""
+        stages: list[Ratios] = self._done["stages"]
+        refused = self._done["refused"]
+        names = [name for name in self._values if name != ADVISED and name not in refused]
+        rest = self._timed, self._going_on, lambda: time.monotonic() > until
+        if not search(names, self._stages, stages, *rest):
+            words = f"{self._setting.name}: registries are left: run it again, with --folder"
+            print(words, file=sys.stderr, flush=True)
+            return None
+        again = stages[-1]
+        best = max(again, key=again.__getitem__, default="")
+        best_ratio = max(1.0, again.get(best, 1.0))
+        base_ratio = stages[0].get("in time, own", 1.0)
+        last = self._stages[-1]
+        return Figure(
+            name=f"regret: {self._setting.name}",
+            value=best_ratio - 1,
+            unit="share",
+            target=EACH,
+            at_most=True,
+            note=f"advised: {', '.join(self._done['advised']) or 'nothing'}; "
+            f"{1 / base_ratio:.2f}x as fast as TorchRec's own plan; best of {len(stages[0])}: "
+            f"{best if best_ratio > 1 else 'what was advised'}; "
+            f"{', '.join(f'{len(found)} registries' for found in stages)} took "
+            f"{', '.join(f'{one.rounds} rounds of {one.steps} steps' for one in self._stages)}; "
+            f"regret is by the {last.rounds} rounds of the last {len(again)}",
+        )
+
+    def _timed(self, some: Sequence[str], stage: Stage) -> Ratios:
+        there = self._assembled(some)
+        own, *each = self._ranks.run(
+            time_sides, [ADVISED, *there], stage.rounds, stage.steps, limit=LIMIT
+        )[0]
         return {
             name: statistics.median(a / b for a, b in zip(own, one, strict=True))
-            for name, one in zip(some, each, strict=True)
+            for name, one in zip(there, each, strict=True)
         }
 
-    names = [name for name in done["names"] if name not in ratios]
-    for start in range(0, len(names), AT_ONCE - 1):
-        if time.monotonic() > until:
-            break
-        ratios |= faster(names[start : start + AT_ONCE - 1], rounds)
-        write_whole(timed, json.dumps(done, indent=1))
-        words = f"{setting.name}: {len(ratios)} of {len(done['names'])} registries timed"
-        print(words, file=sys.stderr, flush=True)
-    if left := [name for name in done["names"] if name not in ratios]:
-        words = f"{setting.name}: {len(left)} registries are left: run it again, with --folder"
-        print(words, file=sys.stderr, flush=True)
-        return None
-    if "again" not in done:
-        fastest = sorted(ratios, key=ratios.__getitem__, reverse=True)[:FINALISTS]
-        done["again"] = faster(fastest, MORE_ROUNDS * rounds)
-        write_whole(timed, json.dumps(done, indent=1))
-    again = done["again"]
-    best = max(again, key=again.__getitem__, default="")
-    best_ratio = max(1.0, again.get(best, 1.0))
-    base_ratio = ratios.get("in time, own", 1.0)
-    return Figure(
-        name=f"regret: {setting.name}",
-        value=best_ratio - 1,
-        unit="share",
-        target=EACH,
-        at_most=True,
-        note=f"advised: {', '.join(done['advised']) or 'nothing'}; {1 / base_ratio:.2f}x as fast "
-        f"as TorchRec's own plan; best of {len(others)}: "
-        f"{best if best_ratio > 1 else 'what was advised'}",
-    )
+    def _assembled(self, names: Sequence[str]) -> list[str]:
+        """Those that can be: TorchRec offers not every sharding for every table."""
+        new = [name for name in (ADVISED, *names) if name not in self._held]
+        values = {name: self._values[name] for name in new}
+        for one in values.values():
+            load(one).prepare()  # here, so that ranks find tables that are written
+        refused: dict[str, str] = self._ranks.run(assemble_sides, values, limit=LIMIT)[0]
+        if ADVISED in refused:
+            raise CapabilityError(f"{self._setting.name}: {refused[ADVISED]}")
+        for name, why in refused.items():
+            print(f"{name}: not tried: {why}", file=sys.stderr)
+        self._done["refused"] |= refused
+        self._held |= {*new} - {*refused}
+        return [name for name in names if name not in refused]
 
+    def _going_on(self, names: Collection[str]) -> None:
+        """Have ranks give up the others, and keep what was timed."""
+        gone = self._held - {*names, ADVISED}
+        peaks = self._ranks.run(drop_sides, sorted(gone))
+        self._held -= gone
+        self._save()
+        timed = [len(one) for one in self._done["stages"]]
+        words = f"{self._setting.name}: timed by stage: {timed}; {len(self._held)} are held, "
+        print(f"{words}{max(peaks):.1f} GB a rank", file=sys.stderr, flush=True)
 
-def _can_be(name: str, values: dict[str, Any]) -> bool:
-    """Whether there is such a plan: TorchRec offers not every sharding for every table."""
-    stack = load(values)
-    try:
-        stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
-    except RecdError as error:
-        print(f"{name}: not tried: {error}", file=sys.stderr)
-        return False
-    return True
-
-
-def _on_rank(sides: Sequence[dict[str, Any]], rounds: int, steps: int) -> list[list[float]]:
-    return in_turns([load(values) for values in sides], torch.device("cpu"), rounds, steps)
+    def _save(self) -> None:
+        write_whole(self._file, json.dumps(self._done, indent=1))

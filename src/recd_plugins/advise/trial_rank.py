@@ -9,17 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recd_plugins.trainer.tuning.trial_rank import write_found
 
 if TYPE_CHECKING:
     import torch
+    from torchrec.distributed import TrainPipelineSparseDist
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.stack import Stack
 
-__all__ = ["in_turns", "turns"]
+__all__ = ["TrialSide", "in_turns", "seconds_in_turns", "trial_side", "turns"]
 
 WARM_UP = 3
 """Steps of each side before the first round: pipelines fill, kernels compile."""
@@ -37,43 +38,64 @@ def turns(
         return in_turns(stacks, device, rounds, steps, held)
 
 
-def in_turns(
-    stacks: Sequence[Stack], device: torch.device, rounds: int, steps: int, held: int = 0
-) -> list[list[float]]:
-    """Seconds of a step of each registry, in each round, of the slowest rank of the group. Sides
-    take turns of `steps` steps, in an order that is turned round each time: reading included, or
-    fed over and over from so many batches that are `held` in memory."""
-    import torch
+class TrialSide(NamedTuple):
+    """A registry that takes its turns on this rank."""
+
+    pipeline: TrainPipelineSparseDist[Any, Any]
+    batches: Iterator[Batch]
+
+    def seconds(self, steps: int, device: torch.device) -> float:
+        """Seconds of a step, of so many, which all ranks begin together."""
+        import torch
+        import torch.distributed as dist
+
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            self.pipeline.progress(self.batches)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - begun) / steps
+
+
+def trial_side(stack: Stack, device: torch.device, held: int = 0) -> TrialSide:
+    """A side that is assembled and warm: it reads as it trains, or is fed over and over from so
+    many batches that are `held` in memory."""
     import torch.distributed as dist
 
     from recd_plugins.trainer.assemble import assemble
 
-    sides = []
-    for stack in stacks:
-        loader = stack.loader(dist.get_rank(), dist.get_world_size())
-        batches: Iterator[Batch] = chain.from_iterable(repeat(loader))
-        if held:
-            batches = cycle([*islice(loader, held)])
-            loader.close()
-        sides.append((assemble(stack, device).pipeline, batches))
+    loader = stack.loader(dist.get_rank(), dist.get_world_size())
+    batches: Iterator[Batch] = chain.from_iterable(repeat(loader))
+    if held:
+        batches = cycle([*islice(loader, held)])
+        loader.close()
+    side = TrialSide(assemble(stack, device).pipeline, batches)
+    side.seconds(WARM_UP, device)
+    return side
 
-    def seconds(side: int, count: int) -> float:
-        pipeline, batches = sides[side]
-        dist.barrier()
-        begun = time.perf_counter()
-        for _ in range(count):
-            pipeline.progress(batches)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - begun) / count
 
-    for side in range(len(sides)):
-        seconds(side, WARM_UP)
+def in_turns(
+    stacks: Sequence[Stack], device: torch.device, rounds: int, steps: int, held: int = 0
+) -> list[list[float]]:
+    """`seconds_in_turns` of registries."""
+    sides = [trial_side(stack, device, held) for stack in stacks]
+    return seconds_in_turns(sides, device, rounds, steps)
+
+
+def seconds_in_turns(
+    sides: Sequence[TrialSide], device: torch.device, rounds: int, steps: int
+) -> list[list[float]]:
+    """Seconds of a step of each side, in each round, of the slowest rank of the group. Sides take
+    turns of `steps` steps, in an order that is turned round each time."""
+    import torch
+    import torch.distributed as dist
+
     found = torch.zeros(len(sides), rounds, device=device)
     for number in range(rounds):
         order = range(len(sides)) if number % 2 else reversed(range(len(sides)))
         for side in order:
-            found[side, number] = seconds(side, steps)
+            found[side, number] = sides[side].seconds(steps, device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     each: list[list[float]] = found.tolist()
     return each
