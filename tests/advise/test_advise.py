@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
 from recd_plugins.advise.advice_text import advised_registry, next_step
-from recd_plugins.advise.model_and_batches import OfTrainer
+from recd_plugins.advise.model_and_batches import OfRegistry, OfTrainer
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.trials import ALIKE, candidates
 from recd_plugins.advise.walk import (
@@ -36,15 +36,17 @@ from recd_plugins.advise.walk import (
 )
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.table import silent
+from recd_plugins.embedding.adapt import OURS
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
-from recd_plugins.planning.model_tables import ModelTable
+from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry import Registry
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.stack import load
+from recd_plugins.stack import Stack, load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.training import train_quietly
 from recd_scars.additions import ADDITIONS
@@ -290,6 +292,32 @@ def test_proposals_that_are_remembered_are_those_that_torchrec_makes(folder: Pat
     alone = [proposed(size) for size in (256, 4096)]
     with remembering():
         assert [proposed(size) for size in (256, 4096, 256, 4096)] == [*alone, *alone]
+
+
+def test_a_model_is_built_once_for_all_that_have_it_alike_and_stays_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, built = Stack.model, []
+    monkeypatch.setattr(Stack, "model", lambda stack: built.append(stack) or build(stack))
+    source, values = OfRegistry(), registry(folder / "16", 16)
+    dedup = {
+        "plugins": ["recd_dlrm", "recd_dedup"],
+        "dedup": {"use": "exact", "groups": [["history"]]},
+    }
+
+    def model(**more: Any) -> torch.nn.Module:
+        return source.model(load({**values, **more}), silent)
+
+    plain, adapted = model(), model(**dedup)
+    assert any(isinstance(one, OURS) for one in adapted.modules())
+    assert not any(isinstance(one, OURS) for one in plain.modules())
+    assert repr(model()) == repr(plain)
+    assert model(topology="a100_dgx") is plain
+    assert model_tables(adapted).keys() == model_tables(plain).keys()
+    assert len(built) == 1
+    wider = model(model={**values["model"], "embedding_dim": 64})
+    assert {one.dim for one in model_tables(wider).values()} == {64}
+    assert len(built) == 2
 
 
 @pytest.mark.slow

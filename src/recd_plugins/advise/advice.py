@@ -23,6 +23,7 @@ from recd_plugins.advise.walk import (
     with_plugin,
 )
 from recd_plugins.config import path_of
+from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError, listed
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
@@ -180,7 +181,7 @@ def advise(
         batch_sizes = (trainer.batch_size,)
     if most_tried:
         check_ranks_here(ranks, registry)
-    with remembering():
+    with remembering(), keeping_stripes():
         return _advised(
             registry,
             goal,

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -70,12 +71,27 @@ class ModelAndBatches(ABC):
 class OfRegistry(ModelAndBatches):
     """The registry's own model and dataset."""
 
+    def __init__(self) -> None:
+        self._models: dict[str, nn.Module] = {}
+        """The models, not adapted, by all that they are built of."""
+
     def schema(self, stack: Stack, progress: Progress) -> Schema:
         return stack.prepare(progress).schema
 
     def model(self, stack: Stack, progress: Progress) -> nn.Module:
+        """Built once for all that have it alike: shapes and names are what counts of it."""
         stack.prepare(progress)
-        return stack.adapt(stack.model())
+        model = self._built(stack)
+        return stack.adapt(_copy_of(model) if stack.registry.chosen("dedup") else model)
+
+    def _built(self, stack: Stack) -> nn.Module:
+        registry, values = stack.registry, stack.registry.source.values
+        made_of = [(one.record.name, str(one.provider)) for one in registry.chosen("model")]
+        parts = [values.get(name) for name in ("model", "pooling", "train")]
+        key = json.dumps([made_of, parts, stack.schema.to_json()], sort_keys=True, default=str)
+        if key not in self._models:
+            self._models[key] = stack.model()
+        return self._models[key]
 
     def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
         return stack.profile(counted)
@@ -89,7 +105,8 @@ class OfRegistry(ModelAndBatches):
                 with closing(Stack(stack.registry.with_batch_size(some)).read(0, ranks)) as loader:
                     yield next(iter(loader))
 
-        return computed(stack, stack.model, batches, lambda batch: batch.features, ranks_here)
+        model = partial(self._built, stack)
+        return computed(stack, model, batches, lambda batch: batch.features, ranks_here)
 
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
         with closing(stack.read(0, ranks)) as loader:
@@ -156,8 +173,7 @@ class OfTrainer(ModelAndBatches):
         is trained, and what names their optimizers goes with them."""
         if not stack.registry.chosen("dedup"):
             return self._model
-        kept = [*self._model.parameters(), *self._model.buffers()]
-        model = copy.deepcopy(self._model, {id(one): one for one in kept})
+        model = _copy_of(self._model)
         return stack.adapt(model, batches=self._batches, features=self._features)
 
     def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
@@ -220,6 +236,12 @@ class OfTrainer(ModelAndBatches):
 
     def _named(self, what: str) -> AbstractContextManager[None]:
         return _named(self.name, what)
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters and buffers, themselves."""
+    kept = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(one): one for one in kept})
 
 
 @contextmanager

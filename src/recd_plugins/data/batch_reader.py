@@ -25,6 +25,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.decoded import DecodedRows, absent_rows, decode_rows
+from recd_plugins.data.kept_stripes import kept_stripes
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
 from recd_plugins.data.parquet_file import OpenedFile
 from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
@@ -315,6 +316,7 @@ class StripeReader:
         ]
         self._file_columns = table.file_columns(self._columns)
         self._files: dict[Location, OpenedFile] = {}
+        self._kept = kept_stripes()  # of the thread that makes it: others may decode
         self._io = 0.0
 
     def decode(self, piece: Piece) -> DecodedRows:
@@ -334,7 +336,9 @@ class StripeReader:
     def _decode(self, piece: Piece) -> DecodedRows:
         stripe = self._table.stripes[piece.stripe]
         file = self._open(stripe.file)
-        rows = self._table.stored(file, stripe, self._file_columns, threads=self._threads)
+        rows = self._table.stored(
+            file, stripe, self._file_columns, threads=self._threads, kept=self._kept
+        )
         self._io += file.io_seconds()
         rows = rows.slice(piece.start, piece.num_rows)
         known = id_ranges(file.metadata, stripe.group).keys()

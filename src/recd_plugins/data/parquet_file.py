@@ -124,6 +124,7 @@ class OpenedFile(pq.ParquetFile):
         buffer_size: int = 0,
     ) -> None:
         self.location = location
+        self.digest = footer.digest
         self.partitions = {} if facts is None else dict(facts.partitions)
         self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0

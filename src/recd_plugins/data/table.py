@@ -32,6 +32,7 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.files import UNFINISHED, FileFacts, found_files, table_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.kept_stripes import KeptStripes
 from recd_plugins.data.parquet_file import FileWriter, OpenedFile, arrow_schema, footer_of, opened
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.data.selection import Selection, kept_rows
@@ -186,10 +187,18 @@ class Table:
         return self.conform(chunk, str(stripe), wanted)
 
     def stored(
-        self, file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+        self,
+        file: OpenedFile,
+        stripe: Stripe,
+        columns: Sequence[str],
+        *,
+        threads: bool = True,
+        kept: KeptStripes | None = None,
     ) -> pa.Table:
-        """Columns of the files, of those rows of a stripe that the table has."""
-        rows = read_stripe(file, stripe, self.asked(file, stripe, columns), threads=threads)
+        """Columns of the files, of those rows of a stripe that the table has; read where they are
+        not `kept`."""
+        read = read_stripe if kept is None else kept.read
+        rows = read(file, stripe, self.asked(file, stripe, columns), threads=threads)
         found = self.taken(rows, stripe, columns)
         if found.num_rows != stripe.num_rows:
             raise DataError(
@@ -478,18 +487,19 @@ def _schema_of(file: Location, footer: pq.FileMetaData) -> Schema:
 def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = False) -> None:
     """Every column of `schema` is in `arrow`, in a type that fits; or `DataError`. Of columns that
     are just `made` floats will do for integers, as far as they are whole."""
+    there, sparse = {*arrow.names}, {*schema.sparse_names}
     for name in schema.columns:
-        if name not in arrow.names:
+        if name not in there:
             raise DataError(
                 f"{where}: lacks column {name!r}, which the schema names; "
                 f"{nearest(name, arrow.names)}"
             )
     for name in (*schema.sparse_names, *schema.weights_names):
         kind = arrow.field(name).type
-        number = pa.types.is_integer if name in schema.sparse_names else pa.types.is_floating
+        number = pa.types.is_integer if name in sparse else pa.types.is_floating
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if not (lists and number(kind.value_type)):
-            what = "integers" if name in schema.sparse_names else "floats"
+            what = "integers" if name in sparse else "floats"
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
     for name in schema.key_columns:
         kind = arrow.field(name).type

@@ -29,6 +29,7 @@ from recd_plugins.data.growing import (
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
@@ -47,8 +48,15 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
     periods = Periods.of(registry, context)
     if periods is not None:
         return periods.first(progress)[1]
-    dataset: Dataset = registry.one("dataset").build(context("dataset"))
-    return _written(registry, context, dataset, progress)
+    chosen = (registry.one("dataset"), *registry.chosen("etl"))
+    options = [(one.record.name, str(one.provider), repr(one.config)) for one in chosen]
+
+    def opened() -> Tables:
+        dataset: Dataset = registry.one("dataset").build(context("dataset"))
+        return _written(registry, context, dataset, progress)
+
+    # `recd advise` asks again for registries that differ in other things.
+    return remembered(("tables", str(registry.folder), repr(options)), opened)
 
 
 def _written(

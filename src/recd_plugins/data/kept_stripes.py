@@ -1,0 +1,81 @@
+"""Stripes as they lie in their files, decoded once for a while: who weighs registries reads the
+same ones for each.
+
+What is kept are Arrow tables, which nobody writes to: batches are gathered from them by copies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from recd_plugins.data.parquet_file import OpenedFile
+from recd_plugins.data.stripes import Stripe, read_stripe
+from recd_plugins.storage.uri import Location
+
+__all__ = ["KeptStripes", "keeping_stripes", "kept_stripes"]
+
+MOST = 1 << 29
+"""Bytes that are kept; stripes that are met behind these are decoded each time."""
+
+Key: TypeAlias = tuple[Location, str, int]
+"""A file, what its footer is known by, and a row group."""
+
+
+class KeptStripes:
+    """The columns of stripes that somebody has read; any thread may read."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._left = most
+        self._tables: dict[Key, pa.Table] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, file: OpenedFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+    ) -> pa.Table:
+        """`read_stripe`, of those columns alone that were not read before."""
+        key = stripe.file, file.digest, stripe.group
+        with self._lock:
+            found = self._tables.get(key)
+        there = set() if found is None else {*found.column_names}
+        missing = [name for name in columns if name not in there]
+        if found is not None and not missing:
+            return found.select(list(columns))
+        rows = read_stripe(file, stripe, missing, threads=threads)
+        if {*rows.column_names} != {*missing}:  # a field of a struct has another name
+            return rows if found is None else read_stripe(file, stripe, columns, threads=threads)
+        whole = rows if found is None else _side_by_side(found, rows)
+        with self._lock:
+            if rows.nbytes <= self._left and self._tables.get(key) is found:
+                self._left -= rows.nbytes
+                self._tables[key] = whole
+        return whole.select(list(columns))
+
+
+def _side_by_side(left: pa.Table, right: pa.Table) -> pa.Table:
+    for field, column in zip(right.schema, right.columns, strict=True):
+        left = left.append_column(field, column)
+    return left
+
+
+_kept: ContextVar[KeptStripes | None] = ContextVar("the stripes that are kept", default=None)
+
+
+@contextmanager
+def keeping_stripes(most: int = MOST) -> Iterator[None]:
+    """Inside, readers that are made decode a stripe once, as far as `most` bytes reach."""
+    token = _kept.set(KeptStripes(most))
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def kept_stripes() -> KeptStripes | None:
+    """The stripes that are kept by now; none outside `keeping_stripes`."""
+    return _kept.get()
