@@ -10,6 +10,7 @@ import torch.distributed as dist
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure, Limit, spread
 from benchmarks.recd_train.memory import give_back
+from recd_plugins.planning.tier_plan import CHUNK_ROWS
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.collectives import CollectiveSequence, Layout, Nodes
 from recd_plugins.tiers.home_tables import HomeTable
@@ -17,7 +18,6 @@ from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
 from recd_plugins.tiers.routed_batch import exchange_touched
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
-from recd_plugins.tiers.tiers import CHUNK_ROWS
 from recd_plugins.tiers.update import Entries, GradientDivision, Reduction
 from recd_plugins.trainer.measure.memory import PeakMemory
 
