@@ -3,6 +3,8 @@ they train plainly. Each row of docs/compatibility.md names its test here."""
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -32,11 +34,13 @@ from torchrec.distributed.train_pipeline.train_pipelines import (
 from torchrec.distributed.types import ShardingEnv2D
 
 from recd_plugins.errors import CapabilityError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
+from recd_plugins.tiers import tiers
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 STEPS = 3
@@ -215,6 +219,35 @@ def test_checkpoints_of_torch_move(
     gloo_pool: GlooPool, tmp_path: Path, there: Side, back: Side
 ) -> None:
     gloo_pool.run(moves, there, back, str(tmp_path))
+
+
+def asks_before_the_other(told: Path) -> None:
+    """On a rank: rank 0 asks for the state, and rank 1 once that has said that it waits."""
+    own = job("tiers")
+    (batch,) = own.batches(1)
+    own.model(batch)[0].backward()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        if dist.get_rank() == 0:
+            patch.setattr(tiers, "LONG", 0.01)
+            warnings.simplefilter("always", NoticeWarning)
+            warnings.showwarning = lambda message, *_, **__: tell(told, str(message))
+        else:
+            deadline = time.monotonic() + 120
+            while not told.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        own.model.state_dict()
+
+
+def tell(told: Path, message: str) -> None:
+    told.write_text(message)
+
+
+def test_a_rank_that_asks_for_the_state_alone_says_what_it_waits_for(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    gloo_pool.run(asks_before_the_other, told)
+    assert "rank 0 has exchanged the rows of replicas with the other ranks" in told.read_text()
 
 
 def in_two_dimensions() -> str:

@@ -6,8 +6,10 @@ into it, so from then on they are at home until the next batch.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -32,6 +34,7 @@ from recd_plugins.compat.torchrec import (
     table_feature_names,
 )
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
@@ -49,7 +52,7 @@ from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
 from recd_plugins.tiers.update import GradientDivision, Reduction, Update
 
-__all__ = ["FlushingOptimizer", "Tiers"]
+__all__ = ["FlushingOptimizer", "Tiers", "told_of_waiting"]
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,8 @@ class Tiers:
         """Bring all rows and optimizer states home. Every rank must call it."""
         if self._holds.filled:
             flush_kernels(self._sharded)
-            self._holds.flush()
+            with told_of_waiting(self.nodes.world.rank):
+                self._holds.flush()
             purge_kernels(self._sharded)
 
     def copies(self) -> Iterator[Tensor]:
@@ -291,7 +295,8 @@ class Tiers:
             replicas.left = False
         if not replicas.filled:
             flush_kernels(self._sharded)
-            replicas.fill()
+            with told_of_waiting(self.nodes.world.rank):
+                replicas.fill()
 
     def no_rows(self, width: int) -> Tensor:
         """[0, width], of the type and on the device of the embeddings that TorchRec yields."""
@@ -316,6 +321,29 @@ class Tiers:
         if self._order == list(range(len(keys))):
             return features
         return features.permute(self._order, self._order_tensor)
+
+
+LONG = 60.0
+"""Seconds after which a rank says that it waits for others to exchange replicas."""
+
+
+@contextmanager
+def told_of_waiting(rank: int) -> Iterator[None]:
+    """Warn, while all ranks exchange the rows of replicas, if this takes long: others may not have
+    come, and then the process group says so much later, and not why."""
+    message = (
+        f"tiers: for {LONG:g} s rank {rank} has exchanged the rows of replicas with the other "
+        "ranks, as all do together when the state of model or optimizer is asked for, and in the "
+        "first batch after that. If one of them asked alone, the others never come: call "
+        "state_dict() on every rank, and write on one."
+    )
+    telling = threading.Timer(LONG, warnings.warn, [message, NoticeWarning])
+    telling.daemon = True
+    telling.start()
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 class FlushingOptimizer(CombinedOptimizer):
