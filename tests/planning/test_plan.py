@@ -87,7 +87,7 @@ def small_ones_sharded(**constraints: Any) -> list[str]:
     front makes of it."""
     tables = [
         EmbeddingBagConfig(name=name, embedding_dim=16, num_embeddings=rows, feature_names=[name])
-        for name, rows in {"pages": 500, "few": 4}.items()
+        for name, rows in {"pages": 5_000, "few": 300}.items()
     ]
     model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
     made = planner(named=False, constraints=constraints, search="torchrec")
@@ -285,8 +285,9 @@ def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
 
 def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
     """TorchRec may have them on every rank, and then another optimizer steps them."""
-    (notice,) = small_ones_sharded()
+    (notice,) = small_ones_sharded()  # of 300 rows, by batches of 64
     assert "names no optimizer of table few; each has no more rows than a batch has" in notice
+    assert "or than the 512 by which TorchRec's planner goes unless it is told" in notice
     assert "TorchRec's EXACT_SGD, learning_rate 0.01 steps it; on every rank, the dense" in notice
     assert "`sharding.constraints: {few: {sharding_types: [data_parallel]}}`" in notice
     for kind in ("data_parallel", "table_wise"):

@@ -41,6 +41,9 @@ __all__ = [
     "on_machines",
 ]
 
+UNSAID_BATCH = 512
+"""The samples of a batch by which TorchRec's planner goes where a trainer does not say it."""
+
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
 
 
@@ -96,7 +99,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         """The tables of a trainer's that it names an optimizer of."""
         self._small: tuple[str, ...] = ()
         """The tables of a trainer's that nobody names an optimizer of, with no more rows than a
-        batch has samples: TorchRec may have them data-parallel."""
+        batch has samples, or may have: TorchRec may have them data-parallel."""
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
@@ -219,7 +222,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 name
                 for name in unnamed
                 if "data_parallel" in (constraints[name].sharding_types or ())
-                and rows[name] <= self._batch_size
+                and rows[name] <= max(self._batch_size, UNSAID_BATCH)
             )
         kept_in = sorted(self._in_files)
         chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others), kept_in)
@@ -359,8 +362,9 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             ),
             *self._unnamed(
                 small,
-                "each has no more rows than a batch has samples, so that TorchRec itself may have "
-                "it on every rank, which depends on a batch size, and on chance",
+                "each has no more rows than a batch has samples, or than the "
+                f"{UNSAID_BATCH} by which TorchRec's planner goes unless it is told, so that "
+                "TorchRec itself may have it on every rank, which is chance, too",
             ),
         ]
 
