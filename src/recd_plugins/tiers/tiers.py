@@ -52,7 +52,7 @@ from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
 from recd_plugins.tiers.update import GradientDivision, Reduction, Update
 
-__all__ = ["FlushingOptimizer", "Tiers", "told_of_waiting"]
+__all__ = ["FlushingOptimizer", "Tiers", "explains_waiting"]
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class Tiers:
         """Bring all rows and optimizer states home. Every rank must call it."""
         if self._holds.filled:
             flush_kernels(self._sharded)
-            with told_of_waiting(self.nodes.world.rank):
+            with explains_waiting(self.nodes.world.rank):
                 self._holds.flush()
             purge_kernels(self._sharded)
 
@@ -295,7 +295,7 @@ class Tiers:
             replicas.left = False
         if not replicas.filled:
             flush_kernels(self._sharded)
-            with told_of_waiting(self.nodes.world.rank):
+            with explains_waiting(self.nodes.world.rank):
                 replicas.fill()
 
     def no_rows(self, width: int) -> Tensor:
@@ -328,7 +328,7 @@ LONG = 60.0
 
 
 @contextmanager
-def told_of_waiting(rank: int) -> Iterator[None]:
+def explains_waiting(rank: int) -> Iterator[None]:
     """Warn, while all ranks exchange the rows of replicas, if this takes long: others may not have
     come, and then the process group says so much later, and not why."""
     message = (
