@@ -468,6 +468,21 @@ def test_no_kjt_is_made_between_transforms_of_rows(monkeypatch):
         assert to_lists(found) == to_lists(expected)
 
 
+class NoneOdd(SigridHash):
+    """Written before there was `of_rows`: a `forward` around that of a built-in transform."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        hashed = super().forward(features)
+        return with_ids(hashed, hashed.values() // 2 * 2)
+
+
+def test_a_forward_of_ones_own_is_not_passed_by():
+    step, features = NoneOdd(31), TransformedFeatures(FEATURES)
+    features.apply(RowWise(step), FEATURES.keys())
+    assert to_lists(features.whole) == to_lists(step(FEATURES))
+    assert to_lists(features.whole) != to_lists(SigridHash(31)(FEATURES))
+
+
 def renamed(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return from_lists({key + "!": rows for key, rows in to_lists(features).items()})
 

@@ -50,7 +50,8 @@ class RowWise:
       names those that it takes; others may lie between them.
     - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and does to each row the same,
       whichever key it is of. It gives ids, lengths and weights or none, `lengths` itself where rows
-      keep their lengths. Where f takes all features, no KJT is made for it.
+      keep their lengths. Where f takes all features, no KJT is made for it, unless a class below
+      the one that has the method has a `forward` of its own.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RowWise:
         self._elementwise: bool = getattr(transform, "elementwise", False)
         self.adds: str | None = getattr(transform, "adds", None)
         """The feature that it adds to those that it takes, if it is such a one."""
-        self.of_rows: Callable[..., Any] | None = getattr(transform, "of_rows", None)
+        self.of_rows = _of_rows(transform)
         """What it does to rows, if it is such a one that can do without a KJT."""
         self._changes_keys: bool = bool(
             makes is not None or self.adds or getattr(transform, "changes_keys", False)
@@ -368,6 +369,20 @@ def _joined(parts: Sequence[_Part], stride: int) -> KeyedJaggedTensor:
         stride_per_key_per_rank=strides or None,
         length_per_key=[numel for part in parts for numel in part.numels],
     )
+
+
+def _of_rows(transform: KjtTransform) -> Callable[..., Any] | None:
+    """Its method, unless a class that inherits it says in a `forward` of its own what becomes of a
+    KJT: that is what its author trained with."""
+    found: Callable[..., Any] | None = getattr(transform, "of_rows", None)
+    if found is None or "of_rows" in vars(transform):
+        return found
+    for kind in type(transform).__mro__:
+        if "of_rows" in vars(kind):
+            break
+        if {"forward", "__call__"} & vars(kind).keys():
+            return None
+    return found
 
 
 def _name_of(transform: KjtTransform) -> str:
