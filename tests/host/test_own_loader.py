@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -333,6 +334,50 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert len(two) == len(wrapped) == 1
     assert "or by another plan, so that no table has its tiers. Write" in two[0]
     assert "the model trains unsharded: its plan knows modules by their paths" in wrapped[0]
+
+
+def used() -> list[list[str]]:
+    """The warnings of a model that is planned twice, of replicas that move before the first batch,
+    of a copy that was planned itself, and of a copy that is trained beside the model."""
+    cpu, group = torch.device("cpu"), dist.GroupMember.WORLD
+    assert group is not None
+    batch, other = next(visits(0)), next(visits(1))
+
+    def train(stack: rp.Stack, model: nn.Module, *, moved: bool = False) -> None:
+        plan = stack.plan(model, batches=[other] * 4)
+        sharders = stack.sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
+        if moved:
+            stack.retiering_planner().retier([batch] * 4, group)
+        sharded(batch.pages)
+
+    def planned_twice() -> None:
+        stack, model = rp.load(REGISTRY), Pages()
+        stack.plan(model, batches=[batch] * 4)
+        train(stack, model)
+
+    def planned_a_copy_too() -> None:
+        stack, model = rp.load(REGISTRY), Pages()
+        stack.plan(model, batches=[batch] * 4)
+        train(stack, copy.deepcopy(model))
+
+    def trained_a_copy_too() -> None:
+        stack, model = rp.load(REGISTRY), Pages()
+        stack.plan(model, batches=[batch] * 4)
+        beside = copy.deepcopy(model).to_empty(device=cpu)
+        for _ in range(4):
+            beside(batch.pages)
+
+    return [
+        warned(planned_twice),
+        warned(lambda: train(rp.load(REGISTRY), Pages(), moved=True)),
+        warned(planned_a_copy_too),
+        warned(trained_a_copy_too),
+    ]
+
+
+def test_what_is_used_is_no_warning(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(used) == [[[]] * 4] * 2
 
 
 def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 from recd_plugins.notices import (
     GivesNotices,
@@ -56,6 +57,8 @@ class Usage:
         self._asked: set[str] = set()
         source = registry.source
         self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
+        self._watching: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
+        """The hooks of each model's last plan."""
 
     def asked(self, *what: str) -> None:
         """The trainer asks for what these slots, or `retier_every`, are for."""
@@ -150,14 +153,17 @@ class Usage:
         from recd_plugins.embedding.sharded import handed_all_samples
         from recd_plugins.sparse.own_batches import holds_unique
 
-        looked, unsharded = False, 0
+        for earlier in self._watching.pop(model, ()):
+            earlier.remove()
+        looked, unsharded, planned = False, 0, ref(model)
         tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal looked, unsharded  # a copy of the model has the hook for good
             given = (*args, *kwargs.values())
             traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
-            if looked or traced:
+            is_copy = module is not planned()
+            if looked or traced or (is_copy and module in self._watching):  # planned itself
                 return
             if any(isinstance(part, ShardedModule) for part in module.modules()):
                 looked = True
@@ -169,7 +175,7 @@ class Usage:
                     done: RemovableHandle
                     done = module.register_forward_hook(lambda *_: after(module, done))
                 return
-            unsharded += module.training and torch.is_grad_enabled()
+            unsharded += not is_copy and module.training and torch.is_grad_enabled()
             if unsharded == SURELY_TRAINS:
                 looked = True
                 watching.remove()
@@ -197,10 +203,11 @@ class Usage:
                 )
 
         watching = model.register_forward_pre_hook(before, with_kwargs=True)
+        self._watching[model] = [watching]
         if isinstance(planner, OrdersBatches):
-            self._watch_order(model, planner)
+            self._watching[model].append(self._watch_order(model, planner))
 
-    def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> None:
+    def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
         """Count the batches that the model is trained on until the planner knows whether its order
         is seen."""
         trained, known = 0, False
@@ -216,6 +223,7 @@ class Usage:
                 self._give(*found)
 
         counting = model.register_forward_hook(trains)
+        return counting
 
     def _give(self, *notices: Notice) -> None:
         import torch.distributed as dist
@@ -233,7 +241,7 @@ class Usage:
         """Notices of what a trainer that calls its model, which has this tier plan, leaves
         alone."""
         tiered = isinstance(planner, TierPlanner) and planner
-        if tiered and tier_plan is not None and not tiered.in_front(tier_plan):
+        if tiered and tier_plan is not None and not tiered.stands_in_front_of(tier_plan):
             yield _unused(
                 planning,
                 "the model was sharded without its sharders, or by another plan, so that no table "

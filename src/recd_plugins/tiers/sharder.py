@@ -42,7 +42,8 @@ class TierCluster:
     """A tier plan on a world of ranks, and all tiers that were made by it: one for all sharders."""
 
     def __init__(self, plan: TierPlan, *, chunk_rows: int = CHUNK_ROWS) -> None:
-        self.plan = plan
+        self.made_of = self.plan = plan
+        """The plan that it was made of; and that of the replicas by now."""
         self.chunk_rows = chunk_rows
         self._nodes: Nodes | None = None
         self._tiers: WeakSet[Tiers] = WeakSet()

@@ -283,9 +283,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The folder of mapped files."""
         return self.context.folder / "mapped"
 
-    def in_front(self, plan: TierPlan) -> bool:
-        """Whether tiers stand in front of the tables of this plan: whether they were sharded so."""
-        return any(one.plan is plan and one.in_front for one in self._clusters)
+    def stands_in_front_of(self, plan: TierPlan) -> bool:
+        """Whether tiers stand in front of the tables of this plan, as it was made: whether they
+        were sharded so, be their replicas other rows by now."""
+        return any(one.made_of is plan and one.in_front for one in self._clusters)
 
     @property
     def never_hot(self) -> set[str]:
