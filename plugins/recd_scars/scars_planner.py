@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.api.batch import Batch, OwnBatches
-    from recd_scars.hot_batches import HotBatches
+    from recd_scars.hot_batches import Yielded
 
 __all__ = ["ScarsPlanner", "build_scars"]
 
@@ -96,8 +96,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
-        self._ordered: HotBatches | None = None
-        """The hot and normal batches that were asked for last."""
+        self._yielded: list[Yielded] = []
+        """What each `order` yielded since the last plan."""
         self.served: Served | None = None
         """The way in which the last plan's tables are served from host memory, on rank 0."""
 
@@ -109,6 +109,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         check_home(self._config.home, self.context.device)
         self._every = model_tables(model)
+        for one in self._yielded:
+            one.begin()
         plan = super().plan(model, topology, group)
         self._apart = self._looked_up_apart(plan)
         return plan
@@ -149,7 +151,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             return loader
         from recd_scars.hot_batches import HotBatches
 
-        self._ordered = HotBatches(
+        ordered = HotBatches(
             loader,
             self,
             rank=rank,
@@ -157,7 +159,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             window=self._config.window,
             own=own,
         )
-        return self._ordered
+        self._yielded.append(ordered.yielded)
+        return ordered
 
     def hot_to_come(self, batches: Sequence[Batch], world_size: int) -> float | None:
         if self.tier_plan is None or not batches or not self._config.hot_batches:
@@ -206,13 +209,17 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             )
 
     def ordered_in_vain(self, trained: int) -> Iterable[Notice] | None:
-        if self._ordered is None:
+        if not self._yielded:
             return ()
-        first, never = self._ordered.first_hot, sorted(self.never_hot)
-        if first is not None and not never:
+        firsts = [one.first_hot for one in self._yielded if one.first_hot is not None]
+        never, ahead = sorted(self.never_hot), 2 * self._config.window
+        if firsts and not never:
             return ()
-        # Pipelines and loaders read ahead, though not by windows.
-        if first is None or trained < first + 2 * self._config.window:
+        # Pipelines and loaders read ahead, though not by windows: what was yielded after a hot
+        # batch says that it came to the model. One who keeps batches may have them all before the
+        # first is trained: so many steps too must have been.
+        since = sum(one.since_hot for one in self._yielded)
+        if not firsts or since < ahead or trained < min(firsts) + ahead:
             return None
         kind = Missed if self.tier_plan and set(never) < set(self.tier_plan.tables) else Unused
         return [

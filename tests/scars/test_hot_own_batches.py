@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hot_table import ALL, SOME, Plans, heard, is_hot, liked
+from hot_table import ALL, FEATURES, SOME, Plans, heard, is_hot, liked
 from test_hot_training import build, on_two_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -37,6 +39,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.sharder import TierCluster
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 from recd_scars.hot_batches import HotBatches
+from recd_scars.scars_planner import ScarsPlanner
 
 ROWS = 96
 
@@ -426,3 +429,45 @@ def test_a_model_that_loses_the_marks_of_hot_batches_is_told(gloo_pool: GlooPool
     assert "cache: hot_batches gains less than it could: the model reads the ids" in first[4][0]
     assert "hot batches are looked up as any others in seen. Hand the collection" in first[4][0]
     assert not any(gloo_pool.run(said_of_marks, False)[0])
+
+
+HOT, COLD = 0, 10
+"""Two rows, by SOME."""
+
+
+def told_at(
+    monkeypatch: pytest.MonkeyPatch, *epochs: list[int], calls: int = 1, unused: bool = False
+) -> tuple[int, int] | None:
+    """The epoch, and the batch of it, at whose forward a model that loses the marks is told; of
+    batches of a row each, which a pipeline reads two ahead. Each epoch has its own order."""
+    monkeypatch.setattr(ScarsPlanner, "features_of", FEATURES)
+    cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "window": 2}
+    planner: Any = rp.load({"plugins": ["recd_scars"], "cache": cache}).planner()
+    planner.tier_plan, planner._cluster = SOME, SimpleNamespace(never_hot={"songs"})
+    trained, kept = 0, []
+    for epoch, rows in enumerate(epochs):
+        batches = planner.order([kjt_of([row] * 6) for row in rows], 0, 1, OwnBatches())
+        if unused:
+            kept.append(planner.order([kjt_of([COLD])], 0, 1, OwnBatches()))
+        stream = iter(batches)
+        list(islice(stream, 2))
+        for index in range(len(rows)):
+            next(stream, None)
+            for _ in range(calls):
+                trained += 1
+                if planner.ordered_in_vain(trained):
+                    return epoch, index
+    return None
+
+
+def test_who_loses_the_marks_is_told_once_a_hot_batch_came_to_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four batches after the first hot one was handed over, though the pipeline has two of them."""
+    cold, late = [COLD] * 8, [COLD] * 4 + [HOT] * 8
+    assert told_at(monkeypatch, late) == (0, 8)
+    assert told_at(monkeypatch, cold, late) == (1, 6)
+    assert told_at(monkeypatch, late, calls=2) == (0, 6)
+    assert told_at(monkeypatch, late, unused=True) == (0, 8)
+    assert told_at(monkeypatch, [HOT] * 3, [HOT] * 3, [HOT] * 3) is not None
+    assert told_at(monkeypatch, cold, cold) is None

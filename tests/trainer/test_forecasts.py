@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,37 @@ def test_a_saved_plan_whose_rows_are_no_longer_hot_is_named(
     assert item["note"] == ""
     assert user["fact"] < 0.25
     assert user["note"].startswith("the plan's 500 rows in DP serve no more lookups than as many")
+
+
+@pytest.mark.parametrize(
+    ("replicated", "per_node", "hot", "warm", "named"),
+    [
+        (2000, 0, 1.0, 0.0, [False]),
+        (20, 600, 0.85, 0.13, [False, False]),
+        (20, 1980, 0.99, 0.01, [False, False]),
+        (20, 600, 0.85, 0.02, [False, True]),
+        (20, 600, 1.0, 0.0, [False, False]),
+        (200, 600, 0.1, 0.3, [False, False]),
+        (200, 600, 0.01, 0.9, [True, False]),
+    ],
+    ids=["all DP", "Flex", "all that is left", "cold Flex", "no lookup is left", "chance", "DP"],
+)
+def test_a_tier_of_a_saved_plan_is_held_against_the_rows_that_are_left(
+    replicated: int, per_node: int, hot: float, warm: float, named: list[bool]
+) -> None:
+    stack = load({"plugins": ["recd_flexshard"], "sharding": {"use": "flexshard", "plan": "p"}})
+    planner: Any = stack.planner()
+    rows = np.arange(2000)
+    table = TablePlan(
+        table="t",
+        replicated=rows[:replicated],
+        per_node=rows[replicated : replicated + per_node],
+        coalesce="rank",
+    )
+    planner.tier_plan = TierPlan(tables={"t": table}, n_nodes=1, ranks_per_node=2)
+    planner.found = {"t": SimpleNamespace(num_rows=2000)}
+    found = list(Facts(stack)._coverage_of_file("t", hot, warm))
+    assert [bool(one.note) for one in found] == named
 
 
 def test_a_mode_is_left_by_who_entered_it_last() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from recd_plugins.api.planning import TierPlan
 from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
 
-__all__ = ["HotBatches", "PlansHotRows"]
+__all__ = ["HotBatches", "PlansHotRows", "Yielded"]
 
 TO_TELL = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, to tell them."""
@@ -41,6 +42,30 @@ class PlansHotRows(Protocol):
     def features_of(self) -> Mapping[str, Sequence[str]]:
         """The features of each table of every collection that has tiers; of tables that the plan
         leaves out too, for their rows travel, whatever else a sample looks up."""
+
+
+@dataclass
+class Yielded:
+    """The batches that a `HotBatches` yielded; it outlives that, and the loader it is of."""
+
+    every: int = 0
+    first_hot: int | None = None
+    """The number of them up to the first hot one; none before that."""
+
+    @property
+    def since_hot(self) -> int:
+        """The number of them after the first hot one."""
+        return 0 if self.first_hot is None else self.every - self.first_hot
+
+    def count(self, *, hot: bool) -> None:
+        """One more is yielded."""
+        self.every += 1
+        if hot and self.first_hot is None:
+            self.first_hot = self.every
+
+    def begin(self) -> None:
+        """Count from here."""
+        self.every, self.first_hot = 0, None
 
 
 class HotBatches:
@@ -83,9 +108,7 @@ class HotBatches:
         self._formed: Formed | None = None
         """The way in which it was formed; none at its start."""
         self._pool: ThreadPoolExecutor | None = None
-        self._yielded = 0
-        self.first_hot: int | None = None
-        """The number of batches, since it was made, up to the first hot one; none before that."""
+        self.yielded = Yielded()
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -152,9 +175,7 @@ class HotBatches:
                 self._start, self._index, self._formed = window.end, 0, None
             else:
                 self._start, self._index, self._formed = window.start, index + 1, window.formed
-            self._yielded += 1
-            if self.first_hot is None and window.is_hot(index):
-                self.first_hot = self._yielded
+            self.yielded.count(hot=window.is_hot(index))
             yield batch
 
     def _read(

@@ -174,9 +174,13 @@ class Facts:
         assert isinstance(planner, TierPlanner)
         assert planner.tier_plan is not None
         table, num_rows = planner.tier_plan.tables[name], planner.found[name].num_rows
+        left = num_rows, 1.0
+        """The rows that no earlier tier has, and the share of lookups that they have."""
         for tier, rows, share in (("DP", table.replicated, hot), ("Flex", table.per_node, warm)):
             if not len(rows):
                 continue
+            others, of = left
+            left = others - len(rows), of - share
             note = (
                 f"the plan's {len(rows):,} rows in {tier} serve no more lookups than as many other "
                 "rows would, and cost their updates: other rows are hot. Save a plan of batches "
@@ -187,7 +191,8 @@ class Facts:
                 unit="share",
                 forecast=None,
                 fact=float(share),
-                note=note if share <= len(rows) / num_rows else "",
+                # Rows that are all that is left have every lookup, however cold they are.
+                note=note if len(rows) < others and share * others < of * len(rows) else "",
             )
 
     def _why_served(self, one: Beside) -> str:
