@@ -3,8 +3,8 @@
     python -m benchmarks.advise [--quick] [--json] [--only PART... [--folder DIR] [--minutes M]]
 
 Parts are `large` and the numbers of the settings, which `--help` lists. With `--folder` a setting
-keeps what it has timed, and a later run goes on from there; after `--minutes` no more registries
-are begun, so that a long search is made in runs as long as one has.
+keeps what it has timed, and a later run of the same sizes goes on from there; after `--minutes` no
+more registries are begun, so that a long search is made in runs as long as one has.
 
 The search: 40 registries and more, of clustering, deduplication, plans and hot batches, on an
 emulated cluster of 2 x 2 ranks (needs root), each trained beside what is advised, in turns: all for

@@ -34,7 +34,7 @@ from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["SETTINGS", "Setting", "Stage", "regrets", "search", "searched", "stages_of"]
+__all__ = ["SETTINGS", "Setting", "Stage", "begun", "regrets", "search", "searched", "stages_of"]
 
 EACH, MEDIAN = 0.07, 0.03
 FINALISTS = 5
@@ -43,6 +43,8 @@ BUDGET_GB = 0.02
 ADVISED = "what is advised"
 AT_ONCE = 8
 """Registries that begin side by side, beside what is advised."""
+STAGES = "stages.json"
+"""What a setting's folder keeps of its search."""
 LIMIT = 3600.0
 """Seconds of a call of the ranks."""
 
@@ -272,6 +274,25 @@ def regrets(
     )
 
 
+def begun(folder: Path, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a search of these sizes has kept in a folder before; `CapabilityError` where it was one
+    of others, whose ratios are of other rounds or of another table."""
+    file = folder / STAGES
+    if file.exists():
+        done: dict[str, Any] = json.loads(file.read_text())
+        if (before := done.get("sizes")) != sizes:
+            raise CapabilityError(
+                f"{file} is of a search with {before or 'sizes that it does not say'}, but this "
+                f"one has {dict(sizes)}: their ratios cannot stand side by side. Give --folder "
+                "another folder, or run it as that one was."
+            )
+        return done
+    if (old := folder / "timed.json").exists():
+        words = f"{old} is of an older search, without stages: this one is begun anew"
+        print(words, file=sys.stderr, flush=True)
+    return None
+
+
 class _Search:
     """The search of a setting, and what of it is in its folder."""
 
@@ -284,18 +305,19 @@ class _Search:
         quick: bool,
         most: int | None,
     ) -> None:
-        self._setting, self._ranks, self._file = setting, ranks, folder / "stages.json"
+        self._setting, self._ranks, self._file = setting, ranks, folder / STAGES
+        sizes = {"samples": samples, "quick": quick, "most": most}
+        before = begun(folder, sizes)
         topology = folder / "topology.yaml"
         if not topology.exists():
             save_topology(ranks.run(measured_topology, RANKS_PER_NODE)[0], topology)
         base = setting.registry(folder / "data", topology, samples)
-        if self._file.exists():
-            self._done: dict[str, Any] = json.loads(self._file.read_text())
-        else:
+        self._done: dict[str, Any] = before or {}
+        if before is None:
             goal, here = AdviceGoal(budget_gb=BUDGET_GB), ranks.world_size
             advice = advise(Registry.load(base), goal, ranks_here=here, with_what_ifs=False)
             advised = {"advised": list(advice.walk.kept), "registry": advice.values}
-            self._done = {**advised, "refused": {}, "stages": []}
+            self._done = {"sizes": sizes, **advised, "refused": {}, "stages": []}
             self._save()
         every = list(searched(setting, base).items())[:most]
         self._values = {name: one for name, one in every if one != self._done["registry"]}

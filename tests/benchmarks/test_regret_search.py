@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.advise.regret import (
     AT_ONCE,
@@ -13,10 +15,12 @@ from benchmarks.advise.regret import (
     SETTINGS,
     Ratios,
     Stage,
+    begun,
     search,
     searched,
     stages_of,
 )
+from recd_plugins.errors import CapabilityError
 
 NAMES = [f"r{number}" for number in range(44)]
 SPEEDS = dict(
@@ -81,6 +85,25 @@ def test_a_search_goes_on_where_another_was_left() -> None:
     assert runs == 5  # of 6 calls of all, 3 of the half and 1 of the finalists
     assert [len(one) for one in found] == [44, 22, FINALISTS]
     assert max(rounds.values()) == sum(stage.rounds for stage in stages_of(44))
+
+
+def test_a_search_goes_on_from_one_of_its_sizes_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = {"samples": 32_768, "quick": False, "most": None}
+    assert begun(tmp_path, full) is None
+    assert not capsys.readouterr().err
+    (tmp_path / "timed.json").write_text("{}")
+    assert begun(tmp_path, full) is None
+    assert "timed.json is of an older search, without stages: this" in capsys.readouterr().err
+    stages = tmp_path / "stages.json"
+    for sizes in (full, full | {"quick": True}, full | {"samples": 8_192}, full | {"most": 6}, {}):
+        stages.write_text(json.dumps({"sizes": sizes, "stages": []} if sizes else {"stages": []}))
+        if sizes == full:
+            assert begun(tmp_path, full) == {"sizes": full, "stages": []}
+            continue
+        with pytest.raises(CapabilityError, match="Give --folder another folder"):
+            begun(tmp_path, full)
 
 
 def test_what_cannot_be_is_left_out() -> None:

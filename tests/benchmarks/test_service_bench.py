@@ -41,12 +41,6 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     assert {one.target for one in by_worker} == {None}
     assert all(one.value > 0 and one.baseline == 1 for one in rates)
     assert all(one.limit is not None and one.limit.value > 0 for one in rates)
-    if not missing_cores():
-        before = cores()
-        apart = [*own_core(folder, 1, **SIZES)]
-        assert [one.target for one in apart] == [0.6, 0.85]
-        assert all(one.value > 0 for one in apart)
-        assert cores() == before
     whole, sequences = wire(folder, **SIZES)
     assert whole.target == sequences.target
     assert whole.share is not None
@@ -57,6 +51,18 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     waits = stalls(folder, 1, **SIZES)
     assert (waits.target, waits.at_most) == (0.01, True)
     assert min(waits.value, waits.baseline or 0.0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_one_worker_has_a_core_of_its_own(folder: Path) -> None:
+    if missing := missing_cores():
+        pytest.skip(missing)
+    before = cores()
+    apart = [*own_core(folder, 1, **SIZES)]
+    assert [one.target for one in apart] == [0.6, 0.85]
+    assert all(one.value > 0 for one in apart)
+    assert cores() == before
 
 
 @pytest.mark.slow

@@ -140,7 +140,8 @@ def test_a_table_that_is_constrained_otherwise_is_left_alone() -> None:
 
 def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Its dense optimizer steps them, where it names no other one, and no row of them travels.
-    Where it names one they are sharded, and a notice says so, unless constraints did."""
+    Where it names one they are sharded, and a notice says so, unless constraints did, or they have
+    replicas on every rank."""
     names = {"history": ROWS, "few": 4}
     bags = EmbeddingBagCollection(
         [
@@ -154,13 +155,15 @@ def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptur
     batches = list(skewed(4))
     for one in batches:
         one.features.values().clamp_(max=3)  # ids that both tables have
-    config = parse(FlexShardConfig, {}, "sharding")
+    config = parse(FlexShardConfig, {"budget_gb": 0.001}, "sharding")
     model = nn.ModuleDict({"bags": bags})
     sharded = {"few": ParameterConstraints(sharding_types=["table_wise"])}
-    for own, kind, constraints in (
-        (True, "data_parallel", {}),
-        (False, "table_wise", {}),
-        (False, "table_wise", sharded),
+    slow = Topology(ranks_per_node=1, inter_node_gbps=0.02)
+    for own, kind, constraints, on in (
+        (True, "data_parallel", {}, Topology()),
+        (False, "table_wise", {}, Topology()),
+        (False, "table_wise", sharded, Topology()),
+        (False, "row_wise", {}, slow),
     ):
         given = dataclasses.replace(
             context(lambda: batches),
@@ -169,13 +172,17 @@ def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptur
             own_sharders=default_sharders if own else None,
         )
         made = FlexShardPlanner(config, in_front(given, {"search": "greedy"}))
-        plan = made.propose(model, Topology(), 2)
+        plan = made.propose(model, on, 2)
         assert plan.plan["bags"]["few"].sharding_type == kind
         assert ("table few is left to TorchRec, for TorchRec's own plan" in made.explain()) == own
         said = [
-            str(one) for one in made.notices() if "names an optimizer of table few," in str(one)
+            one
+            for one in map(str, made.notices())
+            if "names an optimizer of" in one and "few" in one
         ]
-        assert len(said) == (not own and not constraints)
+        assert len(said) == (kind == "table_wise" and not constraints)
+        tiers = made.tier_plan.tables if made.tier_plan else {}
+        assert len(tiers["few"].replicated if "few" in tiers else ()) == 4 * (kind == "row_wise")
     assert "Sharding spec not found" not in caplog.text
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,6 +316,42 @@ def test_tables_that_links_alone_have_on_every_rank_are_named() -> None:
         for one in notices:
             assert "names no optimizer of table few; each is on every rank, where TorchRec" in one
             assert "torchrec may train otherwise: " in one
+
+
+@pytest.mark.parametrize(
+    ("kinds", "searches"), [({}, 2), ({"pages": "table_wise", "few": "data_parallel"}, 1)]
+)
+def test_what_torchrec_itself_would_do_is_searched_once_a_plan(
+    kinds: dict[str, str], searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not where constraints leave nothing to be said. Nobody keeps the model for it."""
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=64, num_embeddings=rows, feature_names=[name])
+        for name, rows in {"pages": 60_000, "few": 44}.items()
+    ]
+    bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    model, slow = nn.ModuleDict({"bags": bags}), Topology(ranks_per_node=1, inter_node_gbps=0.02)
+    made = planner(
+        named=False,
+        given={name: ParameterConstraints(sharding_types=[kind]) for name, kind in kinds.items()},
+    )
+    made_plans: list[Any] = []
+    searched = TorchRecPlanner._searched
+
+    def counted(*given: Any) -> Any:
+        made_plans.append(searched(*given))
+        return made_plans[-1]
+
+    monkeypatch.setattr(TorchRecPlanner, "_searched", counted)
+    made.propose(model, slow, 2)
+    first = made.notices()
+    assert len(first) == (not kinds)
+    assert made.notices() == first
+    assert len(made_plans) == searches
+    kept = weakref.ref(model)
+    del model, bags
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_dense_kernel_says_that_a_table_is_data_parallel() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from weakref import ref
 
@@ -187,6 +188,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         ]
 
         def constrained(
+            model: nn.Module,
             wanted: Mapping[str, TableConstraint],
             held: Collection[str],
             data_parallel: Collection[str],
@@ -207,7 +209,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         fused = fused_by_table(model, sharders) if self._data_parallel else {}
         # The dense optimizer may step the tables that nobody names another one for.
         unnamed = [name for name, own in fused.items() if not own]
-        constraints = constrained(wanted, held, unnamed)
+        constraints = constrained(model, wanted, held, unnamed)
         for name in others & constraints.keys():
             # These leave their place, so that they must not count where others are balanced.
             inputs = constraints[name].pooling_factors
@@ -256,19 +258,32 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         )
         by_default = torchrec_topology(as_launched(plainly, world_size), world_size, device)
         asked = self._named if repr(by_default) == repr(on) else frozenset(fused)
-        planned_for = ref(model)
+        # Whoever has them row-wise says why; replicas send no ids, either.
+        asked -= self._named & self._row_wise.keys()
+        planned_for, kinds = ref(model), self._kinds
 
+        @cache
         def plain() -> Mapping[str, str]:
             if (here := planned_for()) is None:
                 return {}
-            every = Proposals(world_size, self._config.search)
-            free = constrained(self._config.constraints, (), fused)
-            searched = by_default, free, sharders, BestOptions(every), every.proposers()
-            try:
-                found = _kinds(self._searched(here, *searched))
-            except RecdError:  # copies on all ranks may take more memory than there is
+            free = constrained(here, self._config.constraints, (), fused)
+            undecided = {name for name in asked if _may_differ(free[name], kinds.get(name))}
+            if not undecided:
                 return {}
-            return {name: kind for name, kind in found.items() if name in asked}
+
+            def searched() -> Mapping[str, str]:
+                every = Proposals(world_size, self._config.search)
+                best = BestOptions(every)
+                try:
+                    return _kinds(
+                        self._searched(here, by_default, free, sharders, best, every.proposers())
+                    )
+                except RecdError:  # copies on all ranks may take more memory than there is
+                    return {}
+
+            wanted = (by_default, world_size, self._batch_size, sorted(free.items()), *seen[1:])
+            found = remembered(repr(("plain", self._config, kept_in, *wanted)), searched)
+            return {name: kind for name, kind in found.items() if name in undecided}
 
         self._plain = plain if asked else dict
         return copied(plan)
@@ -431,6 +446,13 @@ def _kinds(plan: ShardingPlan) -> dict[str, str]:
         for tables in plan.plan.values()
         for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
     }
+
+
+def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
+    """Whether a plan that is free in this may have the table on every rank where one that has it of
+    this kind does not, or the other way round."""
+    copied = "data_parallel"
+    return any((one == copied) != (kind == copied) for one in free.sharding_types or (copied,))
 
 
 def _dense(table: str) -> str:

@@ -33,7 +33,7 @@ __all__ = [
     "TierRows",
 ]
 
-CHUNK_ROWS = 1 << 15
+FILL_ROWS = 1 << 15
 """Rows that move at a time between replicas and their home."""
 
 
@@ -103,7 +103,7 @@ class Tier:
         """Rows of one table, and the position of the first."""
         start = 0
         for table in self._tables:
-            for rows in table.rows.split(CHUNK_ROWS):
+            for rows in table.rows.split(FILL_ROWS):
                 if len(rows):
                     yield table.home, rows, start
                 start += len(rows)
