@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,10 +91,11 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
         sent = statistics.median(one.result for one in measured["plain Flight"])
         work = cpu("local") + cpu("packing") + cpu(taken)
         work += 1e3 * sent / count if taken == "plain Flight" else 0.0
+        shared = len(cores()) or os.cpu_count() or 1  # where the system pins nothing, all of them
         return Limit(
-            value=1e3 * wall("local") / count / (work / len(cores())),
+            value=1e3 * wall("local") / count / (work / shared),
             of=f"the local reader's processor time, packing and the same bytes by {taken}, spread "
-            f"evenly over the {len(cores())} cores that worker and client share; unpacking is left "
+            f"evenly over the {shared} cores that worker and client share; unpacking is left "
             "out",
         )
 

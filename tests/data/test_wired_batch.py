@@ -151,6 +151,27 @@ def test_numbers_of_each_type_come_as_they_went(kind: torch.dtype, values: list[
     assert torch.equal(found, ours.labels)
 
 
+def test_what_is_not_in_the_memory_of_the_process_is_refused_by_name() -> None:
+    """Nothing is read at an address of another memory."""
+    ours = batch()
+    ours.labels = ours.labels.to("meta")
+    with pytest.raises(PluginError, match=r"labels: is on meta, but .* Hand over CPU tensors"):
+        batch_to_record(ours)
+    ours = batch()
+    ours.features = ours.features.to(torch.device("meta"))
+    with pytest.raises(PluginError, match=r"features\.values: is on meta"):
+        batch_to_record(ours)
+
+
+def test_tensors_that_are_not_contiguous_come_as_they_are() -> None:
+    ours = batch()
+    ours.dense = torch.arange(30.0).view(10, 3)[::2].T
+    ours.labels = torch.arange(6.0)[::2]
+    (found, _), *_ = batches_from_record(batch_to_record(ours))
+    assert torch.equal(found.dense, ours.dense)
+    assert torch.equal(found.labels, ours.labels)
+
+
 def test_a_type_without_a_form_is_refused_by_name() -> None:
     ours = batch()
     ours.dense = ours.dense.bfloat16()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_dsi.transforms import Clamp, FirstX, SigridHash
+from recd_dsi.transforms.in_place import InPlace, InRows
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import with_feature, with_ids
@@ -466,6 +467,34 @@ def test_no_kjt_is_made_between_transforms_of_rows(monkeypatch):
         assert len(made) == 1
         found, expected = (getattr(one, "kjt", one) for one in (found, expected))
         assert to_lists(found) == to_lists(expected)
+
+
+class Weighing(InPlace):
+    """The same rows, whose ids weigh so many times as much; at 0, nothing is said of weights."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
+        assert weights is not None
+        return ids, lengths, self.times * weights if self.times else None
+
+
+@pytest.mark.parametrize("times", [3, 0])
+def test_other_weights_of_the_same_rows_come_out_of_a_kjt_and_of_rows(times):
+    """A transform of all features is handed rows, and one of some a KJT of these."""
+    rows = FEATURES.values(), FEATURES.lengths()
+    weights = torch.arange(1.0, 1 + len(FEATURES.values()))
+    weighed = with_ids(FEATURES, rows[0], lengths=rows[1], weights=weights)
+    at_once = TransformedFeatures(weighed)
+    at_once.apply(RowWise(Weighing(times)), FEATURES.keys())
+    for found in (at_once.whole, Weighing(times)(weighed)):
+        assert to_lists(found) == to_lists(FEATURES)
+        if times:
+            assert torch.equal(found.weights(), 3 * weights)
+        else:
+            assert found.weights_or_none() is None
 
 
 class NoneOdd(SigridHash):

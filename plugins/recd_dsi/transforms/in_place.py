@@ -23,12 +23,12 @@ class InPlace(nn.Module, ABC):
 
     @abstractmethod
     def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
-        """What becomes of the rows; `lengths` itself where they keep their lengths and weights."""
+        """What becomes of the rows; `lengths` itself where they keep their lengths."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        before = features.lengths()
-        ids, lengths, weights = self.of_rows(features.values(), before, features.weights_or_none())
-        kept = lengths is before
+        before, weighed = features.lengths(), features.weights_or_none()
+        ids, lengths, weights = self.of_rows(features.values(), before, weighed)
+        kept = lengths is before and weights is weighed
         return with_ids(features, ids, lengths=None if kept else lengths, weights=weights)
 
 

@@ -232,6 +232,12 @@ class _Packed:
         self._keys: list[tuple[str, tuple[str, ...]]] = []
 
     def add(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        if not tensor.is_cpu:  # its address is read as one of this process's memory
+            raise PluginError(
+                f"{name}: is on {tensor.device}, but a batch goes between processes from the CPU's "
+                "memory. Hand over CPU tensors, `batch.to(torch.device('cpu'))`, or choose "
+                "`reader: local`."
+            )
         self._names.append(name)
         self._shapes.append(tensor.shape if shape is None else shape)
         self._tensors.append(tensor)

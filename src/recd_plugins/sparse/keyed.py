@@ -37,7 +37,8 @@ def with_ids(
 ) -> KeyedJaggedTensor:
     """The same keys and rows, other ids; in rows of `lengths`, by default the same as before.
 
-    Weights stay as they are, unless the lengths change: then those given count.
+    Weights stay as they are, unless lengths are given, which may be the same: then `weights` count,
+    and without them there are none.
     """
     kind = type(features)  # not imported: plugins that use this are imported by `recd plugins` too
     kept = lengths is None
