@@ -582,6 +582,23 @@ def test_an_import_says_how_much_its_vocabularies_do_not_know(tmp_path: Path) ->
     assert "know" not in recd("data", "import", path, tmp_path / "all", "--schema", file)
 
 
+def test_values_that_num_ids_cut_are_no_news_of_the_test_rows(tmp_path: Path) -> None:
+    """A long tail has as large a share of the train rows."""
+    items = [one % 30 if one % 5 < 3 else one for one in range(1_000)]
+    rows = {"label": [0, 1] * 500, "user": [*range(1_000)], "item": items}
+    path = write(tmp_path / "1.parquet", pa.table(rows))
+    schema = {"timestamp": None, "session_id": None}
+    schema |= {"sparse": [{"name": "item", "num_ids": 19, "ids": "vocabulary"}]}
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    told = recd("data", "import", path, tmp_path / "t", "--schema", file, "--split-by", "hash:user")
+    assert "values have no id of their own" in told
+    assert "know" not in told
+    again = tmp_path / "t" / "schema.yaml"
+    told = recd("data", "import", path, tmp_path / "next", "--schema", again)
+    assert "does not know 40% of its values, which" in told
+    assert "or such as num_ids or --least-count left out" in " ".join(told.split())
+
+
 def test_small_files_and_row_groups_are_sampled_enough(tmp_path: Path) -> None:
     rows = clicks(2_000)
     tiny = write(tmp_path / "tiny.parquet", rows, row_group_size=1)

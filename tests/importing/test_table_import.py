@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,52 @@ def test_an_import_that_was_killed_goes_on(
     )
     for file in files:
         assert (to / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+def test_what_vocabularies_do_not_know_is_of_all_rows_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"clicked": [0, 1] * 500, "item_id": [one // 10 for one in range(1_000)]}
+    item = {"name": "item_id", "num_ids": 100, "ids": "vocabulary"}
+    bare = {"session_id": None, "timestamp": None, "dense": [], "sparse": [item]}
+    first = write(tmp_path / "first.csv", pa.table(rows)[:600])
+    imported(first, tmp_path / "first", bare)
+    known = str(tmp_path / "first" / "vocabularies" / "item_id.parquet")
+    bare["sparse"] = [item | {"vocabulary": known}]
+    path = write(tmp_path / "all.parquet", pa.table(rows), row_group_size=50)
+    made, calls = table_import.conform, []
+
+    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
+        calls.append(1)
+        if len(calls) == 17:
+            raise KeyboardInterrupt
+        return made(*arguments, **keywords)
+
+    monkeypatch.setattr(table_import, "conform", dies)
+    with pytest.raises(KeyboardInterrupt):
+        imported(path, tmp_path / "table", bare)
+    monkeypatch.setattr(table_import, "conform", made)
+    found = imported(path, tmp_path / "table", bare)
+    assert found.resumed >= 1
+    (note,) = found.notes
+    assert note.startswith("item_id: the vocabulary does not know 40% of its values, which")
+
+
+def test_another_reading_of_any_file_is_another_import(tmp_path: Path) -> None:
+    rows = clicks(40)
+    paths = [write(tmp_path / name, rows) for name in ("1.csv", "2.csv")]
+    files, schema = foreign_files(paths), parse(ForeignSchema, SCHEMA, "schema")
+    read_as = survey(files).read_as
+
+    def key(**changes: Any) -> str:
+        held = [files[0], replace(files[1], **changes)]
+        return TableImport(held, tmp_path / "table", schema, read_as)._fingerprint()
+
+    changed: list[dict[str, Any]] = [{"escapes": True}, {"quotes": False}, {"encoding": "latin-1"}]
+    keys = {key(), *(key(**one) for one in changed)}
+    assert len(keys) == 4
+    assert key() in keys
 
 
 @pytest.mark.usefixtures("small")

@@ -27,12 +27,14 @@ from recd_plugins.data.table import Progress, TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["JOURNAL", "VOCABULARIES", "ImportFolder", "Segment", "write_json"]
+__all__ = ["JOURNAL", "VOCABULARIES", "IdCounts", "ImportFolder", "Segment", "write_json"]
 
 JOURNAL = "done.json"
 JOB = "import.json"
 VOCABULARIES = "vocabularies"
 Place = TypeVar("Place", Path, Uri)
+IdCounts = Mapping[Split, Mapping[str, tuple[int, int]]]
+"""Of features of each split: their values, and how many of these the vocabulary does not know."""
 COPIED = 16 << 20
 """Bytes that are copied to a store at a time."""
 
@@ -143,14 +145,22 @@ class Segment:
         self._folder = folder
         self._writers = {split: TableWriter(folder / split, schema) for split in splits}
         self._dropped: Counter[str] = Counter()
+        self._values: dict[Split, Counter[str]] = {split: Counter() for split in splits}
+        self._unknown: dict[Split, Counter[str]] = {split: Counter() for split in splits}
         self.num_rows = 0
 
-    def write(self, rows: Mapping[Split, pa.Table], dropped: Counter[str]) -> None:
+    def write(
+        self, rows: Mapping[Split, pa.Table], dropped: Counter[str], counts: IdCounts
+    ) -> None:
         for split, part in rows.items():
             if part.num_rows:
                 self._writers[split].write(part)
                 self.num_rows += part.num_rows
         self._dropped.update(dropped)
+        for split, found in counts.items():
+            for name, (values, unknown) in found.items():
+                self._values[split][name] += values
+                self._unknown[split][name] += unknown
 
     def close(self, after: Position, *, is_last: bool) -> None:
         counts = {}
@@ -164,6 +174,8 @@ class Segment:
             "last": is_last,
             "rows": counts,
             "dropped": self._dropped,
+            "values": self._values,
+            "unknown": self._unknown,
         }
         write_json(self._folder / JOURNAL, journal)
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
-from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,
     VOCABULARIES,
+    IdCounts,
     ImportFolder,
     Segment,
     write_json,
@@ -125,9 +126,6 @@ class TableImport:
         self._progress = progress
         self._workers = workers
         self._notes: list[str] = []
-        self._values: Counter[tuple[Split, str]] = Counter()
-        self._unknown: Counter[tuple[Split, str]] = Counter()
-        self._counting = Lock()
         self._cut: int | None = None
         self._catalogue: Catalogue | None = None
 
@@ -233,8 +231,6 @@ class TableImport:
 
     def _run(self) -> Imported:
         self._schema, self._notes = self._asked, []
-        self._values.clear()
-        self._unknown.clear()
         if self._split is not None and self._split.column is None:
             self._cut = self._time_cut()
         self._schema = self._with_vocabularies()
@@ -256,7 +252,7 @@ class TableImport:
             if not rows[split]:
                 raise self._no_rows(split, dropped)
         self._note_share(rows)
-        self._note_unknown()
+        self._note_unknown(done)
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -279,28 +275,42 @@ class TableImport:
             self._notes.append(f"{share:.1%} of the rows are for testing, not {asked:.1%}: of "
                                f"{name}, {why}")  # fmt: skip
 
-    def _count_unknown(self, split: Split, rows: pa.Table) -> None:
-        """Count the values that a vocabulary does not know, of rows that it was not made of."""
-        asked = {one.name: one.vocabulary for one in self._asked.sparse}
-        for one in self._schema.sparse:
-            if one.vocabulary is None or (asked[one.name] is None and split == "train"):
-                continue
-            others = load_vocabulary(one.vocabulary).others
-            ids = pc.list_flatten(rows[one.name]).to_numpy()
-            unknown = int((ids < others).sum())
-            with self._counting:
-                self._values[split, one.name] += ids.size
-                self._unknown[split, one.name] += unknown
+    def _id_counts(self, parts: Mapping[Split, pa.Table]) -> IdCounts:
+        """The values of features that have a vocabulary, and those that it does not know."""
+        found: dict[Split, dict[str, tuple[int, int]]] = {}
+        for split, rows in parts.items():
+            found[split] = {}
+            for one in self._schema.sparse:
+                if one.vocabulary is not None:
+                    others = load_vocabulary(one.vocabulary).others
+                    ids = pc.list_flatten(rows[one.name]).to_numpy()
+                    found[split][one.name] = (ids.size, int((ids < others).sum()))
+        return found
 
-    def _note_unknown(self) -> None:
-        for (split, name), unknown in self._unknown.items():
-            share = unknown / max(self._values[split, name], 1)
-            if share > MANY_UNKNOWN:
-                where = f" of the {split} rows" if self._split else ""
-                self._notes.append(
-                    f"{name}: the vocabulary does not know {share:.0%} of its values{where}, which "
-                    "share the ids of the others: new values since it was made, or other data"
+    def _note_unknown(self, done: Sequence[Mapping[str, Any]]) -> None:
+        """Say which vocabularies do not know many values of rows that they were not made of; one
+        made in this import, many more than of the train rows, for `num_ids` cuts these alike."""
+        made = {one.name for one in self._asked.sparse if one.vocabulary is None}
+        for split, one in product(self._splits, self._schema.sparse):
+            name = one.name
+            if one.vocabulary is None or (name in made and split == "train"):
+                continue
+            share = _unknown(done, split, name)
+            trained = _unknown(done, "train", name) if name in made else 0.0
+            if share - trained <= MANY_UNKNOWN:
+                continue
+            where = f" of the {split} rows" if self._split else ""
+            beside = f" (of the train rows {trained:.0%})" if trained else ""
+            why = "new values since it was made, or other data"
+            if trained or name not in made:
+                why = (
+                    "new values since it was made, other data, or such as num_ids or "
+                    "--least-count left out"
                 )
+            self._notes.append(
+                f"{name}: the vocabulary does not know {share:.0%} of its values{where}{beside}, "
+                f"which share the ids of the others: {why}"
+            )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
         if split == "train" and dropped:
@@ -325,7 +335,8 @@ class TableImport:
         made += [self._least_count, self._others]
         made += [self._absent] if self._absent else []
         made += [sorted(self._read_as.decimal_commas), *sorted({str(one) for one in self._files})]
-        made += [sorted(self._read_as.thousands), self._files[0].escapes]
+        made += [sorted(self._read_as.thousands)]
+        made += [[(one.escapes, one.quotes, one.encoding) for one in self._files]]
         made += [self._files[0].names]
         return sha256(json.dumps(made).encode()).hexdigest()
 
@@ -474,10 +485,10 @@ class TableImport:
         segment: Segment | None = None
         try:
             mapped = self._mapped(self._rows, self._columns, start, f"writing {self._to.name}")
-            for block, (rows, dropped) in mapped:
+            for block, (rows, dropped, counts) in mapped:
                 if segment is None:
                     segment = self._folder.segment(number, self._made)
-                segment.write(rows, dropped)
+                segment.write(rows, dropped, counts)
                 if block.after is not None:
                     last = block.after
                     if segment.num_rows >= SEGMENT_ROWS:
@@ -493,25 +504,30 @@ class TableImport:
     def _clicks(self, block: Block) -> dict[Split, pa.Table]:
         return self._parted(block)[0]
 
-    def _rows(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
+    def _rows(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str], IdCounts]:
         """A block's rows of each split, as they are written."""
         parts, dropped = self._parted(block)
+        counts = self._id_counts(parts)
         if self._negatives is None or self._catalogue is None:
-            return parts, dropped
+            return parts, dropped, counts
         columns = item_columns(self._made, self._negatives)
         file = next(number for number, one in enumerate(self._files) if one is block.file)
-        return {
-            split: with_negatives(
-                rows,
-                self._catalogue,
-                self._negatives,
-                columns=columns,
-                label=self._made.label,
-                key=(file << 48) + 2 * block.first + (split == "test"),
-                where=block.where,
-            )
-            for split, rows in parts.items()
-        }, dropped
+        return (
+            {
+                split: with_negatives(
+                    rows,
+                    self._catalogue,
+                    self._negatives,
+                    columns=columns,
+                    label=self._made.label,
+                    key=(file << 48) + 2 * block.first + (split == "test"),
+                    where=block.where,
+                )
+                for split, rows in parts.items()
+            },
+            dropped,
+            counts,
+        )
 
     def _parted(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
         raw = block.rows(self._columns, self._read_as)
@@ -528,9 +544,7 @@ class TableImport:
 
         split = self._split
         if split is None:
-            rows = conformed(raw)
-            self._count_unknown("train", rows)
-            return {"train": rows}, dropped
+            return {"train": conformed(raw)}, dropped
         if split.column is None:
             rows = conformed(raw)
             assert self._made.timestamp is not None
@@ -540,15 +554,10 @@ class TableImport:
             if self._schema.drops:
                 # Which rows are dropped is known by `conform` alone: it is asked for each split.
                 train, test = (conformed(raw.filter(pa.array(one))) for one in (~tested, tested))
-                return self._counted(train, test), dropped
+                return {"train": train, "test": test}, dropped
             rows = conformed(raw)
-        return self._counted(rows.filter(pa.array(~tested)), rows.filter(pa.array(tested))), dropped
-
-    def _counted(self, train: pa.Table, test: pa.Table) -> dict[Split, pa.Table]:
-        parts: dict[Split, pa.Table] = {"train": train, "test": test}
-        for split, rows in parts.items():
-            self._count_unknown(split, rows)
-        return parts
+        train, test = (rows.filter(pa.array(one)) for one in (~tested, tested))
+        return {"train": train, "test": test}, dropped
 
     def _mapped(
         self, make: Callable[[Block], R], columns: Sequence[str], start: Position, what: str
@@ -593,6 +602,13 @@ class TableImport:
 def _file_of(table: str) -> str:
     """The file of a table's vocabulary: a name may have a slash."""
     return f"{table.replace('%', '%25').replace('/', '%2F')}.parquet"
+
+
+def _unknown(done: Sequence[Mapping[str, Any]], split: Split, name: str) -> float:
+    """The share of a feature's values that its vocabulary does not know."""
+    values: int = sum(one["values"][split].get(name, 0) for one in done)
+    unknown: int = sum(one["unknown"][split].get(name, 0) for one in done)
+    return unknown / max(values, 1)
 
 
 def _together(files: Sequence[ForeignFile]) -> str:
