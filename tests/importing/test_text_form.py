@@ -20,7 +20,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import text_dates, texts_to_ms
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.importing import reading
-from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.formats import doubled, foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, blocks
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.text_form import TextForm
@@ -154,6 +154,90 @@ def test_a_backslash_before_a_quote(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert not file.escapes
         first = next(blocks([file], names := list(file.names))).rows(names, ColumnTypes())
         assert first["a"][0].as_py() in ("C:\\", 'a "b\\"', '5\\" disk')
+
+
+def first_rows(path: Path, form: TextForm | None = None) -> dict[str, list[Any]]:
+    files = foreign_files([path], form)
+    names = list(files[0].names)
+    read_as = survey(files, form=form).read_as
+    rows: dict[str, list[Any]] = next(blocks(files, names)).rows(names, read_as).to_pydict()
+    return rows
+
+
+def test_decimals_in_a_column_of_thousands_are_no_whole_numbers(tmp_path: Path) -> None:
+    path = text(tmp_path / "a.tsv", "y\tviews\n0\t 12,345 \n1\t-1,234.5\n0\t1234\n1\t\n")
+    form = TextForm(thousands=("views",))
+    assert first_rows(path, form)["views"] == [12_345, -1_234.5, 1_234, None]
+    read_as = survey(foreign_files([path]), form=form).read_as
+    for odd in ("0,005", "1234,567", "12,34", "1,2345"):
+        files = foreign_files([text(path, f"y\tviews\n0\t12,345\n1\t{odd}\n")])
+        with pytest.raises(DataError, match=f"in '{odd}' commas part no thousands"):
+            next(blocks(files, ["views"])).rows(["views"], read_as)
+
+
+def test_backslashes_outside_of_quotes_stay(tmp_path: Path) -> None:
+    """Where quotes are a part of fields nothing is quoted; where some are in quotes, others not."""
+    song = text(tmp_path / "a.tsv", "y\tsaid\tsong\n" + '1\t"a \\"b\\" c"\t12" Mix\n' * 9)
+    (file,) = foreign_files([song])
+    assert not file.quotes
+    assert not file.escapes
+    assert first_rows(song)["said"][0] == '"a \\"b\\" c"'
+    disk = text(tmp_path / "b.csv", "y,said,disk\n" + '1,"a \\"b\\", c",5\\" disk\n' * 9)
+    assert first_rows(disk) == {"y": [1] * 9, "said": ['a "b", c'] * 9, "disk": ['5\\" disk'] * 9}
+    said = text(tmp_path / "c.tsv", "y\tsaid\n" + '1\t"say \\"hi\\""\n' * 9)
+    assert (
+        first_rows(said)["said"][0] == '"say \\"hi\\""'
+    )  # as tables have it that were made before
+    assert first_rows(said, TextForm(escapes=True))["said"][0] == 'say "hi"'
+
+
+def test_doubling_again_changes_nothing() -> None:
+    content = rb'a,"b \"c\", ",5\" d,"e\\","","f ""g"" \n"' + b'\n"h\n\\"i","j'
+    wanted = rb'a,"b ""c"", ",5\" d,"e\\","","f ""g"" \n"' + b'\n"h\n""i","j'
+    assert doubled(content, ",") == wanted == doubled(wanted, ",")
+    for cut in range(len(content)):
+        assert doubled(doubled(content[:cut], ",") + content[cut:], ",") == wanted
+
+
+def test_commas_of_ids_part_them_by_a_schema_that_does_not_say_thousands(tmp_path: Path) -> None:
+    path = text(tmp_path / "a.tsv", "y\tids\n" + "1\t101,005\n0\t102,117\n" * 9)
+    assert first_rows(path)["ids"][0] == 101_005
+    schema = text(
+        tmp_path / "schema.yaml",
+        "{label: y, session_id: null, timestamp: null, "
+        "sparse: [{name: ids, ids: hash, num_ids: 99}]}",
+    )
+    recd("data", "import", path, tmp_path / "t", "--schema", schema)
+    assert {len(one) for one in rows_of(tmp_path / "t")["ids"].to_pylist()} == {2}
+    text(schema, schema.read_text()[:-1] + ", text: {thousands: [ids]}}")
+    recd("data", "import", path, tmp_path / "u", "--schema", schema)
+    assert {len(one) for one in rows_of(tmp_path / "u")["ids"].to_pylist()} == {1}
+
+
+def test_names_of_a_schema_are_of_text_without_a_header(tmp_path: Path) -> None:
+    form = TextForm(names=("y", "item"))
+    bare = text(tmp_path / "a.tsv", "1\t2\n0\t3\n")
+    pq.write_table(pa.table({"item": [1, 3], "more": [2, 2], "y": [0, 1]}), tmp_path / "b.parquet")
+    headed = text(tmp_path / "c.tsv", "item\ty\n1\t1\n2\t0\n")
+    other = text(tmp_path / "d.tsv", "label\tid\n1\t2\n0\t3\n")
+    wanted = {
+        bare: ("y", "item"),
+        tmp_path / "b.parquet": ("item", "more", "y"),
+        headed: ("item", "y"),
+        other: ("y", "item"),
+    }
+    for path, names in wanted.items():
+        (file,) = foreign_files([path], form, names_said=False)
+        assert file.names == names
+    with pytest.raises(DataError, match="2 names are given"):
+        foreign_files([tmp_path / "b.parquet"], form)
+    schema = text(
+        tmp_path / "schema.yaml",
+        "{label: y, session_id: null, timestamp: null, dense: [item], text: {names: [y, item]}}",
+    )
+    for path in wanted:
+        assert "no problem" in recd("data", "check", path, "--schema", schema)
+        recd("data", "import", path, tmp_path / f"t_{path.stem}", "--schema", schema)
 
 
 @pytest.mark.parametrize(

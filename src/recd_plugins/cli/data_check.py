@@ -81,7 +81,7 @@ def check(
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
                 checked = _registry(paths[0], given, show)
             else:
-                checked = _tables(paths, given, form, show)
+                checked = _tables(paths, given, form, bool(names), show)
     problems = {name: one.problems for name, one in checked.items()}
     if as_json:
         values: dict[str, Any] = {
@@ -150,6 +150,7 @@ def _tables(
     paths: Sequence[Location],
     given: ForeignSchema | None,
     form: TextForm,
+    names_said: bool,
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -160,7 +161,7 @@ def _tables(
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
         schema = given or _of_footer(next(iter(files)))
-        return check_files(files, schema, form=form, progress=show)
+        return check_files(files, schema, form=form, names_said=names_said, progress=show)
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
         return {split: checked([paths[0] / split]) for split in SPLITS}

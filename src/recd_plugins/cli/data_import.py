@@ -144,9 +144,15 @@ def import_(
         if schema is not None:
             asked, own = load_schema_and_form(schema)
             form = form.over(own)
-        files = foreign_files(paths, form, absent=absent or ())
+        files = foreign_files(paths, form, absent=absent or (), names_said=bool(names))
         split = None if split_by is None else SplitBy.of(split_by, test_share)
-        found = survey(files, _wanted(asked, split, negatives), alone=asked is not None, form=form)
+        found = survey(
+            files,
+            _wanted(asked, split, negatives),
+            alone=asked is not None,
+            form=form,
+            ids=() if asked is None else [one.name for one in asked.sparse],
+        )
         if asked is None:
             proposal = propose(found)
             asked, _ = parsed(proposal.schema, "schema")

@@ -148,6 +148,7 @@ def check_files(
     *,
     in_place: bool = False,
     form: TextForm | None = None,
+    names_said: bool = True,
     absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
@@ -159,7 +160,7 @@ def check_files(
     """
     found = Checked()
     files = []
-    for opened in formats_of(paths, form):
+    for opened in formats_of(paths, form, names_said=names_said):
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":
@@ -171,7 +172,7 @@ def check_files(
     if not files:
         return found
     _check_alike(files, found, schema)
-    read_as = _read_as(files, found, () if schema is None else schema.columns, form)
+    read_as = _read_as(files, found, schema, form)
     reading = _Reading(found, schema, read_as, absent)
     for file in files:
         reading.check_types(file, files)
@@ -268,8 +269,13 @@ def _types(file: ForeignFile) -> dict[str, pa.DataType]:
 
 
 def _read_as(
-    files: Sequence[ForeignFile], found: Checked, wanted: Collection[str], form: TextForm | None
+    files: Sequence[ForeignFile],
+    found: Checked,
+    schema: ForeignSchema | None,
+    form: TextForm | None,
 ) -> ColumnTypes:
+    wanted = () if schema is None else schema.columns
+    ids = () if schema is None else [one.name for one in schema.sparse]
     alike = [one for one in files if one.alike == files[0].alike]
     if files[0].format == "parquet":
         return ColumnTypes(
@@ -277,7 +283,7 @@ def _read_as(
                    for name, kind in _types(file).items()}
         )  # fmt: skip
     try:
-        return survey(alike, wanted, alone=bool(wanted), form=form).read_as
+        return survey(alike, wanted, alone=bool(wanted), form=form, ids=ids).read_as
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

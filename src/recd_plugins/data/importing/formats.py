@@ -37,6 +37,7 @@ __all__ = [
     "ForeignFile",
     "Format",
     "doubled",
+    "escaped_as",
     "field_at",
     "fields_of",
     "files_of",
@@ -86,6 +87,7 @@ BOM = b"\xef\xbb\xbf"
 PARQUET = b"PAR1"
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "::")
+ONE_CHARACTER = "".join(one for one in DELIMITERS if len(one) == 1)
 NAMES = {"\t": "tab", "\x01": "^A"}
 
 QUOTED = re.compile(r'(^|\t)"(?:[^"\t]|"")*"(\t|\r?$)', re.MULTILINE)
@@ -181,7 +183,11 @@ class ForeignFile:
 
 
 def foreign_files(
-    paths: Sequence[Location], form: TextForm | None = None, *, absent: Collection[str] = ()
+    paths: Sequence[Location],
+    form: TextForm | None = None,
+    *,
+    absent: Collection[str] = (),
+    names_said: bool = True,
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
@@ -190,7 +196,7 @@ def foreign_files(
     other columns than those that may be `absent`.
     """
     files: list[ForeignFile] = []
-    for one in formats_of(files_of(paths), form):
+    for one in formats_of(files_of(paths), form, names_said=names_said):
         if isinstance(one, DataError):
             raise one
         files.append(one)
@@ -236,9 +242,13 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
 
 
 def formats_of(
-    files: Mapping[Location, FileFacts], form: TextForm | None = None
+    files: Mapping[Location, FileFacts], form: TextForm | None = None, *, names_said: bool = True
 ) -> list[ForeignFile | DataError]:
-    """What each file is, or why nobody knows: several are opened at a time."""
+    """What each file is, or why nobody knows: several are opened at a time.
+
+    Names of the form that nobody said for these files are those of a schema: they are of such text
+    as it was made of, and other files have their own.
+    """
     form = form or TextForm()
     if form.delimiter is not None:
         _check_delimiter(form.delimiter)
@@ -246,7 +256,7 @@ def formats_of(
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], form, encoding)
+            return _foreign_file(path, files[path], form, encoding, names_said)
         except DataError as error:
             return error
 
@@ -284,10 +294,12 @@ def _check_is_file(path: Location) -> None:
         raise DataError(f"{path}: there is no such file. Check the path.")
 
 
-def _foreign_file(path: Location, facts: FileFacts, form: TextForm, encoding: str) -> ForeignFile:
+def _foreign_file(
+    path: Location, facts: FileFacts, form: TextForm, encoding: str, names_said: bool
+) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
     file = _of_content(path, form, encoding)
-    if form.names:
+    if form.names and (names_said or not _names_itself(file, form.names)):
         file = _with_names(file, form.names)
     size, mtime_ns = facts.size, facts.mtime_ns or 0
     if size is None:
@@ -295,6 +307,14 @@ def _foreign_file(path: Location, facts: FileFacts, form: TextForm, encoding: st
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     own = {name: one for name, one in facts.partitions.items() if name not in file.names}
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
+
+
+def _names_itself(file: ForeignFile, names: Sequence[str]) -> bool:
+    """Whether a file's own names count before a schema's: Parquet's, those of JSON, and a header's
+    unless it is as long and has none of them, as one that was given other names before."""
+    if file.format != "text":
+        return True
+    return file.header and (len(file.names) != len(names) or not {*names}.isdisjoint(file.names))
 
 
 def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
@@ -339,9 +359,13 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
     if form.delimiter is None:
         _check_no_svm(path, text)
     escapes = _escapes(text) if form.escapes is None else form.escapes
+    plain = text
     if escapes:
-        text = _decoded(bytes(doubled(head[bom:])), path, encoding)
+        content = doubled(head[bom:], form.delimiter or ONE_CHARACTER)
+        text = _decoded(bytes(content), path, encoding)
     file = _text(path, text, compression, bom, form, encoding)
+    if escapes and not (file.quotes if form.escapes else _may_quote(plain, file.delimiter)):
+        escapes, file = False, _text(path, plain, compression, bom, form, encoding)
     return replace(file, encoding=encoding, escapes=escapes)
 
 
@@ -578,10 +602,23 @@ def _escapes(text: str) -> bool:
     return any(WITHIN.search(field[1]) for field in fields)
 
 
-def doubled(content: bytes | bytearray) -> bytearray:
+def doubled(content: bytes | bytearray, delimiters: str) -> bytearray:
     r"""Lines in which "" is a quote within quotes, of lines in which \" is: as long as before, and
-    the same if it is done again."""
-    return bytearray(ESCAPE.sub(lambda one: b'""' if one[0] == b'\\"' else one[0], content))
+    the same if it is done again. In fields without quotes \" stays what it is."""
+    fields = re.compile(
+        rb'(?:^|(?<=[\r\n%b]))"[^"\\]*(?:(?:\\.|"")[^"\\]*)*"?' % re.escape(delimiters.encode()),
+        re.DOTALL,
+    )
+    return bytearray(fields.sub(_doubled_within, content))
+
+
+def _doubled_within(field: re.Match[bytes]) -> bytes:
+    return escaped_as(b'""', field[0])
+
+
+def escaped_as(pair: bytes, content: bytes | bytearray) -> bytes:
+    r"""Lines with these two bytes for each \"."""
+    return ESCAPE.sub(lambda one: pair if one[0] == b'\\"' else one[0], content)
 
 
 def _check_delimiter(delimiter: str) -> None:

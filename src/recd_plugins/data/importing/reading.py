@@ -24,6 +24,7 @@ from recd_plugins.data.importing.formats import (
     NULLS,
     ForeignFile,
     doubled,
+    escaped_as,
     field_at,
 )
 from recd_plugins.data.importing.text_form import TextForm
@@ -31,6 +32,7 @@ from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
 __all__ = [
+    "GROUPED",
     "TIME_FORMS",
     "Block",
     "ColumnTypes",
@@ -66,8 +68,8 @@ PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
 TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 """The forms that times of text may have, beside those of ISO 8601."""
 
-NO_THOUSANDS = r",\d{0,2}(\D|$)|,\d{4}"
-"""A comma that parts no thousands."""
+GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
+"""A number whose commas may part thousands, or one without."""
 
 MEND = "Mend this value, or take the line out."
 
@@ -376,8 +378,10 @@ def _line_blocks(
                 ends += BLOCK_BYTES
                 content, more = _filled(stream, rest, ends - at - len(rest))
                 if file.escapes:
-                    content = doubled(content)
-                cut = _last_line_end(content, quotes) if more else len(content)
+                    content = doubled(content, file.delimiter)
+                # What is not doubled is a part of a field, as in 5\" disk, and begins no quotes.
+                counted = bytearray(escaped_as(b"  ", content)) if file.escapes else content
+                cut = _last_line_end(counted, quotes) if more else len(content)
                 if cut:
                     lines = _count(content, NEWLINE, cut) + (content[cut - 1] != NEWLINE)
                     at += cut
@@ -503,9 +507,11 @@ def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
     """Numbers as Arrow spells them; `ArrowInvalid` where their commas are something else."""
     if decimals and pc.any(pc.match_substring(texts, ".")).as_py():
         raise pa.ArrowInvalid("a number has a point, where commas are decimal points")
-    odd = texts.filter(pc.fill_null(pc.match_substring_regex(texts, NO_THOUSANDS), False))
-    if not decimals and len(odd):
-        raise pa.ArrowInvalid(f"in {odd[0].as_py()[:40]!r} commas part no thousands")
+    if not decimals:
+        having = pc.utf8_trim_whitespace(texts.filter(pc.match_substring(texts, ",")))
+        odd = having.filter(pc.invert(pc.match_substring_regex(having, GROUPED)))
+        if len(odd):
+            raise pa.ArrowInvalid(f"in {odd[0].as_py()[:40]!r} commas part no thousands")
     return without_commas(texts, decimals)
 
 

@@ -265,7 +265,7 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
         else:
             spots = list(_spots(packed, file.start, size))
     for number, spot in enumerate(spots):
-        content = pa.py_buffer(doubled(spot) if file.escapes else spot)
+        content = pa.py_buffer(doubled(spot, file.delimiter) if file.escapes else spot)
         block = Block(file=file, content=content, first=1 + file.header, after=None, done=0)
         try:
             rows = (

@@ -17,6 +17,7 @@ from recd_plugins.data.conform.values import are_texts, is_list
 from recd_plugins.data.foreign import TextDates
 from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
 from recd_plugins.data.importing.reading import (
+    GROUPED,
     TIME_FORMS,
     ColumnTypes,
     split_texts,
@@ -36,8 +37,6 @@ DECIMAL = r"^-?(0|[1-9]\d{0,17})?(,\d+)?([eE][-+]?\d+)?$"
 """A number with a decimal comma, or a whole one."""
 NO_LIST = r",0(\d|\d{3,})$|^-?0,0\d\d$"
 """The end of 3,05 or of 3,0125, and 0,005: neither two ids nor thousands."""
-GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
-"""A number whose commas may part thousands, or one without."""
 CODE = r"[\w.-]*\d[\w.-]*"
 """An id with a digit, as N55189."""
 CODES = rf"^({CODE}( {CODE})*)?$"
@@ -120,12 +119,17 @@ def survey(
     *,
     alone: bool = False,
     form: TextForm | None = None,
+    ids: Collection[str] = (),
 ) -> Survey:
-    """Look at a bounded sample of the files; see `sample`."""
+    """Look at a bounded sample of the files; see `sample`.
+
+    Of the columns that a schema has as `ids`, those whose commas part thousands are in the form:
+    in others they part ids, as they did when the schema was made.
+    """
     form = form or TextForm()
     found = sample(files, wanted, alone=alone)
     _check_known(form, {*found.columns, *wanted})
-    columns, read_as = _typed(found, files[0], form)
+    columns, read_as = _typed(found, files[0], form, ids)
     doubts = [*found.doubts]
     for name in columns:
         lacking = [file.path for file in found.files if name not in file.columns]
@@ -185,7 +189,7 @@ def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterat
 
 
 def _typed(
-    found: Sample, file: ForeignFile, form: TextForm
+    found: Sample, file: ForeignFile, form: TextForm, ids: Collection[str]
 ) -> tuple[dict[str, pa.ChunkedArray], ColumnTypes]:
     """The sample's columns in the types that they are read as, and these."""
     columns: dict[str, pa.ChunkedArray] = {}
@@ -198,7 +202,7 @@ def _typed(
         column = found.columns[name]
         own = name not in file.partitions
         if own and file.format != "parquet" and pa.types.is_string(column.type):
-            are = _commas_are(name, column, file, form)
+            are = _commas_are(name, column, file, form, ids)
             separator = " " if name in file.lists else "" if are else _separator(column)
             separator = form.lists.get(name, separator)
             if scored := _scored_separator(column):
@@ -252,7 +256,11 @@ def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence
 
 
 def _commas_are(
-    name: str, texts: pa.ChunkedArray, file: ForeignFile, form: TextForm
+    name: str,
+    texts: pa.ChunkedArray,
+    file: ForeignFile,
+    form: TextForm,
+    ids: Collection[str],
 ) -> CommasAre | None:
     """What the commas of numbers are: as the form has it; decimal points where semicolons part
     fields; or the one thing that they can be."""
@@ -269,7 +277,7 @@ def _commas_are(
         return None
     several = r"(,\d{3})+" if file.delimiter == ";" else ""
     if _all_match(present, GROUPED) and some(rf"{several},0\d\d(,|\.|$)|,\d{{3}}\.\d"):
-        return "thousands"
+        return None if name in ids else "thousands"
     if _all_match(present, DECIMAL) and (file.delimiter == ";" or some(NO_LIST)):
         return "decimals"
     return None
