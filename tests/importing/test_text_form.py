@@ -227,7 +227,7 @@ def test_names_of_a_schema_are_of_text_without_a_header(tmp_path: Path) -> None:
         other: ("y", "item"),
     }
     for path, names in wanted.items():
-        (file,) = foreign_files([path], form, names_said=False)
+        (file,) = foreign_files([path], form, names_given=False)
         assert file.names == names
     with pytest.raises(DataError, match="2 names are given"):
         foreign_files([tmp_path / "b.parquet"], form)

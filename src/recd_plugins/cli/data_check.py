@@ -150,7 +150,7 @@ def _tables(
     paths: Sequence[Location],
     given: ForeignSchema | None,
     form: TextForm,
-    names_said: bool,
+    names_given: bool,
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -161,7 +161,7 @@ def _tables(
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
         schema = given or _of_footer(next(iter(files)))
-        return check_files(files, schema, form=form, names_said=names_said, progress=show)
+        return check_files(files, schema, form=form, names_given=names_given, progress=show)
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
         return {split: checked([paths[0] / split]) for split in SPLITS}

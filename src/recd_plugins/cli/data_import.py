@@ -144,7 +144,7 @@ def import_(
         if schema is not None:
             asked, own = load_schema_and_form(schema)
             form = form.over(own)
-        files = foreign_files(paths, form, absent=absent or (), names_said=bool(names))
+        files = foreign_files(paths, form, absent=absent or (), names_given=bool(names))
         split = None if split_by is None else SplitBy.of(split_by, test_share)
         found = survey(
             files,

@@ -148,7 +148,7 @@ def check_files(
     *,
     in_place: bool = False,
     form: TextForm | None = None,
-    names_said: bool = True,
+    names_given: bool = True,
     absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
@@ -160,7 +160,7 @@ def check_files(
     """
     found = Checked()
     files = []
-    for opened in formats_of(paths, form, names_said=names_said):
+    for opened in formats_of(paths, form, names_given=names_given):
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":

@@ -187,7 +187,7 @@ def foreign_files(
     form: TextForm | None = None,
     *,
     absent: Collection[str] = (),
-    names_said: bool = True,
+    names_given: bool = True,
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
@@ -196,7 +196,7 @@ def foreign_files(
     other columns than those that may be `absent`.
     """
     files: list[ForeignFile] = []
-    for one in formats_of(files_of(paths), form, names_said=names_said):
+    for one in formats_of(files_of(paths), form, names_given=names_given):
         if isinstance(one, DataError):
             raise one
         files.append(one)
@@ -242,11 +242,11 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
 
 
 def formats_of(
-    files: Mapping[Location, FileFacts], form: TextForm | None = None, *, names_said: bool = True
+    files: Mapping[Location, FileFacts], form: TextForm | None = None, *, names_given: bool = True
 ) -> list[ForeignFile | DataError]:
     """What each file is, or why nobody knows: several are opened at a time.
 
-    Names of the form that nobody said for these files are those of a schema: they are of such text
+    Names of the form that nobody gave for these files are those of a schema: they are of such text
     as it was made of, and other files have their own.
     """
     form = form or TextForm()
@@ -256,7 +256,7 @@ def formats_of(
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], form, encoding, names_said)
+            return _foreign_file(path, files[path], form, encoding, names_given)
         except DataError as error:
             return error
 
@@ -295,11 +295,11 @@ def _check_is_file(path: Location) -> None:
 
 
 def _foreign_file(
-    path: Location, facts: FileFacts, form: TextForm, encoding: str, names_said: bool
+    path: Location, facts: FileFacts, form: TextForm, encoding: str, names_given: bool
 ) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
     file = _of_content(path, form, encoding)
-    if form.names and (names_said or not _names_itself(file, form.names)):
+    if form.names and (names_given or not _names_itself(file, form.names)):
         file = _with_names(file, form.names)
     size, mtime_ns = facts.size, facts.mtime_ns or 0
     if size is None:
