@@ -20,7 +20,8 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import text_dates, texts_to_ms
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.importing import reading
-from recd_plugins.data.importing.formats import doubled, foreign_files
+from recd_plugins.data.importing.escaped_quotes import doubled
+from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, blocks
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.text_form import TextForm

@@ -26,6 +26,7 @@ from recd_plugins.data.files import (
     typed_partitions,
 )
 from recd_plugins.data.footers import AT_ONCE
+from recd_plugins.data.importing.escaped_quotes import doubled, has_escapes
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, listed, shown
@@ -36,8 +37,6 @@ __all__ = [
     "ELEMENTS",
     "ForeignFile",
     "Format",
-    "doubled",
-    "escaped_as",
     "field_at",
     "fields_of",
     "files_of",
@@ -94,13 +93,6 @@ QUOTED = re.compile(r'(^|\t)"(?:[^"\t]|"")*"(\t|\r?$)', re.MULTILINE)
 """A field in quotes, where tabs part them."""
 QUOTING = re.compile(r'(^|\t)"?[^"\t\n]+"[^"\t\r\n]', re.MULTILINE)
 """One with a quote within, that is not doubled."""
-ESCAPED = re.compile(
-    r'(?:^|(?<=[,;|\t\x01]))"((?:[^"\\\r\n]|\\.)*)"(?=[,;|\t\x01\r\n]|$)', re.MULTILINE
-)
-"""A field in quotes, if a backslash before a quote takes its meaning."""
-WITHIN = re.compile(r'\\"[^,;|\t\x01"]')
-"""A quote that ends no field."""
-ESCAPE = re.compile(rb'\\[\\"]')
 SVM = re.compile(
     r"[-+]?[\d.]+( qid:\d+)?( \d+:(?P<field>\d+:)?[-+]?[\d.]+([eE][-+]?\d+)?)+ *(#.*)?"
 )
@@ -358,7 +350,7 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
         )
     if form.delimiter is None:
         _check_no_svm(path, text)
-    escapes = _escapes(text) if form.escapes is None else form.escapes
+    escapes = has_escapes(text) if form.escapes is None else form.escapes
     plain = text
     if escapes:
         content = doubled(head[bom:], form.delimiter or ONE_CHARACTER)
@@ -594,31 +586,6 @@ def _text(
         start=bom + len(text[:line].encode(encoding)),
         renamed=renamed,
     )
-
-
-def _escapes(text: str) -> bool:
-    """Whether a quote within quotes has a backslash before it."""
-    fields = ESCAPED.finditer(text) if '\\"' in text else ()
-    return any(WITHIN.search(field[1]) for field in fields)
-
-
-def doubled(content: bytes | bytearray, delimiters: str) -> bytearray:
-    r"""Lines in which "" is a quote within quotes, of lines in which \" is: as long as before, and
-    the same if it is done again. In fields without quotes \" stays what it is."""
-    fields = re.compile(
-        rb'(?:^|(?<=[\r\n%b]))"[^"\\]*(?:(?:\\.|"")[^"\\]*)*"?' % re.escape(delimiters.encode()),
-        re.DOTALL,
-    )
-    return bytearray(fields.sub(_doubled_within, content))
-
-
-def _doubled_within(field: re.Match[bytes]) -> bytes:
-    return escaped_as(b'""', field[0])
-
-
-def escaped_as(pair: bytes, content: bytes | bytearray) -> bytes:
-    r"""Lines with these two bytes for each \"."""
-    return ESCAPE.sub(lambda one: pair if one[0] == b'\\"' else one[0], content)
 
 
 def _check_delimiter(delimiter: str) -> None:

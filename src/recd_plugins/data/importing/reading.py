@@ -19,12 +19,11 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.escaped_quotes import doubled, escaped_as
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
     NULLS,
     ForeignFile,
-    doubled,
-    escaped_as,
     field_at,
 )
 from recd_plugins.data.importing.text_form import TextForm

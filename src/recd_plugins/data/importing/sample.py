@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.importing.escaped_quotes import doubled
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
     ForeignFile,
-    doubled,
     field_at,
     fields_of,
 )
