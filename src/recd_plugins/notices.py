@@ -28,6 +28,7 @@ __all__ = [
     "Unneeded",
     "Unused",
     "Unwatched",
+    "Wrong",
     "hide_other_warnings",
     "hide_warnings",
     "notices_as_lines",
@@ -122,6 +123,13 @@ class Otherwise(Notice):
 
     verdict = "may train otherwise"
     refused = False
+
+
+class Wrong(Notice):
+    """What comes out is not what the model says, with plain TorchRec neither."""
+
+    verdict = "is computed wrongly"
+    refused = True
 
 
 class Unneeded(Notice):

@@ -595,17 +595,21 @@ class Stack:
             )
         if self._planning.model_is_gone:
             self._usage.planned_a_copy()
-        if not self._features.groups:
-            return sharders
-        if not self._adapted:
-            self._usage.unused(
-                self.registry.one("dedup"),
-                "the model is not adapted, so it takes no unique samples",
-                "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
-            )
-        from recd_plugins.embedding.sharded import with_dedup
+        if self._features.groups:
+            if not self._adapted:
+                self._usage.unused(
+                    self.registry.one("dedup"),
+                    "the model is not adapted, so it takes no unique samples",
+                    "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
+                )
+            from recd_plugins.embedding.sharded import with_dedup
 
-        return with_dedup(sharders)
+            sharders = with_dedup(sharders)
+        if (model := self._planning.model) is None:
+            return sharders
+        from recd_plugins.embedding.means import with_means
+
+        return with_means(sharders, model)
 
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
         """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardedModule, ShardingEnv
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -37,6 +37,9 @@ __all__ = [
     "clips_at",
     "count_forward",
     "device_of",
+    "divide_as_whole",
+    "divide_means_alone",
+    "divided_wrongly",
     "exchanges_of",
     "flush_kernels",
     "fused_arithmetic",
@@ -268,6 +271,81 @@ def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
     """
     module: Any = sharded
     module._has_mean_pooling_callback = False
+
+
+def divide_as_whole(part: ShardedEmbeddingBagCollection, *, means: bool) -> None:
+    """Have a part of an EmbeddingBagCollection divide as the whole does, which has row-wise `means`
+    or none: where it has any, sums of row-wise tables are divided by 1 + 1e-6."""
+    part._has_mean_pooling_callback = means
+    divide_means_alone(part)
+
+
+def divided_wrongly(sharded: nn.Module) -> list[str]:
+    """The tables of EmbeddingBagCollections in a sharded module whose bags TorchRec divides by
+    their sizes though they are no means or kernels took the mean, or leaves sums of for means.
+
+    Where a row-wise table pools by the mean, TorchRec divides all that its collection yields, and
+    knows by their features which are row-wise sums. So a table-wise or data-parallel sum beside it
+    becomes a mean, a mean is divided twice, and a mean stays a sum whose feature is summed too.
+    """
+    return [table for one in _collections_of_bags(sharded) for table in _divided_wrongly(one)]
+
+
+def divide_means_alone(sharded: nn.Module) -> None:
+    """Have the EmbeddingBagCollections in a sharded module divide row-wise means and no others,
+    where they would not: see `divided_wrongly`."""
+    for collection in _collections_of_bags(sharded):
+        if type(collection) is ShardedEmbeddingBagCollection and _divided_wrongly(collection):
+            collection.__class__ = _DividesMeansAlone
+
+
+class _DividesMeansAlone(ShardedEmbeddingBagCollection):
+    """It knows by their columns which bags are means, since a sum may share their feature."""
+
+    _others: Tensor | None = None
+    """The columns of the output that are no row-wise means, int64."""
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        self._pooling_type_to_rs_features[PoolingType.SUM.value] = []
+        awaitable = super().input_dist(ctx, features)
+        if self._others is None:
+            widths = torch.tensor(self._embedding_dims, device=ctx.divisor.device)
+            means = {name for names in _row_wise_means(self).values() for name in names}
+            other = [name not in means for name in self._embedding_names]
+            columns = torch.tensor(other, device=widths.device).repeat_interleave(widths)
+            self._others = columns.nonzero().squeeze(1)
+        ctx.divisor.index_fill_(1, self._others, 1.0)
+        return awaitable
+
+
+def _divided_wrongly(collection: ShardedEmbeddingBagCollection) -> list[str]:
+    if not collection._has_mean_pooling_callback or isinstance(collection, _DividesMeansAlone):
+        return []
+    means, sums = _row_wise_means(collection), collection._pooling_type_to_rs_features
+    undivided = {*sums.get(PoolingType.SUM.value, ())}
+    return [
+        config.name
+        for config in collection._embedding_bag_configs
+        if any((name in undivided) == (config.name in means) for name in config.feature_names)
+    ]
+
+
+def _row_wise_means(collection: ShardedEmbeddingBagCollection) -> dict[str, list[str]]:
+    """The tables that TorchRec sums on several ranks in parts, and divides for the mean; each with
+    the names that a KeyedTensor has for its features' bags."""
+    configs, shardings = collection._embedding_bag_configs, collection.module_sharding_plan
+    return {
+        config.name: names
+        for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
+        if config.pooling is PoolingType.MEAN
+        and shardings[config.name].sharding_type in ("row_wise", "table_row_wise")
+    }
+
+
+def _collections_of_bags(sharded: nn.Module) -> Iterator[ShardedEmbeddingBagCollection]:
+    for module in sharded.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            yield module
 
 
 def own_fused_params(parameter: nn.Parameter) -> dict[str, Any]:

@@ -109,6 +109,11 @@ class RegistryPlanner:
         self._model = ref(model)
 
     @property
+    def model(self) -> nn.Module | None:
+        """The model that was planned last, while it lives."""
+        return None if self._model is None else self._model()
+
+    @property
     def model_is_gone(self) -> bool:
         """Whether the model that was planned last is no more: a copy that nobody trains."""
         return self._model is not None and self._model() is None
@@ -122,8 +127,7 @@ class RegistryPlanner:
 
     def take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
         """The trainer's own, which a plan may have been made without."""
-        model = None if self._model is None else self._model()
-        if model is not None:
+        if (model := self.model) is not None:
             check_planned(model, self.sharders(), mine)
             self._check_agrees(model, mine)
         self._sharders = mine

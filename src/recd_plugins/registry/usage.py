@@ -15,6 +15,7 @@ from recd_plugins.notices import (
     Unneeded,
     Unused,
     Unwatched,
+    Wrong,
 )
 from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
 from recd_plugins.registry.choices import Choice, Registry
@@ -170,6 +171,7 @@ class Usage:
                 watching.remove()
                 converted = holds_unique(given)
                 unconverted = bool(unique) and not converted
+                self._divided_wrongly(module)
                 self._give(*self._idle(planner, planning, tier_plan, unconverted=unconverted))
                 if unique and converted:
                     done: RemovableHandle
@@ -206,6 +208,23 @@ class Usage:
         self._watching[model] = [watching]
         if isinstance(planner, OrdersBatches):
             self._watching[model].append(self._watch_order(model, planner))
+
+    def _divided_wrongly(self, model: nn.Module) -> None:
+        """Means and sums in one collection, which none of `stack.sharders()` has sharded."""
+        from recd_plugins.compat.torchrec import divided_wrongly
+
+        if tables := divided_wrongly(model):
+            self._give(
+                Wrong(
+                    what=f"the pooling of {', '.join(tables)}",
+                    why="another table of the collection is row-wise and pools by the mean, and "
+                    "TorchRec then divides sums that are not row-wise by their bags' sizes, means "
+                    "twice, and no mean of a feature that is summed too",
+                    cure="Write `DistributedModelParallel(model, plan=plan, "
+                    "sharders=stack.sharders())`, which divide means alone, or have sums and means "
+                    "in collections of their own.",
+                )
+            )
 
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
         """Count the batches that the model is trained on until the planner knows whether its order

@@ -7,14 +7,15 @@ from home; where TorchRec sums them at home, the tiers' sums are added to its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
@@ -26,10 +27,37 @@ from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
 
-__all__ = ["Lookups", "PackedBags", "PooledRows", "RowBagsAwaitable", "SumsAwaitable"]
+__all__ = [
+    "Divisor",
+    "Lookups",
+    "PackedBags",
+    "PooledRows",
+    "RowBagsAwaitable",
+    "SumsAwaitable",
+    "divisors_of",
+]
 
 TINY = 1e-6
-"""What TorchRec adds to a bag's length, that the mean of an empty one be 0."""
+"""What TorchRec adds to a divisor, that the mean of an empty bag be 0."""
+
+Divisor = Literal["size", "one"]
+"""What TorchRec divides a feature's sums by: the size of each bag, or 1, and `TINY` with it."""
+
+
+def divisors_of(
+    configs: Iterable[EmbeddingBagConfig], row_wise: Collection[str]
+) -> dict[str, Divisor]:
+    """The divisors of a collection's `row_wise` tables; sums of others stay as they are.
+
+    Where one of them pools by the mean, TorchRec divides the sums of all, those that stay sums by
+    1: they are off by `TINY`, and so they are here.
+    """
+    found: dict[str, Divisor] = {
+        config.name: "size" if config.pooling is PoolingType.MEAN else "one"
+        for config in configs
+        if config.name in row_wise
+    }
+    return found if "size" in found.values() else {}
 
 
 @dataclass(frozen=True)
@@ -159,18 +187,22 @@ class _GroupBags:
 
 
 def _divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> None:
-    """Divide each feature's bags [B, D] in place, as the mean does; none is divided by none."""
+    """Divide each feature's bags [B, D] in place; what has no divisor stays."""
     for bags, divisor in zip(features, divisors, strict=True):
         if divisor is not None:
             bags /= divisor.unsqueeze(1)
 
 
-def _divisors(batch: RoutedBatch, divides: Sequence[bool]) -> list[Tensor | None]:
-    """The divisors [B] of the sums of each feature, for mean pooling, where it `divides`."""
-    if not any(divides):
-        return [None] * len(divides)
+def _numbers(batch: RoutedBatch, divisors: Sequence[Divisor | None]) -> list[Tensor | None]:
+    """The numbers [B] that the sums of each feature are divided by."""
+    if not any(divisors):
+        return [None] * len(divisors)
     sizes = batch.bag_sizes()
-    return [own + TINY if divided else None for own, divided in zip(sizes, divides, strict=True)]
+    one = torch.ones_like(sizes[0])
+    return [
+        None if divisor is None else (size if divisor == "size" else one) + TINY
+        for size, divisor in zip(sizes, divisors, strict=True)
+    ]
 
 
 # Rows that come from home one by one.
@@ -213,19 +245,19 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         tiers: Tiers,
         update: Update,
         home: LazyAwaitable[dict[str, JaggedTensor]],
-        divides: Sequence[bool],
+        divisors: Sequence[Divisor | None],
     ) -> None:
-        """`divides` says of each feature whether its sums are divided, for the mean."""
+        """`divisors` are those of each feature's sums."""
         super().__init__()
         self._tiers = tiers
         self._update = update
         self._home = home
-        self._divides = divides
+        self._divisors = divisors
 
     def _wait_impl(self) -> Mapping[TableFeature, Tensor]:
         home: dict[str, JaggedTensor] = self._tiers.wait(self._home, self._update)
         batch = self._update.batch
-        divisors = _divisors(batch, self._divides)
+        divisors = _numbers(batch, self._divisors)
         found: dict[TableFeature, Tensor] = {}
         for number, group in enumerate(batch.groups):
             own = slice(group.first_feature, group.first_feature + len(group.segments.lengths))
@@ -390,15 +422,15 @@ class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
         update: Update,
         packed: PackedBags,
         home: LazyAwaitable[KeyedTensor],
-        divides: Sequence[bool],
+        divisors: Sequence[Divisor | None],
     ) -> None:
-        """`divides` says of each feature whether its sums are divided here, for the mean."""
+        """`divisors` are those of each feature's sums, which are divided here."""
         super().__init__()
         self._tiers = tiers
         self._update = update
         self._packed = packed
         self._home = home
-        self._divides = divides
+        self._divisors = divisors
 
     def _wait_impl(self) -> KeyedTensor:
         home: KeyedTensor = self._tiers.wait(self._home, self._update)
@@ -411,7 +443,7 @@ class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
         output = _Output(
             batch=batch,
             columns=[columns[feature.name] for feature in self._tiers.features],
-            divisors=_divisors(batch, self._divides),
+            divisors=_numbers(batch, self._divisors),
             packed=self._packed,
             groups=[_GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
             update=self._update,

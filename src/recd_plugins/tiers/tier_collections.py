@@ -30,7 +30,7 @@ from torchrec.distributed.types import (
     ShardedModule,
     ShardingEnv,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -44,6 +44,7 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.compat.torchrec import (
     ShardedOrder,
     bags_of,
+    divide_as_whole,
     exchanges_of,
     leave_means,
     optimizer_of,
@@ -57,7 +58,14 @@ from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.rows.memory import numbers_on
-from recd_plugins.tiers.bags import PackedBags, PooledRows, RowBagsAwaitable, SumsAwaitable
+from recd_plugins.tiers.bags import (
+    Divisor,
+    PackedBags,
+    PooledRows,
+    RowBagsAwaitable,
+    SumsAwaitable,
+    divisors_of,
+)
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange, DeferredSplits
 from recd_plugins.tiers.routed_batch import RoutedBatch
@@ -298,9 +306,11 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         plan: TierPlan,
         nodes: Nodes,
         chunk_rows: int = CHUNK_ROWS,
+        divisors: Mapping[str, Divisor] | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of TorchRec's module."""
+        """`options` are those of TorchRec's module. `divisors` of tables' sums are by default those
+        that they have where these tables are all of their collection."""
         super().__init__(module, dict(parameters), env, **options)
         configs, shardings = module.embedding_bag_configs(), self.module_sharding_plan
         for config in configs:
@@ -312,13 +322,9 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
                 )
         self.put_in_front(Tiers(self, configs, plan, nodes, chunk_rows))
         self._check = InputCheck(configs)
-        means = {
-            config.name
-            for config in configs
-            if config.pooling is PoolingType.MEAN
-            and shardings[config.name].sharding_type in ("row_wise", "table_row_wise")
-        }
-        self._divides = [feature.table in means for feature in self.tiers.features]
+        if divisors is None:
+            divisors = divisors_of(configs, _row_wise(shardings))
+        self._divisors = [divisors.get(feature.table) for feature in self.tiers.features]
         leave_means(self)
 
     def create_context(self) -> TierBagContext:
@@ -359,16 +365,18 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
     ) -> LazyAwaitable[KeyedTensor]:
         assert ctx.update is not None
         assert ctx.packed is not None
-        return SumsAwaitable(self.tiers, ctx.update, ctx.packed, home, self._divides)
+        return SumsAwaitable(self.tiers, ctx.update, ctx.packed, home, self._divisors)
 
 
 class _RowsOfDimension(TierEmbeddingCollection):
     """The tables of one dimension, whose rows come one by one, to be pooled."""
 
-    def __init__(self, module: EmbeddingCollection, means: Sequence[str], **options: Any) -> None:
-        """`means` are the tables that pool by the mean."""
+    def __init__(
+        self, module: EmbeddingCollection, divisors: Mapping[str, Divisor], **options: Any
+    ) -> None:
+        """`divisors` are those of tables' sums."""
         super().__init__(module, **options)
-        self._divides = [feature.table in means for feature in self.tiers.features]
+        self._divisors = [divisors.get(feature.table) for feature in self.tiers.features]
         for _, kernel in optimizer_of(self).optimizers:
             kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
 
@@ -376,7 +384,7 @@ class _RowsOfDimension(TierEmbeddingCollection):
         self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
-        return PooledRows(self.tiers, ctx.update, home, self._divides)
+        return PooledRows(self.tiers, ctx.update, home, self._divisors)
 
 
 class TierRowBagCollection(ShardedParts):
@@ -407,10 +415,12 @@ class TierRowBagCollection(ShardedParts):
         order = ShardedOrder.of(module, parameters, env, fused, device)
         tiers: dict[str, Any] = {"plan": plan, "nodes": nodes, "chunk_rows": chunk_rows}
         travelling = [config for config in configs if is_coalesced(plan, config.name)]
+        row_wise = _row_wise(parameters) | {config.name for config in travelling}
+        divisors = divisors_of(configs, row_wise)
         rows = [
             _RowsOfDimension(
                 sequences_of(module, tables),
-                means=[config.name for config in configs if config.pooling is PoolingType.MEAN],
+                divisors=divisors,
                 parameters={name: parameters[name] for name in tables},
                 env=env,
                 **tiers,
@@ -427,9 +437,14 @@ class TierRowBagCollection(ShardedParts):
             of_part = bags_of(module, [config.name for config in summed])
             own = {config.name: parameters[config.name] for config in summed}
             if any(config.name in plan.tables for config in summed):
-                parts.append(TierEmbeddingBagCollection(of_part, own, env, **tiers, **options))
+                parts.append(
+                    TierEmbeddingBagCollection(
+                        of_part, own, env, divisors=divisors, **tiers, **options
+                    )
+                )
             else:
                 parts.append(ShardedEmbeddingBagCollection(of_part, own, env, **options))
+                divide_as_whole(parts[-1], means="size" in divisors.values())
             # Beside the tables that are left out here, a feature may have another name.
             self._names.append(
                 {
@@ -465,6 +480,12 @@ class TierRowBagCollection(ShardedParts):
 
     def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[KeyedTensor]:
         return RowBagsAwaitable(parts, self._names, self._keys)
+
+
+def _row_wise(shardings: Mapping[str, ParameterSharding]) -> set[str]:
+    """The tables whose bags are summed on several ranks, in parts."""
+    kinds = ("row_wise", "table_row_wise")
+    return {name for name, sharding in shardings.items() if sharding.sharding_type in kinds}
 
 
 def is_coalesced(plan: TierPlan, table: str) -> bool:

@@ -1,0 +1,67 @@
+"""Sums and means of one collection, each table sharded in a way of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+
+from recd_plugins.compat.torchrec import divide_means_alone
+from recd_plugins.embedding.wrapped_sharder import WrappedSharder
+
+__all__ = ["MeansSharder", "with_means"]
+
+OF_BAGS = (
+    EmbeddingBagCollection,
+    FeatureProcessedEmbeddingBagCollection,
+    ManagedCollisionEmbeddingBagCollection,
+)
+
+
+class MeansSharder(WrappedSharder):
+    """Has means alone divided by the sizes of bags; TorchRec would divide sums too that are not
+    row-wise, beside means that are."""
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        sharded: nn.Module = self._inner.shard(module, params, env, device, module_fqn)
+        divide_means_alone(sharded)
+        return sharded
+
+    def reshard(self, *given: Any, **options: Any) -> Any:
+        sharded: nn.Module = self._inner.reshard(*given, **options)
+        divide_means_alone(sharded)
+        return sharded
+
+
+def with_means(
+    sharders: Iterable[ModuleSharder[nn.Module]], model: nn.Module
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders; where a collection of the model has means beside other tables, those of bags
+    divide them alone."""
+    if not any(_has_means_beside_others(module) for module in model.modules()):
+        return list(sharders)
+    return [
+        MeansSharder(sharder) if issubclass(sharder.module_type, OF_BAGS) else sharder
+        for sharder in sharders
+    ]
+
+
+def _has_means_beside_others(module: nn.Module) -> bool:
+    if not isinstance(module, EmbeddingBagCollection):
+        return False
+    configs = module.embedding_bag_configs()
+    return len(configs) > 1 and any(one.pooling is PoolingType.MEAN for one in configs)
