@@ -45,13 +45,12 @@ def changes(
     results: Sequence[KeptResult], before: str, after: str, quick: bool
 ) -> Iterator[Change]:
     """The figures that both commits have, of machines with the same processor and cores."""
-    found: dict[tuple[str, str, object], KeptFigure] = {}
+    found: dict[tuple[str, str, str], KeptFigure] = {}
     for result in results:
         if result.quick != quick:
             continue
-        machine = result.conditions["machine"]
         for values in result.figures:
-            key = (result.suite, values["name"], (machine["cpu"], machine["cores"]))
+            key = (result.suite, values["name"], result.processor)
             one = KeptFigure(values=values, of=result)
             if result.commit == after and key in found:
                 yield Change(suite=result.suite, before=found[key], after=one)

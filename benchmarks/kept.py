@@ -16,6 +16,8 @@ __all__ = ["RESULTS", "KeptFigure", "KeptResult", "histories", "keep", "kept_res
 RESULTS = Path(__file__).parent / "results"
 UNKNOWN_NOISE = 0.1
 """What a figure without a spread may move by."""
+MAKERS = re.compile(r"\((R|TM)\)| Processor$")
+"""What says nothing, in a processor's name."""
 LESS_IS_BETTER = re.compile(r"^(s|ms|us|ns|MB|GB|MiB|GiB|KiB|bytes|NE)\b|the time")
 
 
@@ -35,6 +37,12 @@ class KeptResult:
     @property
     def quick(self) -> bool:
         return bool(self.conditions["settings"].get("quick"))
+
+    @property
+    def processor(self) -> str:
+        """The kind of machine: figures of two kinds say nothing of what changed between them."""
+        machine = self.conditions["machine"]
+        return f"{re.sub(MAKERS, '', machine['cpu'])}, {machine['cores']} cores"
 
     def write(self, folder: Path = RESULTS) -> Path:
         """The run's own file: nothing is ever overwritten."""

@@ -32,7 +32,8 @@ They have every figure with its conditions: machine, versions, load, seed, commi
 figure are measured in one run; a figure is the median of its rounds, its spread their interquartile
 range. `python -m benchmarks.compare COMMIT COMMIT` says what got slower beyond noise. A limit is
 the bound of a figure by the work that nobody can leave out, and the share is what is reached of it:
-[docs/limits.md](docs/limits.md) says what each limit is made of."""
+[docs/limits.md](docs/limits.md) says what each limit is made of. A trend is that of one kind of
+machine; `elsewhere` has the newest value of each other kind."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -255,7 +256,7 @@ def table_rows(results: Sequence[KeptResult], table: SuiteTable) -> Iterator[str
     for figure in found:
         if figure is not None:
             met = {None: "", True: "met", False: "**missed**"}[figure.met]
-            run = f"{'quick, ' * figure.of.quick}{figure.of.date}"
+            run = f"{'quick, ' * figure.of.quick}{figure.of.date}, {figure.of.processor}"
             yield f"| {_cell(figure.name)} | {figure.shown} | {figure.target} | {met} | {run} |"
 
 
@@ -296,7 +297,8 @@ def limit_rows(results: Sequence[KeptResult]) -> Iterator[str]:
     for one in sorted(newest.values(), key=lambda each: order.get(each.of.suite, len(order))):
         assert one.limit is not None
         load = one.of.conditions["machine"]["load_average_before"]
-        run = f"{one.of.suite}{', quick' * one.of.quick}, {one.of.date}, load {load}"
+        run = f"{one.of.suite}{', quick' * one.of.quick}, {one.of.date}, {one.of.processor}, "
+        run += f"load {load}"
         made_of = _cell(one.limit["of"])
         cells = (_cell(one.name), one.shown, one.shown_limit, one.share, made_of, run)
         yield f"| {' | '.join(cells)} |"
@@ -339,21 +341,34 @@ def _section(
     yield ""
     yield (
         f"`python -m benchmarks.{suite.name}{' --quick' * quick}`, {run.date}, "
-        f"commit {run.commit}: {machine['cpu']}, {machine['cores']} cores, "
-        f"load {machine['load_average_before']} before it; {packages}."
+        f"commit {run.commit}: {run.processor}, load {machine['load_average_before']} before it; "
+        f"{packages}."
     )
     yield ""
-    yield "| figure | value | limit | share | target | | spread | trend |"
-    yield "|---|---|---|---|---|---|---|---|"
+    elsewhere = any(one.of.processor != run.processor for history in figures for one in history)
+    head = "| figure | value | limit | share | target | | spread | trend |"
+    yield head + " elsewhere |" * elsewhere
+    yield "|---|---|---|---|---|---|---|---|" + "---|" * elsewhere
     for history in figures:
-        yield _row(history, run)
+        yield f"{_row(history, run)}{f' {_elsewhere(history)} |' * elsewhere}"
+
+
+def _elsewhere(history: Sequence[KeptFigure]) -> str:
+    """The figure's newest value on each other kind of machine."""
+    newest = {one.of.processor: one for one in history}
+    own = newest.pop(history[-1].of.processor)
+    return "; ".join(
+        f"{one.shown}{'' if one.met == own.met else ' (met)' if one.met else ' (missed)'}, {where}"
+        for where, one in newest.items()
+    )
 
 
 def _row(history: Sequence[KeptFigure], run: KeptResult) -> str:
     one = history[-1]
     met = {None: "", True: "met", False: "**missed**"}[one.met]
     spread = one.values["spread"]
-    trend = "" if len(history) == 1 else _trend(history[-2], one)
+    before = [each for each in history[:-1] if each.of.processor == one.of.processor]
+    trend = _trend(before[-1], one) if before else ""
     if one.of is not run:
         trend = f"of {one.of.date}, {one.of.commit} {trend}".strip()
     cells = (

@@ -102,6 +102,21 @@ def test_a_limit_stands_beside_its_figure() -> None:
     )
 
 
+def test_another_machine_is_no_trend() -> None:
+    own = [
+        result("abc", figure("a step", 4.0, target=3.9, met=True)),
+        result("def", figure("a step", 3.0, target=3.9, met=False), date="2026-02-01"),
+    ]
+    machine = {"cpu": "Another(R) Processor", "cores": 4, "load_average_before": 0.1}
+    there = dataclasses.replace(own[1], conditions={**CONDITIONS, "machine": machine})
+    page = results_page([own[0], there])
+    assert "| **missed** | 5% |  | 4x faster (met), one, 2 cores |" in page
+    assert not [*compare.changes([own[0], there], "abc", "def", quick=False)]
+    page = results_page([there, dataclasses.replace(own[1], date="2026-03-01")])
+    assert "| **missed** | 5% |  | 3x faster, Another, 4 cores |" in page
+    assert "elsewhere |" not in results_page(own)
+
+
 def test_what_a_run_left_out_stays_as_it_was() -> None:
     before = result("abc", figure("a step", 4.0), figure("another", 1.0))
     page = results_page([before, result("def", figure("a step", 4.0), date="2026-02-01")])
