@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -236,26 +237,46 @@ def shown(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(one) | {"met": one.met, "share": one.share} for one in figures]
 
 
+def _target(one: Figure) -> str:
+    if one.target is None:
+        return ""
+    return f"{'≤' if one.at_most else '≥'} {one.target:,.4g}{', met' if one.met else ', missed'}"
+
+
 def print_table(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
-    """The table that a suite prints by default, and its conditions."""
-    columns = ("figure", "value", "limit", "share", "baseline", "target", "met", "spread", "note")
-    table = Table(*columns, title=suite)
-    for one in figures:
-        table.add_row(
-            one.name,
-            f"{one.value:,.4g} {one.unit}",
-            "" if one.limit is None else f"{one.limit.value:,.4g}",
-            "" if one.share is None else f"{one.share:.0%}",
-            "" if one.baseline is None else f"{one.baseline:,.4g}",
-            "" if one.target is None else f"{'≤' if one.at_most else '≥'} {one.target:,.4g}",
-            {None: "", True: "yes", False: "no"}[one.met],
-            "" if one.spread is None else f"{one.spread:.1%}",
-            "; ".join(filter(None, (one.note, one.limit and f"limit: {one.limit.of}"))),
-        )
+    """The table that a suite prints by default; below it what has no room in a line of 80, and the
+    conditions."""
+    table = Table(title=suite, box=SIMPLE_HEAD)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("figure", overflow="fold", min_width=26)
+    for column in ("value", "target", "spread"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for number, one in enumerate(figures, 1):
+        spread = "" if one.spread is None else f"{one.spread:.1%}"
+        table.add_row(f"{number}", one.name, f"{one.value:,.4g} {one.unit}", _target(one), spread)
     console = Console()
     console.print(table)
+    for number, one in enumerate(figures, 1):
+        if notes := "; ".join(_notes(one)):
+            console.print(f"{number}: {notes}", highlight=False, markup=False)
     for name, value in conditions.items():
-        console.print(f"{name}: {value}", highlight=False)
+        console.print(f"{name}: {value}", highlight=False, markup=False)
+
+
+def _target(one: Figure) -> str:
+    if one.target is None:
+        return ""
+    return f"{'≤' if one.at_most else '≥'} {one.target:,.4g}{', met' if one.met else ', missed'}"
+
+
+def _notes(one: Figure) -> Iterator[str]:
+    if one.note:
+        yield one.note
+    if one.baseline not in (None, 1):
+        yield f"baseline {one.baseline:,.4g}"
+    if one.limit is not None:
+        reached = "" if one.share is None else f", of which {one.share:.0%} is reached"
+        yield f"limit {one.limit.value:,.4g}{reached}: {one.limit.of}"
 
 
 def _machine() -> dict[str, Any]:
