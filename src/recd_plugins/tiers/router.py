@@ -1,9 +1,12 @@
 """The router: it finds the tier that an id is read from, and its position there, by 1.45 bits a row
 of the tables.
 
-All tables of a router lie one after another in one space of rows. A bitmap holds the hot
-rows; a second one, over the hot rows alone, says which of the two tiers has each. A tier's
-positions count its rows in ascending order.
+All tables of a router lie one after another in one space of rows. A bitmap holds the rows that
+have replicas; a second one, over these alone, says which of the two tiers has each. A tier's
+positions count its rows in ascending order:
+
+    n = rank of the row in the first,  p = rank of n in the second
+    position = p  in `replicated`,  n - p  in `per_node`
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ COUNT_BITS = 0xFFFF
 CHUNK = 1 << 16
 """Rows taken at a time, to bound the memory that it takes to make a set of many."""
 BIT = U64(6)
-"""Bits that a row's place in its word takes."""
+"""Bits that the number of a row's bit in its word takes."""
 BLOCK = 256
 """Ids that are routed at a time: what is known of them stays in the cache."""
 NUMBER = U64(8)
@@ -67,7 +70,7 @@ class Hits(NamedTuple):
 
 
 class RoutedIds(NamedTuple):
-    """The place of the row of each of N ids."""
+    """Where the row of each of N ids is: at home, or in one of the tiers."""
 
     missed: Tensor
     """[n] int64, ascending: which of the N ids must have their rows from home."""
@@ -101,12 +104,12 @@ class Router:
             )
             for tier in (replicated, per_node)
         )
-        self._hot = RankedBitmap(torch.cat([replicated_rows, per_node_rows]), self._starts[-1])
-        self._replicated = RankedBitmap(self._hot.rank(replicated_rows), self._hot.count)
+        self._copied = RankedBitmap(torch.cat([replicated_rows, per_node_rows]), self._starts[-1])
+        self._replicated = RankedBitmap(self._copied.rank(replicated_rows), self._copied.count)
 
     @property
     def nbytes(self) -> int:
-        return self._hot.nbytes + self._replicated.nbytes
+        return self._copied.nbytes + self._replicated.nbytes
 
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """Find the rows of `ids` [N] int64. Ids of no row miss, and are counted."""
@@ -115,12 +118,12 @@ class Router:
         *parts, outside = _route(
             ids.contiguous().numpy(),
             np.array(segments.lengths, np.int64),
-            *self._placed(segments),
-            self._hot.words.numpy(),
-            self._hot.ranks.numpy(),
+            *self._rows_of(segments),
+            self._copied.words.numpy(),
+            self._copied.ranks.numpy(),
             self._replicated.words.numpy(),
             self._replicated.ranks.numpy(),
-            0 < self._replicated.count < self._hot.count,
+            0 < self._replicated.count < self._copied.count,
             self._replicated.count > 0,
         )
         missed_lengths = np.diff(np.searchsorted(parts[0], np.cumsum(segments.lengths)), prepend=0)
@@ -135,7 +138,7 @@ class Router:
 
     def route_by_ops(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """`route` in torch's own operations, wherever the ids live; it waits for them once."""
-        starts, sizes = self._placed(segments)
+        starts, sizes = self._rows_of(segments)
         lengths, starts_of, sizes_of, ends = numbers_on(
             ids.device,
             [segments.lengths, starts.tolist(), sizes.tolist(), [*accumulate(segments.lengths)]],
@@ -143,27 +146,28 @@ class Router:
         feature = torch.repeat_interleave(lengths, output_size=len(ids))
         known = (ids >= 0) & (ids < sizes_of[feature])
         rows = torch.where(known, ids + starts_of[feature], 0)
-        hot = known & self._hot.holds(rows)
-        order = self._hot.rank(rows)
-        replicated = hot & self._replicated.holds(torch.where(hot, order, 0))
-        before = torch.nn.functional.pad((~hot).cumsum(0), (1, 0))
-        counts = torch.stack([(~hot).sum(), replicated.sum(), (~known).sum()])
+        hit = known & self._copied.holds(rows)
+        numbers = self._copied.rank(rows)
+        replicated = hit & self._replicated.holds(torch.where(hit, numbers, 0))
+        before = torch.nn.functional.pad((~hit).cumsum(0), (1, 0))
+        counts = torch.stack([(~hit).sum(), replicated.sum(), (~known).sum()])
         num_missed, num_replicated, outside, *missed = torch.cat([counts, before[ends]]).tolist()
         # The ids of each way, in ascending order, without asking how many there are of each.
-        by_way = (hot.to(torch.uint8) + (hot & ~replicated)).argsort(stable=True)
+        by_way = (hit.to(torch.uint8) + (hit & ~replicated)).argsort(stable=True)
         num_per_node = len(ids) - num_missed - num_replicated
         misses, at, node_at = by_way.split([num_missed, num_replicated, num_per_node])
-        node_order = order[node_at]
+        node_numbers = numbers[node_at]
         return RoutedIds(
             misses,
-            Hits(at, self._replicated.rank(order[at])),
-            Hits(node_at, node_order - self._replicated.rank(node_order)),
+            Hits(at, self._replicated.rank(numbers[at])),
+            Hits(node_at, node_numbers - self._replicated.rank(node_numbers)),
             outside,
             [stop - start for start, stop in pairwise([0, *missed])],
         )
 
-    def _placed(self, segments: Segments) -> tuple[I64, I64]:
-        """Each feature's table: its first row in the space of rows, and how many it has (or 0)."""
+    def _rows_of(self, segments: Segments) -> tuple[I64, I64]:
+        """Each feature's table: its first row in the space of rows [S], and how many it has (or 0)
+        [S]."""
         tables = segments.tables
         starts = [self._starts[table] if table >= 0 else 0 for table in tables]
         sizes = [self._num_rows[table] if table >= 0 else 0 for table in tables]
@@ -237,6 +241,10 @@ def _route(
     """Returns missed, replicated (which, positions), per node (which, positions), and how many
     ids are of no row.
 
+    `starts` and `sizes` are those of each feature's table. `words` and `ranks` are the bitmap of
+    the rows that have replicas, `tier_words` and `tier_ranks` that of the replicated ones among
+    these; without `two_tiers` all are in one tier, and the second bitmap is not read.
+
     A block of ids is taken in passes: the first only asks for their words, so that the
     processor has as many cache misses under way as it can. No branch depends on an id.
     """
@@ -247,8 +255,8 @@ def _route(
         np.empty(ids.size, np.int64),
         np.empty(ids.size, np.int64),
     )
-    known, places, word = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
-    hot, codes, replicated = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
+    known, packed, word = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
+    hit, codes, replicated = np.empty(BLOCK, U64), np.empty(BLOCK, U64), np.empty(BLOCK, U64)
     lists = np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64), np.empty(BLOCK + 1, U64)
     num_missed = num_replicated = num_per_node = outside = first = U64(0)
     for segment in range(lengths.size):
@@ -264,22 +272,22 @@ def _route(
                 row = start + number if known[i] else U64(0)
                 at_word = word_of(row)
                 prefetch(words, at_word, at_word + ONE)
-                word[i], places[i] = at_word, place_of(ranks, row, at_word)
+                word[i], packed[i] = at_word, rank_and_bit(ranks, row, at_word)
                 i += ONE
             i = U64(0)
             while i < count:
                 word[i] = words[word[i]]
                 i += ONE
             for j in range(count):
-                hot[j] = has_bit(word[j], places[j]) & known[j]
-                codes[j] = members_before(word[j], places[j]) * hot[j]
+                hit[j] = has_bit(word[j], packed[j]) & known[j]
+                codes[j] = members_before(word[j], packed[j]) * hit[j]
             if two_tiers:
-                _split_tiers(tier_words, tier_ranks, count, hot, codes, replicated, word, places)
+                _split_tiers(tier_words, tier_ranks, count, hit, codes, replicated, word, packed)
             else:
                 for j in range(count):
-                    replicated[j] = hot[j] * U64(all_replicated)
+                    replicated[j] = hit[j] * U64(all_replicated)
                     codes[j] = (codes[j] << NUMBER) | U64(j)
-            counts = _by_tier(count, hot, codes, replicated, lists)
+            counts = _by_tier(count, hit, codes, replicated, lists)
             for j in range(counts[0]):
                 missed[num_missed + U64(j)] = first + lists[0][j]
             _unpack(lists[1], counts[1], first, at, positions, num_replicated)
@@ -303,44 +311,45 @@ def _split_tiers(
     words: I64,
     ranks: I64,
     count: np.uint64,
-    hot: U64s,
+    hit: U64s,
     codes: U64s,
     replicated: U64s,
     word: U64s,
-    places: U64s,
+    packed: U64s,
 ) -> None:
-    """Split hot rows, by their rank among them, into replicated ones and others; find positions."""
+    """Split hits by tier, given the rank of each among the rows that have replicas, `codes`; these
+    become positions, and what `_unpack` takes."""
     i = U64(0)
     while i < count:
         at_word = word_of(codes[i])
-        places[i] = place_of(ranks, codes[i], at_word)
+        packed[i] = rank_and_bit(ranks, codes[i], at_word)
         word[i] = words[at_word]
         i += ONE
     for j in range(count):
-        replicated[j] = has_bit(word[j], places[j]) & hot[j]
-        others = members_before(word[j], places[j])
+        replicated[j] = has_bit(word[j], packed[j]) & hit[j]
+        others = members_before(word[j], packed[j])
         position = others if replicated[j] else codes[j] - others
         codes[j] = (position << NUMBER) | U64(j)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def _by_tier(
-    count: np.uint64, hot: U64s, codes: U64s, replicated: U64s, lists: tuple[U64s, U64s, U64s]
+    count: np.uint64, hit: U64s, codes: U64s, replicated: U64s, lists: tuple[U64s, U64s, U64s]
 ) -> Any:
     """Lists the numbers of a block's ids that miss, and the codes of each tier; returns how many.
 
-    An id is written to all of them, but only its own goes on to the next place: so each list
-    has a place to spare.
+    An id is written to all of them, but only its own goes on to the next entry: so each list
+    has an entry to spare.
     """
     i = missed = at_replicated = at_per_node = U64(0)
     while i < count:
-        code, is_hot, is_replicated = codes[i], hot[i], replicated[i]
+        code, is_hit, is_replicated = codes[i], hit[i], replicated[i]
         lists[0][missed] = i
         lists[1][at_replicated] = code
         lists[2][at_per_node] = code
-        missed += ONE - is_hot
+        missed += ONE - is_hit
         at_replicated += is_replicated
-        at_per_node += is_hot - is_replicated
+        at_per_node += is_hit - is_replicated
         i += ONE
     return missed, at_replicated, at_per_node
 
@@ -362,23 +371,23 @@ def word_of(row: np.uint64) -> Any:
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def place_of(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
-    """The place that a kernel keeps of a row until its word is there: 64 · rank of its group + its
-    bit."""
+def rank_and_bit(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
+    """What a kernel keeps of a row until its word is there: 64 · rank of the word's group + number
+    of the row's bit."""
     return (U64(ranks[word // U64(GROUP)]) << BIT) | (row - word * U64(ROWS))
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def has_bit(word: np.uint64, place: np.uint64) -> Any:
-    """`holds` of the row of a place, for kernels: 0 or 1."""
-    return (word >> (place & U64(63))) & U64(1)
+def has_bit(word: np.uint64, packed: np.uint64) -> Any:
+    """`holds` of the row whose word and `rank_and_bit` these are, for kernels: 0 or 1."""
+    return (word >> (packed & U64(63))) & U64(1)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def members_before(word: np.uint64, place: np.uint64) -> Any:
-    """`rank` of the row of a place, for kernels."""
-    below = word & ((U64(1) << (place & U64(63))) - U64(1))
-    return (place >> BIT) + (word >> U64(ROWS)) + _ones(below)
+def members_before(word: np.uint64, packed: np.uint64) -> Any:
+    """`rank` of the row whose word and `rank_and_bit` these are, for kernels."""
+    below = word & ((U64(1) << (packed & U64(63))) - U64(1))
+    return (packed >> BIT) + (word >> U64(ROWS)) + _ones(below)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
