@@ -126,7 +126,7 @@ def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:
     model = build(DRAWN)
     for number in range(3):
         step(model, number)
-    groups = model.module.sequences.tiers._holds.groups
+    groups = model.module.sequences.tiers._holder.groups
     return (
         [group.replicated_tier.rows for group in groups],
         [group.per_node_tier.share.rows for group in groups],

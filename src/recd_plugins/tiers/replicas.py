@@ -209,7 +209,7 @@ class Replicas:
             # Batches are routed on other streams, which do not wait for this one.
             torch.cuda.current_stream(like.device).synchronize()
         self.filled = False
-        self.left = False
+        self.replaced = False
         """Whether other replicas have the rows from now on."""
 
     @torch.inference_mode(False)  # an evaluation may fill what training updates

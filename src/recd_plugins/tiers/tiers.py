@@ -98,12 +98,14 @@ class Tiers:
         self._keys: list[str] | None = None
         self._order: list[int] = []
         self._order_tensor = torch.empty(0, dtype=torch.int32)
-        self._routes = Replicas(self._groups, plan, nodes)
+        self._newest = Replicas(self._groups, plan, nodes)
         """The replicas that new batches are routed by."""
         self._version = plan.version
-        self._holds = self._routes
+        self._holder = self._newest
         """The replicas that have the rows, or had them last."""
-        self._expected: WeakSet[Update] = WeakSet()
+        self._updates: WeakSet[Update] = WeakSet()
+        """The updates of forwards, as long as their graphs live; backward has made those that are
+        `applied`."""
         self._deferred: list[DeferredExchange] = []
         self._warned = False
         self.met_hot = False
@@ -144,7 +146,7 @@ class Tiers:
             for part, found in zip(parts, routed, strict=True)
         ]
         batch = RoutedBatch(
-            replicas=self._routes,
+            replicas=self._newest,
             groups=groups,
             given=given,
             ids=ids,
@@ -157,10 +159,29 @@ class Tiers:
             check_hot(batch, self.features)
         return batch
 
+    def _by_table_feature(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The KJT with a key for each feature of each table, in their order."""
+        if features.variable_stride_per_key():
+            raise CapabilityError(
+                "tiers: the KJT's keys differ in batch size (variable batch per feature), which "
+                "replicas do not take. Pass the unique samples of an IKJT, or a plain KJT."
+            )
+        keys = features.keys()
+        if keys != self._keys:
+            self._keys = list(keys)
+            self._order = [self._keys.index(one.feature) for one in self.features]
+            # Made once: TorchRec would copy it to the device for each batch, and wait.
+            self._order_tensor = torch.tensor(
+                self._order, dtype=torch.int32, device=features.device()
+            )
+        if self._order == list(range(len(keys))):
+            return features
+        return features.permute(self._order, self._order_tensor)
+
     def _parts(self, lengths: Sequence[int]) -> Iterator[_GroupIds]:
         """The ids of each group, of a batch with as many ids of each feature."""
         first = start = 0
-        for one in self._routes.groups:
+        for one in self._newest.groups:
             own = tuple(lengths[first : first + len(one.group.features)])
             yield _GroupIds(one, start, first, Segments(own, one.group.table_of_feature))
             first, start = first + len(own), start + sum(own)
@@ -198,6 +219,52 @@ class Tiers:
             )
             self._warned = True
 
+    def requests(self, batch: RoutedBatch) -> list[GroupRequest]:
+        """Begin each group's request, in their order."""
+        return [group.request(self.nodes) for group in batch.groups]
+
+    def answer_node(self, batch: RoutedBatch, answers: Sequence[GroupAnswer]) -> Update:
+        """Fill the replicas that the batch is routed by, and send the node the rows it asked for.
+
+        The update is the one that the batch's backward will make.
+        """
+        self._move_rows_to(batch.replicas)
+        before_backward = any(not update.applied for update in self._updates)
+        for group, answer in zip(batch.groups, answers, strict=True):
+            group.answer_node(answer, self.nodes, before_backward=before_backward)
+        division = GradientDivision.of_forward()
+        update = Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
+        if batch.hot:
+            count_forward(self._sharded)
+        if torch.is_grad_enabled():
+            self._updates.add(update)
+        return update
+
+    def _move_rows_to(self, replicas: Replicas) -> None:
+        """Have these replicas hold the rows: those of another plan first bring theirs home."""
+        if self._holder is not replicas:
+            to_come = (update for update in self._updates if not update.applied)
+            if any(update.batch.replicas is self._holder for update in to_come):
+                raise CapabilityError(
+                    "tiers: a batch of the new plan is computed between a forward of the old one "
+                    "and its backward. Call retier after the backward."
+                )
+            self.flush()
+            self._holder.replaced = True
+            self._holder = replicas
+            replicas.replaced = False
+        if not replicas.filled:
+            flush_kernels(self._sharded)
+            with explains_waiting(self.nodes.world.rank):
+                replicas.fill()
+
+    def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
+        """The rows that TorchRec brings from home for a forward, whose backward will apply this
+        update."""
+        found = home.wait()
+        self.advance_deferred()
+        return found
+
     def defer(self, exchange: DeferredExchange) -> None:
         """Have `advance_deferred` advance it until TorchRec sends its ids."""
         self._deferred.append(exchange)
@@ -208,45 +275,22 @@ class Tiers:
             exchange.advance()
         self._deferred = [one for one in self._deferred if not one.begun]
 
-    def requests(self, batch: RoutedBatch) -> list[GroupRequest]:
-        """Begin each group's request, in their order."""
-        return [group.request(self.nodes) for group in batch.groups]
-
-    def answer_node(self, batch: RoutedBatch, answers: Sequence[GroupAnswer]) -> Update:
-        """Fill the replicas that the batch is routed by, and send the node the rows it asked for.
-
-        The update is the one that the batch's backward will make.
-        """
-        self._hold(batch.replicas)
-        before_backward = any(not update.applied for update in self._expected)
-        for group, answer in zip(batch.groups, answers, strict=True):
-            group.answer_node(answer, self.nodes, before_backward=before_backward)
-        division = GradientDivision.of_forward()
-        update = Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
-        if batch.hot:
-            count_forward(self._sharded)
-        if torch.is_grad_enabled():
-            self._expected.add(update)
-        return update
-
-    def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
-        """The rows that TorchRec brings from home for a forward, whose backward will apply this
-        update."""
-        found = home.wait()
-        self.advance_deferred()
-        return found
+    def no_rows(self, width: int) -> Tensor:
+        """[0, width], of the type and on the device of the embeddings that TorchRec yields."""
+        kind = output_type(self._groups[0].optimizer) if self._groups else torch.float32
+        return torch.empty(0, width, dtype=kind, device=device_of(self._sharded))
 
     def flush(self) -> None:
         """Bring all rows and optimizer states home. Every rank must call it."""
-        if self._holds.filled:
+        if self._holder.filled:
             flush_kernels(self._sharded)
             with explains_waiting(self.nodes.world.rank):
-                self._holds.flush()
+                self._holder.flush()
             purge_kernels(self._sharded)
 
     def copies(self) -> Iterator[Tensor]:
         """The tensors that hold rows and optimizer state beside their home, by now."""
-        return self._holds.copies()
+        return self._holder.copies()
 
     @property
     def tables(self) -> set[str]:
@@ -256,7 +300,7 @@ class Tiers:
     @property
     def has_replicas(self) -> bool:
         """Whether any row has one: tables may be coalesced alone."""
-        layouts = ((one.replicated_layout, one.per_node_layout) for one in self._routes.groups)
+        layouts = ((one.replicated_layout, one.per_node_layout) for one in self._newest.groups)
         return any(layout.count for both in layouts for layout in both)
 
     def check(self, plan: TierPlan) -> None:
@@ -277,50 +321,8 @@ class Tiers:
         way find them where they were routed to. Every rank calls it between the same batches,
         with a plan that `check` accepts.
         """
-        self._routes = Replicas(self._groups, plan, self.nodes)
+        self._newest = Replicas(self._groups, plan, self.nodes)
         self._version = plan.version
-
-    def _hold(self, replicas: Replicas) -> None:
-        """Have these replicas hold the rows."""
-        if self._holds is not replicas:
-            expected = (update for update in self._expected if not update.applied)
-            if any(update.batch.replicas is self._holds for update in expected):
-                raise CapabilityError(
-                    "tiers: a batch of the new plan is computed between a forward of the old one "
-                    "and its backward. Call retier after the backward."
-                )
-            self.flush()
-            self._holds.left = True
-            self._holds = replicas
-            replicas.left = False
-        if not replicas.filled:
-            flush_kernels(self._sharded)
-            with explains_waiting(self.nodes.world.rank):
-                replicas.fill()
-
-    def no_rows(self, width: int) -> Tensor:
-        """[0, width], of the type and on the device of the embeddings that TorchRec yields."""
-        kind = output_type(self._groups[0].optimizer) if self._groups else torch.float32
-        return torch.empty(0, width, dtype=kind, device=device_of(self._sharded))
-
-    def _by_table_feature(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The KJT with a key for each feature of each table, in their order."""
-        if features.variable_stride_per_key():
-            raise CapabilityError(
-                "tiers: the KJT's keys differ in batch size (variable batch per feature), which "
-                "replicas do not take. Pass the unique samples of an IKJT, or a plain KJT."
-            )
-        keys = features.keys()
-        if keys != self._keys:
-            self._keys = list(keys)
-            self._order = [self._keys.index(one.feature) for one in self.features]
-            # Made once: TorchRec would copy it to the device for each batch, and wait.
-            self._order_tensor = torch.tensor(
-                self._order, dtype=torch.int32, device=features.device()
-            )
-        if self._order == list(range(len(keys))):
-            return features
-        return features.permute(self._order, self._order_tensor)
 
 
 LONG = 60.0

@@ -530,7 +530,7 @@ class Update:
     def accumulate(self, group: int, gradients: HotGradients) -> None:
         """Backward has the gradients of one group's rows: begin to sum them over ranks."""
         if not self._under_way:
-            if self.batch.replicas.left:
+            if self.batch.replicas.replaced:
                 raise CapabilityError(
                     "tiers: a second backward of a batch (retain_graph) whose tier plan has been "
                     "left since its first. Call retier after the last backward."
