@@ -14,11 +14,11 @@ from recd_plugins.planning.tier_plan import CHUNK_ROWS
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.collectives import CollectiveSequence, Layout, Nodes
 from recd_plugins.tiers.home_tables import HomeTable
+from recd_plugins.tiers.reduction import Entries, GradientDivision, Reduction
 from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
 from recd_plugins.tiers.routed_batch import exchange_touched
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
-from recd_plugins.tiers.update import Entries, GradientDivision, Reduction
 from recd_plugins.trainer.measure.memory import PeakMemory
 
 __all__ = ["K", "k_of_replicas", "memory_multiplier"]

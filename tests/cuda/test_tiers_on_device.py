@@ -48,11 +48,11 @@ OF_A_STEP = {
     "exchange.py _coalesce_keys: bincount",
     "exchange.py of: unique",
     "exchange.py ask_node: to the host",
-    "update.py _chunks_on_device: to the host",
-    "update.py _chunks_on_device: nonzero",
-    "update.py receives: nonzero",
+    "reduction.py _chunks_on_device: to the host",
+    "reduction.py _chunks_on_device: nonzero",
+    "reduction.py receives: nonzero",
     "routed_batch.py exchange_touched_by_node: nonzero",
-    "update.py _in_node: nonzero",
+    "reduction.py _in_node: nonzero",
 }
 """What docs/cuda.md says that a step waits for, and why."""
 BEFORE_AND_AFTER = (

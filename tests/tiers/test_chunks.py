@@ -7,7 +7,7 @@ from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins.tiers import update
+from recd_plugins.tiers import reduction
 from recd_plugins.tiers.routed_batch import Touched
 
 
@@ -32,7 +32,7 @@ def test_both_ways_find_the_same_chunks(
         by_node=by_rank[:, own].any(0, keepdim=True),
         anywhere=by_rank.any(0) | elsewhere,
     )
-    union, *counts = update._chunks(touched, own, width)
-    wanted, *wanted_counts = update._chunks_on_device(touched, own, width)
+    union, *counts = reduction._chunks(touched, own, width)
+    wanted, *wanted_counts = reduction._chunks_on_device(touched, own, width)
     assert counts == wanted_counts
     assert [rows.tolist() for rows in union] == [rows.tolist() for rows in wanted]

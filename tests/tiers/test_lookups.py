@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.tiers.bags import Lookups
-from recd_plugins.tiers.update import Entries, add_rows
+from recd_plugins.tiers.reduction import Entries, add_rows
 
 DIM = 3
 
@@ -72,7 +72,7 @@ def test_entries_add_up_to_the_bit_as_torch_adds(placed: torch.dtype, weighted: 
     assert torch.equal(Entries(places, gradients, sources, weights).summed(10), expected)
     own = Entries(places, rows)  # row i is the i-th
     assert torch.equal(own.summed(10), expected)
-    assert torch.equal(own.at(places[:0]).summed(2), torch.zeros(2, DIM))
+    assert torch.equal(own.onto(places[:0]).summed(2), torch.zeros(2, DIM))
 
 
 @pytest.mark.parametrize(

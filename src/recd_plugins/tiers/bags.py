@@ -21,11 +21,12 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.tiers.collectives import Peers
+from recd_plugins.tiers.reduction import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, begins
 from recd_plugins.tiers.rows import rows_from_home, tied
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
+from recd_plugins.tiers.update import GroupUpdate, HotGradients, Update
 
 __all__ = [
     "Divisor",

@@ -17,9 +17,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below
+from recd_plugins.tiers.reduction import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Entries, GroupUpdate, HotGradients, Update, add_rows
+from recd_plugins.tiers.update import GroupUpdate, HotGradients, Update
 
 __all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
 

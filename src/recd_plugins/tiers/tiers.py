@@ -40,6 +40,7 @@ from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
 from recd_plugins.tiers.home_tables import rows_looked_up
+from recd_plugins.tiers.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.routed_batch import (
     GroupAnswer,
@@ -50,7 +51,7 @@ from recd_plugins.tiers.routed_batch import (
 )
 from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
-from recd_plugins.tiers.update import GradientDivision, Reduction, Update
+from recd_plugins.tiers.update import Update
 
 __all__ = ["FlushingOptimizer", "Tiers", "explains_waiting"]
 

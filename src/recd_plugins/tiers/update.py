@@ -1,186 +1,26 @@
-"""Updates of replicas: gradients accumulated in backward, summed over ranks, applied at its end.
-
-    w <- step(w, scale · Σ_ranks g), for the union of the rows that any rank touched
-
-Ranks of a node first sum within it, each for its share of the rows; a share is then summed
-across nodes, so that a row crosses between nodes once each way and not once per rank. Two ranks of
-one node have one share, which both sum and step. This is done in bounded chunks, two at a time:
-while one is on the wire, the other is summed and stepped.
+"""The update of replicas that one forward's backward makes: when gradients are handed on, on which
+stream they are summed (`reduction`), and when rows change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
 
-from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.pytorch import at_end_of_backward
-from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.sparse.rows.memory import all_below, numbers_on
-from recd_plugins.tiers.collectives import (
-    Collectives,
-    CollectiveSequence,
-    Nodes,
-    Pending,
-    in_flight,
-)
-from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
-from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, Touched, TouchedByNode
+from recd_plugins.errors import CapabilityError
+from recd_plugins.tiers.collectives import Collectives, CollectiveSequence
+from recd_plugins.tiers.reduction import Entries, Reduction
+from recd_plugins.tiers.replicas import PerNodeTier
+from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
-__all__ = [
-    "Chunks",
-    "Entries",
-    "GradientDivision",
-    "GroupUpdate",
-    "HotGradients",
-    "Reduction",
-    "SideStream",
-    "Update",
-    "add_rows",
-    "side_stream",
-]
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
-Counts: TypeAlias = list[list[int]]
-
-COPIED_ROWS = 1 << 13
-"""Gradients that are copied at a time."""
-IN_FLIGHT = 2
-"""Chunks under way at a time."""
-
-
-def add_rows(
-    sums: Tensor,
-    places: Tensor,
-    rows: Tensor,
-    sources: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> None:
-    """On the CPU, `sums[places[i]] += weights[i] * rows[sources[i]]` for each i, in their order.
-
-    `rows` and `sums` are float32; by default row i is the i-th, and weighs 1. No row is copied on
-    the way. To the bit this is `index_add_`, which takes ten times as long for many rows.
-    """
-    none = places.new_empty(0, dtype=torch.int64)
-    given = places, rows, none if sources is None else sources
-    weighed = sums.new_empty(0) if weights is None else weights
-    arrays = (one.detach().contiguous().numpy() for one in (*given, weighed))
-    if not _add_rows(sums.numpy(), *arrays):
-        raise DataError(
-            f"tiers: some gradient is of none of {len(sums)} rows, or is none of {len(rows)}. "
-            "Ranks whose tier plans differ ask for such rows: give all of them the same plan."
-        )
-
-
-@kernel
-def _add_rows(
-    sums: npt.NDArray[np.float32],
-    places: npt.NDArray[Any],
-    rows: npt.NDArray[np.float32],
-    sources: npt.NDArray[np.int64],
-    weights: npt.NDArray[np.float32],
-) -> bool:
-    """Without `sources` row i is the i-th, and without `weights` each weighs 1. Nothing is added,
-    and False returned, where a place or a source does not exist."""
-    rows_there = all_below(sources, len(rows)) if sources.size else len(places) <= len(rows)
-    if not (rows_there and all_below(places, len(sums))):
-        return False
-    for i in range(places.size):
-        place, source = places[i], sources[i] if sources.size else i
-        weight = weights[i] if weights.size else np.float32(1)
-        for column in range(sums.shape[1]):
-            sums[place, column] += weight * rows[source, column]
-    return True
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Gradients of a tier's rows as backward has them: several of one row, in any order.
-
-    Entry i adds `gradients[sources[i]] * weights[i]` to the row at `places[i]`.
-    """
-
-    places: Tensor
-    """[n] int64 or int32."""
-    gradients: Tensor
-    """[m, D] float32."""
-    sources: Tensor | None = None
-    """[n] int64; by default entry i has gradient i."""
-    weights: Tensor | None = None
-    """[n] float32; by default 1."""
-
-    def at(self, places: Tensor) -> Entries:
-        """The same entries for rows that are now elsewhere, [n]."""
-        return Entries(places, self.gradients, self.sources, self.weights)
-
-    def sorted(self) -> Entries:
-        """The entries in the order of their places."""
-        places, order = self.places.sort()
-        return Entries(
-            places,
-            self.gradients,
-            order if self.sources is None else self.sources[order],
-            None if self.weights is None else self.weights[order],
-        )
-
-    def begins(self, places: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Where the entries, if sorted, of each of `places` begin. CUDA is waited for, once."""
-        wanted = numbers_on(self.places.device, places).to(self.places.dtype)
-        found: list[list[int]] = torch.searchsorted(self.places, wanted).tolist()
-        return found
-
-    def cut(self, low: int, high: int, moved: int) -> Entries:
-        """Entries `low` to `high`, if sorted, for rows that are now `moved` places further on."""
-        assert self.sources is not None
-        return Entries(
-            self.places[low:high] + moved,
-            self.gradients,
-            self.sources[low:high],
-            None if self.weights is None else self.weights[low:high],
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Entries]) -> Entries:
-        """The entries of all parts, which are sorted and have their gradients in common."""
-        weights = [part.weights for part in parts if part.weights is not None]
-        return cls(
-            torch.cat([part.places for part in parts]),
-            parts[0].gradients,
-            torch.cat([part.sources for part in parts if part.sources is not None]),
-            torch.cat(weights) if weights else None,
-        )
-
-    def summed(self, num_places: int) -> Tensor:
-        """[num_places, D] float32: what the entries add up to at each place."""
-        gradients = self.gradients
-        sums = gradients.new_zeros(num_places, gradients.shape[1])
-        if not gradients.is_cuda:
-            add_rows(sums, self.places, gradients, self.sources, self.weights)
-            return sums
-        if self.sources is None and self.weights is None:
-            return sums.index_add_(0, self.places, gradients)
-        for start in range(0, len(self.places), COPIED_ROWS):  # bounds the memory of the copies
-            block = slice(start, start + COPIED_ROWS)
-            rows = (
-                gradients[block]
-                if self.sources is None
-                else gradients.index_select(0, self.sources[block])
-            )
-            if self.weights is not None:
-                rows = rows * self.weights[block].unsqueeze(1)
-            sums.index_add_(0, self.places[block], rows)
-        return sums
+__all__ = ["GroupUpdate", "HotGradients", "SideStream", "Update", "side_stream"]
 
 
 @dataclass(frozen=True)
@@ -191,307 +31,6 @@ class HotGradients:
     """Gradients of rows of the tier `replicated`, by place."""
     per_node: Tensor | None
     """[u, D] float32: gradients of the rows that this rank asked of its node."""
-
-
-class Chunks:
-    """The rows that a step touches, in chunks that all ranks of a node take one after another.
-
-    Chunk j has, of each share, `width` of the rows that any rank touched, from the j · `width`-th.
-    A rank has gradients for some of them. Its peers know for which by the bits they exchanged, so
-    that neither ids nor counts travel with the gradients.
-    """
-
-    def __init__(self, touched: Touched, own: int, width: int) -> None:
-        """`own` is the number of this rank's share."""
-        self._touched = touched
-        self._own = own
-        self._width = width
-        found = _chunks_on_device if touched.mine.is_cuda else _chunks
-        # How many rows of each share come before each chunk, of those that this rank has gradients
-        # for, [S, count + 1]; and of this rank's share, of those that each rank has some for.
-        self._union, self._before, self._theirs = found(touched, own, width)
-        self.count = len(self._theirs[0]) - 1
-
-    def rows(self, number: int, share: int | None = None) -> Tensor:
-        """The rows of a chunk in one share, by default this rank's own."""
-        union: Tensor = self._union[self._own if share is None else share]
-        return union[number * self._width : (number + 1) * self._width]
-
-    def sends(self, number: int) -> list[int]:
-        """The number of gradients of a chunk that this rank has for each share."""
-        return [before[number + 1] - before[number] for before in self._before]
-
-    def receives(self, number: int) -> tuple[list[int], Tensor]:
-        """The number of gradients that each rank has for this one's share, and [r] the row of each
-        among the chunk's."""
-        touched = self._touched.by_rank[:, self.rows(number)]
-        counts = [before[number + 1] - before[number] for before in self._theirs]
-        return counts, touched.nonzero()[:, 1]
-
-    def entries(self, gradients: Entries) -> Iterator[Entries]:
-        """The entries of each chunk, placed by this rank's rows in it, share by share."""
-        # This rank's rows in order, share by share; a chunk has a run of them in each share.
-        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
-        ranked = gradients.at(order[gradients.places] - 1)
-        del order
-        if self.count <= 1:
-            yield from [ranked] * self.count
-            return
-        ranked = ranked.sorted()
-        starts = accumulate((before[-1] for before in self._before), initial=0)
-        firsts = [
-            [start + count for count in before]
-            for start, before in zip(starts, self._before, strict=False)
-        ]
-        cuts = ranked.begins(firsts)
-        for number in range(self.count):
-            taken = 0
-            parts = []
-            for first, at in zip(firsts, cuts, strict=True):
-                parts.append(ranked.cut(at[number], at[number + 1], taken - first[number]))
-                taken += first[number + 1] - first[number]
-            yield Entries.joined(parts)
-
-
-def _chunks(touched: Touched, own: int, width: int) -> tuple[Sequence[Tensor], Counts, Counts]:
-    """The rows of each share that any rank touched, and the two counts that `Chunks` keeps."""
-    rows, sizes, before = _count_chunks(
-        touched.mine.numpy(), touched.by_rank.numpy(), touched.anywhere.numpy(), own, width
-    )
-    counts: Counts = before.tolist()
-    return torch.from_numpy(rows).split(sizes.tolist()), counts[: len(sizes)], counts[len(sizes) :]
-
-
-@kernel
-def _count_chunks(mine: Bools, by_rank: Bools, anywhere: Bools, own: int, width: int) -> Any:
-    shares, size = anywhere.shape
-    sizes = np.zeros(shares, np.int64)
-    for share in range(shares):
-        for row in range(size):
-            sizes[share] += anywhere[share, row]
-    count = -(-sizes.max() // width)
-    rows = np.empty(sizes.sum(), np.int64)
-    before = np.zeros((shares + len(by_rank), count + 1), np.int64)
-    at = 0
-    for share in range(shares):
-        first = at
-        for row in range(size):
-            if anywhere[share, row]:
-                rows[at] = row
-                number = (at - first) // width
-                before[share, number + 1] += mine[share, row]
-                if share == own:
-                    for rank in range(len(by_rank)):
-                        before[shares + rank, number + 1] += by_rank[rank, row]
-                at += 1
-    for part in range(len(before)):
-        for number in range(count):
-            before[part, number + 1] += before[part, number]
-    return rows, sizes, before
-
-
-def _chunks_on_device(
-    touched: Touched, own: int, width: int
-) -> tuple[Sequence[Tensor], Counts, Counts]:
-    """`_chunks` by some forty operations of torch, on the device of the bits."""
-    shares, size = touched.anywhere.shape
-    places = touched.anywhere.flatten().nonzero().squeeze(1)
-    # Of all rows there are millions, of those that are touched thousands.
-    starts = torch.arange(shares + 1, device=places.device) * size
-    sizes: list[int] = torch.searchsorted(places, starts).diff().tolist()
-    union = [rows - size * i for i, rows in enumerate(places.split(sizes))]
-    count = -(-max(sizes) // width)
-    ends = width * torch.arange(count + 1, device=places.device)
-    theirs = [(some, union[own]) for some in touched.by_rank]
-    before = [
-        torch.nn.functional.pad(some[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
-        for some, rows in [*zip(touched.mine, union, strict=True), *theirs]
-    ]
-    counts: Counts = torch.stack(before).tolist()
-    return union, counts[:shares], counts[shares:]
-
-
-@dataclass(frozen=True)
-class GradientDivision:
-    """Whether gradients are divided by the world size, which `set_gradient_division` may change.
-
-    TorchRec's synchronous collectives read it in the forward, its others in backward.
-    """
-
-    in_forward: bool | None
-    """The setting that the forward read, if its collectives are synchronous."""
-
-    @classmethod
-    def of_forward(cls) -> GradientDivision:
-        """The division that holds for a forward: make it as the batch is computed."""
-        return cls(get_gradient_division() if get_use_sync_collectives() else None)
-
-    def scale(self, world_size: int) -> float:
-        """1 / world size, or 1; to be read in backward."""
-        divides = get_gradient_division() if self.in_forward is None else self.in_forward
-        return 1 / world_size if divides else 1.0
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Sums gradients over ranks and updates replicas; every rank must run the same collectives."""
-
-    nodes: Nodes
-    division: GradientDivision
-    """TorchRec's, which is made once."""
-    chunk_rows: int
-    """Rows under way at a time, of all ranks of a node; bounds the memory of an update."""
-    hot: bool = False
-    """Whether the batch is hot. Then no all-to-all is made: all ranks of a node sum all rows that
-    one of them touched, for they touch mostly the same."""
-
-    def replicated(
-        self,
-        tier: ReplicatedTier,
-        entries: Entries,
-        touched: Touched,
-        optimizer: RowOptimizer,
-    ) -> Collectives[None]:
-        """Update rows that every rank has; `entries` are this rank's, by place.
-
-        Where the ranks of one node have one share, each steps all rows that any touched.
-        """
-        node, scale = self.nodes.node, self.division.scale(self.nodes.world.size)
-        shares = tier.layout.shares
-        chunks = Chunks(touched, node.rank % shares, max(1, self.chunk_rows // shares))
-
-        def chunk(number: int, part: Entries) -> Collectives[None]:
-            rows = chunks.rows(number)
-            if shares == self.nodes.n_nodes == 1:
-                summed = yield node.all_reduce(part.summed(len(rows)))
-            else:
-                summed = yield from self._in_node(chunks, number, part, touched)
-                summed = yield from self._across(summed, touched.by_node, rows)
-            tier.share.update(rows, summed.mul_(scale), optimizer)
-            if shares > 1:
-                del summed
-                each = [chunks.rows(number, share) for share in range(shares)]
-                sent = tier.rows.new_zeros(max(map(len, each)), tier.rows.shape[1])
-                torch.index_select(tier.share.rows, 0, rows, out=sent[: len(rows)])
-                every = yield node.all_gather(sent)
-                for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
-                    tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
-
-        parts = enumerate(chunks.entries(entries))
-        yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
-
-    def per_node(
-        self,
-        tier: PerNodeTier,
-        entries: Entries,
-        touched: TouchedByNode,
-        optimizer: RowOptimizer,
-    ) -> Collectives[None]:
-        """Update this rank's share of rows that every node has; `entries` are its node's."""
-        scale = self.division.scale(self.nodes.world.size)
-        rows, by_node = touched
-        ranked, width = entries.at(torch.searchsorted(rows, entries.places)), self.chunk_rows
-        firsts = [*range(0, len(rows), width), len(rows)]
-        parts: Iterable[Entries] = [ranked]
-        if len(rows) > width:
-            whole = ranked.sorted()
-            (cuts,) = whole.begins([firsts])
-            each = zip(pairwise(cuts), firsts, strict=False)
-            parts = (whole.cut(low, high, -first) for (low, high), first in each)
-
-        def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
-            own = rows[first:last]
-            columns = slice(first, last)
-            summed = yield from self._across(part.summed(len(own)), by_node, columns)
-            tier.share.update(own, summed.mul_(scale), optimizer)
-
-        chunks = zip(pairwise(firsts), parts, strict=False)
-        yield from in_flight((chunk(*of, part) for of, part in chunks), IN_FLIGHT)
-
-    def _in_node(
-        self, chunks: Chunks, number: int, part: Entries, touched: Touched
-    ) -> Collectives[Tensor]:
-        """The sum over the node's ranks of a chunk's gradients, of this rank's share."""
-        node = self.nodes.node
-        sends = chunks.sends(number)
-        sums = part.summed(sum(sends))
-        if not self.hot:
-            receives, which = chunks.receives(number)
-            arrived = yield node.all_to_all(sums, sends, receives)
-            return Entries(which, arrived).summed(len(chunks.rows(number)))
-        shares = [chunks.rows(number, share) for share in range(node.size)]
-        padded = sums.new_zeros(node.size, max(map(len, shares)), sums.shape[1])
-        for share, (rows, own) in enumerate(zip(shares, sums.split(sends), strict=True)):
-            padded[share].index_copy_(0, touched.mine[share, rows].nonzero().squeeze(1), own)
-        summed = yield node.reduce_scatter(padded.flatten(0, 1))
-        return summed[: len(shares[node.rank])]
-
-    def _across(
-        self, sums: Tensor, by_node: Tensor, columns: Tensor | slice
-    ) -> Collectives[Tensor]:
-        """The sum over nodes of `sums` [n, D], the same on all nodes.
-
-        They are of the rows that have the n `columns` of `by_node`, by which node touched them.
-
-        Bytes in all: 2 (N - 1) n rows by a ring over all rows, (N - 1) N m by gathering at most
-        m touched ones of each node. The cheaper one is taken.
-        """
-        across = self.nodes.across
-        if across.size == 1:
-            return sums
-        by_node = by_node[:, columns]
-        most = int(by_node.sum(1).max()) if len(sums) else 0
-        if across.size * most >= 2 * len(sums):
-            # Even with nothing to send it counts as a step: chunks must keep their order.
-            return (yield across.all_reduce(sums) if len(sums) else Pending(sums, None))
-        mine = by_node[across.rank].nonzero().squeeze(1)
-        sent = sums.new_zeros(most, sums.shape[1])
-        sent[: len(mine)] = sums[mine]
-        every = yield across.all_gather(sent)
-        total = torch.zeros_like(sums)
-        for rows, touched in zip(every, by_node, strict=True):  # in one order on all nodes
-            which = touched.nonzero().squeeze(1)
-            total.index_add_(0, which, rows[: len(which)])
-        return total
-
-
-class SideStream:
-    """The replicas' own stream on CUDA: their reduction runs beside the rest of backward.
-
-    On the CPU there is but one stream, and this does nothing.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    @contextmanager
-    def after(self, *made: Tensor | None) -> Iterator[None]:
-        """Launch on this stream, once the current one has `made` these."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self.keep(*made)
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def keep(self, *used: Tensor | None) -> None:
-        """Keep the memory of tensors of other streams until all work so far is done."""
-        if self._stream is not None:
-            for tensor in used:
-                if tensor is not None:
-                    tensor.record_stream(self._stream)
-
-    def join(self) -> None:
-        """Have the current stream wait for this one."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-
-@cache
-def side_stream(device: torch.device) -> SideStream:
-    """The replicas' stream of a device."""
-    return SideStream(device)
 
 
 class GroupUpdate:
@@ -539,7 +78,7 @@ class Update:
                 self.batch.replicas.fill()
             at_end_of_backward(self._apply)
         entries = gradients.replicated
-        made = entries.places, entries.gradients, entries.sources, entries.weights
+        made = entries.targets, entries.gradients, entries.sources, entries.weights
         with self._stream.after(*made, gradients.per_node):
             self._under_way[group] = list(self._reductions(group, gradients))
 
@@ -607,3 +146,42 @@ def _no_gradients(group: RoutedGroup) -> HotGradients:
     like = group.replicas.group.like.float()
     asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
     return HotGradients(Entries(group.routed.missed[:0], like), asked)
+
+
+class SideStream:
+    """The replicas' own stream on CUDA: their reduction runs beside the rest of backward.
+
+    On the CPU there is but one stream, and this does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def after(self, *made: Tensor | None) -> Iterator[None]:
+        """Launch on this stream, once the current one has `made` these."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self.keep(*made)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def keep(self, *used: Tensor | None) -> None:
+        """Keep the memory of tensors of other streams until all work so far is done."""
+        if self._stream is not None:
+            for tensor in used:
+                if tensor is not None:
+                    tensor.record_stream(self._stream)
+
+    def join(self) -> None:
+        """Have the current stream wait for this one."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """The replicas' stream of a device."""
+    return SideStream(device)
