@@ -83,7 +83,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     replica = ReplicatedTier([TierRows(home, rows)], home.rows, width, layout, nodes)
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
     touched = CollectiveSequence(exchange_touched(mine, nodes)).finish()
-    entries = Entries(layout.place(rows), gradients)
+    entries = Entries(layout.address(rows), gradients)
     reduction = Reduction(nodes, GradientDivision.of_forward(), chunk_rows)
     CollectiveSequence(reduction.replicated(replica, entries, touched, optimizer)).finish()
     peak = memory.above()

@@ -26,7 +26,7 @@ from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, begins
 from recd_plugins.tiers.rows import rows_from_home, tied
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import GroupUpdate, HotGradients, Update
+from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update
 
 __all__ = [
     "Divisor",
@@ -117,11 +117,11 @@ class _GroupBags:
     like: Tensor
     """[0, D]"""
     replicated: Lookups
-    replica: Tensor | None
+    replicated_rows: Tensor | None
     """[H, D]: the rows of the tier `replicated` on this rank, or those of its ids alone, as they
     were."""
-    places: Tensor
-    """[n] int64: the places of the rows that `replicated` looks up."""
+    addresses: Tensor
+    """[n] int64: the addresses of the rows that `replicated` looks up."""
     per_node: Lookups | None
     node_rows: Tensor | None
     """[u, D]: the rows that this rank asked of its node."""
@@ -153,8 +153,8 @@ class _GroupBags:
             num_bags=len(group.segments.lengths) * batch.batch_size,
             like=group.replicas.group.like,
             replicated=lookups(which, routed.replicated.at),
-            replica=rows,
-            places=group.places,
+            replicated_rows=rows,
+            addresses=group.addresses,
             per_node=None if asked is None else lookups(asked.inverse, routed.per_node.at),
             node_rows=None if group.node_rows is None else group.node_rows.wait(),
             missed=missed,
@@ -166,7 +166,7 @@ class _GroupBags:
             (lookups, rows)
             for lookups, rows in (
                 (self.missed, home),
-                (self.replicated, self.replica),
+                (self.replicated, self.replicated_rows),
                 (self.per_node, self.node_rows),
             )
             if lookups is not None and rows is not None and len(lookups.which)
@@ -178,13 +178,13 @@ class _GroupBags:
             first += sums
         return first
 
-    def hot_gradients(self, sums: Tensor) -> HotGradients:
+    def replica_gradients(self, sums: Tensor) -> ReplicaGradients:
         """The gradients of the tiers' rows, from those of the sums [F · B, D] float32."""
-        hot = self.replicated
-        replicated = Entries(self.places, sums, hot.bags, hot.weights)
+        hits = self.replicated
+        replicated = Entries(self.addresses, sums, hits.bags, hits.weights)
         if self.per_node is None or self.node_rows is None:
-            return HotGradients(replicated, None)
-        return HotGradients(replicated, self.per_node.gradients(sums, len(self.node_rows)))
+            return ReplicaGradients(replicated, None)
+        return ReplicaGradients(replicated, self.per_node.gradients(sums, len(self.node_rows)))
 
 
 def _divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> None:
@@ -214,7 +214,7 @@ class _PoolRows(Function):
     def forward(
         ctx: Any,
         home: Tensor,
-        alive: Tensor,
+        anchor: Tensor,
         group: _GroupBags,
         divisors: Sequence[Tensor | None],
         update: GroupUpdate,
@@ -232,7 +232,7 @@ class _PoolRows(Function):
         sums = gradient.to(torch.float32, copy=divided).contiguous()
         _divide(sums.unflatten(0, (len(ctx.divisors), -1)), ctx.divisors)
         sums = ctx.update.clipped(sums)
-        ctx.update.accumulate(group.hot_gradients(sums))
+        ctx.update.accumulate(group.replica_gradients(sums))
         assert group.missed is not None
         home = group.missed.gradients(sums, ctx.num_rows)
         return home.to(ctx.like.dtype), None, None, None, None
@@ -263,11 +263,11 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         for number, group in enumerate(batch.groups):
             own = slice(group.first_feature, group.first_feature + len(group.segments.lengths))
             features = self._tiers.features[own]
-            # `alive` requires a gradient (that never comes), so that backward gets here on every
+            # `anchor` requires a gradient (that never comes), so that backward gets here on every
             # rank: it yields that of the rows to TorchRec and accumulates that of the replicas.
             bags: Tensor = _PoolRows.apply(
                 rows_from_home(home, [feature.name for feature in features], group),
-                self._tiers.alive,
+                self._tiers.anchor,
                 _GroupBags.of(batch, group, rows_come=True),
                 divisors[own],
                 GroupUpdate(self._update, number),
@@ -324,10 +324,10 @@ class PackedBags(Multistreamable):
         # All numbers at once: on CUDA the processor waits for them.
         *each, most = torch.cat([counts, world.most(counts.max()).view(1)]).tolist()
         features, samples = lengths.nonzero().unbind(1)
-        places = torch.arange(len(samples), device=samples.device)
-        places -= (counts.cumsum(0) - counts)[features]
+        columns = torch.arange(len(samples), device=samples.device)
+        columns -= (counts.cumsum(0) - counts)[features]
         packed = lengths.new_zeros(len(lengths), max(1, most))
-        packed[features, places] = lengths[features, samples]
+        packed[features, columns] = lengths[features, samples]
         return cls(packed, samples.split(each))
 
     @classmethod
@@ -382,7 +382,7 @@ class _Output:
 
 class _AddSums(Function):
     @staticmethod
-    def forward(ctx: Any, home: Tensor, alive: Tensor, output: _Output) -> Tensor:
+    def forward(ctx: Any, home: Tensor, anchor: Tensor, output: _Output) -> Tensor:
         ctx.output, ctx.home_shape = output, home.shape
         bags = home.new_zeros(output.batch.batch_size, home.shape[1])
         pairs = zip(output.features(home), output.features(bags), strict=True)
@@ -391,8 +391,8 @@ class _AddSums(Function):
         for number, group in enumerate(output.groups):
             features = output.of_group(number, bags)
             sums = group.sums().unflatten(0, (len(features), output.batch.batch_size))
-            for own, hot in zip(features, sums, strict=True):
-                own += hot
+            for own, hits in zip(features, sums, strict=True):
+                own += hits
         _divide(output.features(bags), output.divisors)
         return bags
 
@@ -405,7 +405,7 @@ class _AddSums(Function):
         for number, group in enumerate(output.groups):
             update = GroupUpdate(output.update, number)
             sums = update.clipped(torch.cat(output.of_group(number, gradient)).float())
-            update.accumulate(group.hot_gradients(sums))
+            update.accumulate(group.replica_gradients(sums))
         home = gradient.new_zeros(ctx.home_shape)
         pairs = zip(output.features(gradient), output.features(home), strict=True)
         for number, (own, packed) in enumerate(pairs):
@@ -449,6 +449,6 @@ class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
             groups=[_GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
             update=self._update,
         )
-        # `alive` is there for backward to get here on every rank, as in `PooledRows`.
-        values = _AddSums.apply(home.values(), self._tiers.alive, output)
+        # `anchor` is there for backward to get here on every rank, as in `PooledRows`.
+        values = _AddSums.apply(home.values(), self._tiers.anchor, output)
         return KeyedTensor(keys=home.keys(), length_per_key=home.length_per_key(), values=values)

@@ -181,7 +181,9 @@ class Layout:
     its own, or all ranks have one in common.
 
     Position p is row p // S of share p mod S, so that rows that are hot at the same time (low ids,
-    say) are spread. A share has room for `share_rows` rows, the same on all ranks.
+    say) are spread. A share has room for `share_rows` rows, the same on all ranks:
+
+        address = share · share_rows + row in the share
     """
 
     def __init__(self, count: int, shares: int) -> None:
@@ -190,11 +192,11 @@ class Layout:
         self.share_rows = -(-count // shares)
 
     @property
-    def num_places(self) -> int:
+    def num_addresses(self) -> int:
         return self.share_rows * self.shares
 
-    def place(self, positions: Tensor) -> Tensor:
-        """[n] places: all rows of the first share, then those of the second, and so on."""
+    def address(self, positions: Tensor) -> Tensor:
+        """[n] int64: the addresses of `positions` [n]. They count the rows share by share."""
         size = self.shares
         if size == 1:
             return positions

@@ -105,17 +105,17 @@ class AskedIds:
     ids: Tensor
     """[u] int64: what the rank that is asked knows a row by."""
     counts: Tensor
-    """[W] int64: how many are asked of each rank."""
+    """[ranks_per_node] int64: how many are asked of each rank."""
     inverse: Tensor
     """[n] int64: which of the u each of this rank's n occurrences is."""
 
     @classmethod
     def of(cls, positions: Tensor, layout: Layout) -> AskedIds:
         """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
-        places, inverse = torch.unique(layout.place(positions), return_inverse=True)
-        ends = torch.arange(1, layout.shares + 1, device=places.device) * layout.share_rows
-        cuts = torch.searchsorted(places, ends)
-        return cls(places % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
+        addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
+        ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows
+        cuts = torch.searchsorted(addresses, ends)
+        return cls(addresses % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
 
 
 @dataclass
@@ -255,10 +255,10 @@ def _ask_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> 
     homes = found.ids // blocks[of_keys(keys)[1]]
     concentrators = homes % nodes.ranks_per_node
     order = concentrators.argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
     counts = torch.bincount(concentrators, minlength=nodes.ranks_per_node)
-    return AskedIds(keys[order], counts, places)
+    return AskedIds(keys[order], counts, inverse)
 
 
 def _coalesce_keys(keys: Tensor, num_tables: int) -> tuple[CoalescedIds, Tensor]:

@@ -81,8 +81,8 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
 def rows_looked_up(ids: Tensor, num_rows: int, world_size: int, *, bits: int = 64) -> Tensor:
     """[n] int64: the row that row-wise TorchRec looks up for each of `ids` [n] int64.
 
-        u = id modulo 2^bits,  b = ceil(rows / W)
-        rank = u // b  if u < b W,  else u mod W
+        u = id modulo 2^bits,  b = ceil(rows / U) for U ranks
+        rank = u // b  if u < b U,  else u mod U
         row = b rank  for an id of no row
 
     Row-wise sharding deals ids out to ranks before anyone checks them. The rank has no such row,

@@ -93,8 +93,8 @@ def _add_rows(
 class Entries:
     """Gradients of rows as backward has them: several of one row, in any order.
 
-    Entry i adds `gradients[sources[i]] * weights[i]` to row `targets[i]`: of a tier, share by
-    share; of a chunk of these; or of the share that ranks of the node asked this one for.
+    Entry i adds `gradients[sources[i]] * weights[i]` to row `targets[i]`: of a tier, by its
+    address; of a chunk; or of the share that ranks of the node asked this one for.
     """
 
     targets: Tensor
@@ -207,8 +207,8 @@ class Chunks:
         return counts, touched.nonzero()[:, 1]
 
     def entries(self, gradients: Entries) -> Iterator[Entries]:
-        """The entries of each chunk. `gradients` have a tier's rows for targets, share by share;
-        those of a chunk have the rows of it that this rank touched, counted share by share."""
+        """The entries of each chunk. The targets of `gradients` are addresses; those of a chunk's
+        entries count the rows of it that this rank touched, share by share."""
         # The rows that this rank touched, numbered; a chunk has a run of them in each share.
         order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
         ranked = gradients.onto(order[gradients.targets] - 1)
@@ -333,8 +333,8 @@ class Reduction:
         touched: Touched,
         optimizer: RowOptimizer,
     ) -> Collectives[None]:
-        """Update rows that every rank has, by this rank's `entries`, whose targets are rows of the
-        tier share by share.
+        """Update rows that every rank has, by this rank's `entries`, whose targets are
+        addresses.
 
         Where the ranks of one node have one share, each steps all rows that any touched.
         """
@@ -417,8 +417,8 @@ class Reduction:
 
         They are of the rows that have the n `columns` of `by_node`, by which node touched them.
 
-        Bytes in all: 2 (N - 1) n rows by a ring over all rows, (N - 1) N m by gathering at most
-        m touched ones of each node. The cheaper one is taken.
+        Bytes in all: 2 (A - 1) n rows by a ring of A nodes over all rows, (A - 1) A m by gathering
+        at most m touched ones of each node. The cheaper one is taken.
         """
         across = self.nodes.across
         if across.size == 1:

@@ -44,321 +44,6 @@ __all__ = [
 ]
 
 
-class Touched(NamedTuple):
-    """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
-
-    mine: Tensor
-    """[S, R] bool: this rank, of each share of the tier; where one share is all, any rank."""
-    by_rank: Tensor
-    """[W, R] bool: each rank of this node, of this rank's share; or [1, R], where one is all."""
-    by_node: Tensor
-    """[N, R] bool: each node, of this rank's share."""
-    anywhere: Tensor
-    """[S, R] bool: any rank at all, of each share."""
-
-
-def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
-    """Each rank says which rows of all shares it touched: `mine` [S, R] bool.
-
-    Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
-    node again. For a hot batch it sends its node all W · R/8 at first, by no all-to-all. Where one
-    node has one share it sends R/8 bytes once: its ranks have gradients for the same rows then,
-    zeros among them.
-    """
-    alone, size = nodes.n_nodes == 1, mine.shape[1]
-    if alone and len(mine) == 1:
-        every = yield nodes.node.all_gather(_pack(mine))
-        anywhere = _unpack(_any(every), size)
-        return Touched(anywhere, anywhere, anywhere, anywhere)
-    if hot:
-        every = yield nodes.node.all_gather(_pack(mine))
-        by_rank = every[:, nodes.node.rank]
-        if alone:  # no other node has marks
-            of_ranks = _unpack(by_rank, size)
-            by_node = of_ranks.any(0, keepdim=True)
-            return Touched(mine, of_ranks, by_node, _unpack(_any(every), size))
-    else:
-        by_rank = yield nodes.node.all_to_all(_pack(mine))
-    # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
-    of_ranks = _unpack(by_rank, size)
-    by_node = yield nodes.across.all_gather(_any(by_rank))
-    of_nodes = _unpack(by_node, size)
-    anywhere = yield nodes.node.all_gather(_any(by_node))
-    return Touched(mine, of_ranks, of_nodes, _unpack(anywhere, size))
-
-
-class TouchedByNode(NamedTuple):
-    """The rows of this rank's share of the tier `per_node` that nodes have gradients for."""
-
-    rows: Tensor
-    """[u] int64, ascending: those that any node touched."""
-    by_node: Tensor
-    """[N, u] bool: which of them each node touched."""
-
-
-def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collectives[TouchedByNode]:
-    """Each node says which of the `size` rows of this rank's share it touched: `ids` [n], in any
-    order and several times.
-
-    Every rank sends its peers across nodes how many they are, and then 4 bytes for each, or R/8
-    bytes if that is less. On CUDA the counts would have the processor wait, so each rank sends the
-    bits at once.
-    """
-    if not ids.is_cuda:
-        mine = ids.unique()
-        counts = (yield nodes.across.all_gather(torch.tensor([len(mine)]))).flatten().tolist()
-        most = max(counts)
-        if NUMBER_BITS * most < size:
-            sent = mine.new_zeros(most, dtype=torch.int32)
-            sent[: len(mine)] = mine
-            every = yield nodes.across.all_gather(sent)
-            return _together([one[:n] for one, n in zip(every, counts, strict=True)])
-    packed = yield nodes.across.all_gather(_pack(_marked(ids, size)))
-    by_node = _unpack(packed, size)
-    rows = by_node.any(0).nonzero().squeeze(1)
-    return TouchedByNode(rows, by_node[:, rows])
-
-
-def _together(each: Sequence[Tensor]) -> TouchedByNode:
-    """The rows that each node touched, which ascend."""
-    rows = torch.cat(list(each)).unique()
-    by_node = torch.zeros(len(each), len(rows), dtype=torch.bool)
-    for touched, own in zip(by_node, each, strict=True):
-        touched[torch.searchsorted(rows, own)] = True
-    return TouchedByNode(rows.long(), by_node)
-
-
-def _any(packed: Tensor) -> Tensor:
-    """The union of sets `packed` [n, R/8]."""
-    union = packed[0].clone()
-    for one in packed[1:]:
-        union |= one
-    return union
-
-
-def _pack(bits: Tensor) -> Tensor:
-    """[..., R] bool as [..., R/8] uint8."""
-    if not bits.is_cuda:
-        return torch.from_numpy(np.packbits(bits.numpy(), axis=-1, bitorder="little"))
-    eighths = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)
-    packed: Tensor = (eighths * weights).sum(-1, dtype=torch.uint8)
-    return packed
-
-
-def _unpack(packed: Tensor, size: int) -> Tensor:
-    """The inverse of `_pack`."""
-    if not packed.is_cuda:
-        bits = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
-        return torch.from_numpy(bits.view(np.bool_))
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
-
-
-def begins(bags: Tensor, count: int) -> Tensor:
-    """[count + 1]: where each of so many bags begins among the ids' `bags` [n], which ascend, and
-    where the last one ends."""
-    if bags.is_cuda:  # bincount would have the processor wait
-        return torch.searchsorted(bags, torch.arange(count + 1, device=bags.device))
-    ends = torch.bincount(bags, minlength=count).cumsum(0)
-    return torch.cat([ends.new_zeros(1), ends])
-
-
-def _marked(places: Tensor, count: int) -> Tensor:
-    """[count] bool: which places are among `places`."""
-    marked = torch.zeros(count, dtype=torch.bool, device=places.device)
-    if places.is_cuda:
-        marked[places] = True
-    else:
-        if not _mark(places.numpy(), marked.numpy()):
-            raise DataError(
-                f"tiers: some id has a place that is none of {count} of its tier. Ranks whose tier "
-                "plans differ ask for such ids: give all of them the same plan."
-            )
-    return marked
-
-
-@kernel
-def _mark(places: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]) -> bool:
-    """Nothing is marked, and False returned, where a place does not exist."""
-    if not all_below(places, len(marked)):
-        return False
-    for place in places:
-        marked[np.uintp(place)] = True
-    return True
-
-
-@dataclass(frozen=True)
-class GroupAnswer(Multistreamable):
-    """The answer that a rank has on a group's ids before the batch is computed; parts whose tier is
-    empty are none."""
-
-    exchange: NodeExchange | None
-    """The rows of the tier `per_node` that the node's ranks ask each other for."""
-    touched: CollectiveSequence[Touched] | None
-    """The rows of the tier `replicated` that the batch touches. It may run until backward."""
-    touched_by_node: CollectiveSequence[TouchedByNode] | None
-    """The same of this rank's share of the tier `per_node`."""
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        if self.exchange is not None:
-            self.exchange.record_stream(stream)
-
-
-class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
-    """Asks for a group's answer, by collectives that run in the same waits as TorchRec's own.
-
-    TorchRec joins the exchanges of splits of all its modules in one, over one group of ranks. A
-    request is no part of that: it is a plain awaitable among them. Every rank makes the requests,
-    and waits for them, in one order.
-    """
-
-    def __init__(
-        self,
-        replicas: GroupReplicas,
-        places: Tensor,
-        asked: AskedIds | None,
-        nodes: Nodes,
-        *,
-        hot: bool = False,
-    ) -> None:
-        """The batch touches these `places` of the tier `replicated`; a hot one, those alone."""
-        super().__init__()
-        self._replicas, self._nodes = replicas, nodes
-        self._exchange = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))
-        self._touched = None
-        layout = replicas.replicated_layout
-        if layout.count:
-            mine = _marked(places, layout.num_places)
-            mine = mine.view(layout.shares, layout.share_rows)
-            self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
-
-    def advance(self) -> None:
-        for sequence in (self._exchange, self._touched):
-            if sequence is not None:
-                sequence.advance()
-
-    def answer(self) -> GroupAnswer:
-        """The second wait, once TorchRec has its splits."""
-        self.advance()
-        if self._exchange is None:
-            return GroupAnswer(None, self._touched, None)
-        exchange = self._exchange.finish()
-        size = self._replicas.per_node_layout.share_rows
-        by_node = CollectiveSequence(exchange_touched_by_node(exchange.ids, size, self._nodes))
-        return GroupAnswer(exchange, self._touched, by_node)
-
-    def _wait_impl(self) -> Awaitable[GroupAnswer]:
-        self.advance()
-        return _PendingAnswer(self)
-
-
-class _PendingAnswer(Awaitable[GroupAnswer]):
-    def __init__(self, request: GroupRequest) -> None:
-        super().__init__()
-        self._request = request
-
-    def _wait_impl(self) -> GroupAnswer:
-        return self._request.answer()
-
-
-@dataclass
-class RoutedGroup(Multistreamable):
-    """The ids of one group of tables, which lie one after another among those of the batch."""
-
-    replicas: GroupReplicas
-    start: int
-    """The first of the group's ids among those of the batch."""
-    first_feature: int
-    """The first of the group's features among those of the batch."""
-    segments: Segments
-    routed: RoutedIds
-    home_ids: CollectiveSequence[HomeIds]
-    """The ids that are sent home, once a node that coalesces them has agreed on them."""
-    asked: AskedIds | None
-    """The ids whose rows this rank asks of its node; none where the tier `per_node` is empty."""
-    answer: GroupAnswer | None = None
-    """There once the ids have been exchanged."""
-    node_rows: Pending | None = None
-    """[u, D]: the rows that this rank asked of its node."""
-    rows_before: Tensor | None = None
-    """[n, D]: the rows of the ids that the tier `replicated` has, where a backward that is still to
-    come changes them before they are waited for."""
-    hot: bool = False
-    """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
-
-    @classmethod
-    def of(
-        cls,
-        replicas: GroupReplicas,
-        start: int,
-        first_feature: int,
-        ids: Tensor,
-        segments: Segments,
-        routed: RoutedIds,
-        nodes: Nodes,
-        *,
-        hot: bool = False,
-    ) -> RoutedGroup:
-        """A group's `ids` [N] int64, as they are `routed`; those that miss are on their way."""
-        home_ids = HomeIds.of(replicas.group, ids, routed, segments, nodes, hot=hot)
-        layout = replicas.per_node_layout
-        asked = None
-        if layout.count and not hot:
-            asked = AskedIds.of(routed.per_node.positions, layout)
-        return cls(
-            replicas,
-            start,
-            first_feature,
-            segments,
-            routed,
-            CollectiveSequence(home_ids),
-            asked,
-            hot=hot,
-        )
-
-    @property
-    def span(self) -> slice:
-        """The ids of the batch that are the group's."""
-        return slice(self.start, self.start + sum(self.segments.lengths))
-
-    @cached_property
-    def places(self) -> Tensor:
-        """[n] int64: the places of the ids that the tier `replicated` has."""
-        return self.replicas.replicated_layout.place(self.routed.replicated.positions)
-
-    def request(self, nodes: Nodes) -> GroupRequest:
-        """Ask the node for rows of its tier, and find out what all ranks touch."""
-        return GroupRequest(self.replicas, self.places, self.asked, nodes, hot=self.hot)
-
-    def answer_node(self, answer: GroupAnswer, nodes: Nodes, *, before_backward: bool) -> None:
-        """Send the node's ranks the rows that they asked of this one. All rows are as they are now:
-        `before_backward` of another batch, those of the tier `replicated` are kept so."""
-        self.answer = answer
-        tier = self.replicas.replicated_tier
-        if before_backward and tier is not None:
-            self.rows_before = tier.rows.index_select(0, self.routed.replicated.positions)
-        if answer.exchange is not None:
-            assert self.replicas.per_node_tier is not None
-            rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
-            self.node_rows = answer.exchange.send_back(rows, nodes.node)
-            if not rows.is_cuda:
-                # Its last collective has the time till backward. On CUDA the processor would wait.
-                assert answer.touched_by_node is not None
-                answer.touched_by_node.advance()
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        tensors = [self.routed.missed, *self.routed.replicated, *self.routed.per_node, self.places]
-        if self.asked is not None:
-            tensors += [self.asked.ids, self.asked.counts, self.asked.inverse]
-        if self.rows_before is not None:
-            tensors.append(self.rows_before)
-        for tensor in tensors:
-            tensor.record_stream(stream)
-        if self.home_ids.done:
-            self.home_ids.result.record_stream(stream)
-
-
 @dataclass
 class RoutedBatch(Multistreamable):
     """The ids of one batch, which keep the version of the replicas that they were routed by."""
@@ -423,6 +108,15 @@ class RoutedBatch(Multistreamable):
             group.record_stream(stream)
 
 
+def begins(bags: Tensor, count: int) -> Tensor:
+    """[count + 1]: where each of so many bags begins among the ids' `bags` [n], which ascend, and
+    where the last one ends."""
+    if bags.is_cuda:  # bincount would have the processor wait
+        return torch.searchsorted(bags, torch.arange(count + 1, device=bags.device))
+    ends = torch.bincount(bags, minlength=count).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends])
+
+
 def check_hot(batch: RoutedBatch, features: Sequence[TableFeature]) -> None:
     """Refuse a batch that is marked hot and has an id that is not replicated on every rank: that
     id would be looked up nowhere.
@@ -448,3 +142,322 @@ def check_hot(batch: RoutedBatch, features: Sequence[TableFeature]) -> None:
         f"(feature {feature.feature!r}) has no replica on every rank. Mark batches by the tier "
         "plan that the model was sharded with, after every transform of ids."
     )
+
+
+@dataclass
+class RoutedGroup(Multistreamable):
+    """The ids of one group of tables, which lie one after another among those of the batch."""
+
+    replicas: GroupReplicas
+    start: int
+    """The first of the group's ids among those of the batch."""
+    first_feature: int
+    """The first of the group's features among those of the batch."""
+    segments: Segments
+    routed: RoutedIds
+    home_ids: CollectiveSequence[HomeIds]
+    """The ids that are sent home, once a node that coalesces them has agreed on them."""
+    asked: AskedIds | None
+    """The ids whose rows this rank asks of its node; none where the tier `per_node` is empty."""
+    answer: GroupAnswer | None = None
+    """There once the ids have been exchanged."""
+    node_rows: Pending | None = None
+    """[u, D]: the rows that this rank asked of its node."""
+    rows_before: Tensor | None = None
+    """[n, D]: the rows of the ids that the tier `replicated` has, where a backward that is still to
+    come changes them before they are waited for."""
+    hot: bool = False
+    """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
+
+    @classmethod
+    def of(
+        cls,
+        replicas: GroupReplicas,
+        start: int,
+        first_feature: int,
+        ids: Tensor,
+        segments: Segments,
+        routed: RoutedIds,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
+    ) -> RoutedGroup:
+        """A group's `ids` [N] int64, as they are `routed`; those that miss are on their way."""
+        home_ids = HomeIds.of(replicas.group, ids, routed, segments, nodes, hot=hot)
+        layout = replicas.per_node_layout
+        asked = None
+        if layout.count and not hot:
+            asked = AskedIds.of(routed.per_node.positions, layout)
+        return cls(
+            replicas,
+            start,
+            first_feature,
+            segments,
+            routed,
+            CollectiveSequence(home_ids),
+            asked,
+            hot=hot,
+        )
+
+    @property
+    def span(self) -> slice:
+        """The ids of the batch that are the group's."""
+        return slice(self.start, self.start + sum(self.segments.lengths))
+
+    @cached_property
+    def addresses(self) -> Tensor:
+        """[n] int64: the addresses of the ids that the tier `replicated` has."""
+        return self.replicas.replicated_layout.address(self.routed.replicated.positions)
+
+    def request(self, nodes: Nodes) -> GroupRequest:
+        """Ask the node for rows of its tier, and find out what all ranks touch."""
+        return GroupRequest(self.replicas, self.addresses, self.asked, nodes, hot=self.hot)
+
+    def answer_node(self, answer: GroupAnswer, nodes: Nodes, *, before_backward: bool) -> None:
+        """Send the node's ranks the rows that they asked of this one. All rows are as they are now:
+        `before_backward` of another batch, those of the tier `replicated` are kept so."""
+        self.answer = answer
+        tier = self.replicas.replicated_tier
+        if before_backward and tier is not None:
+            self.rows_before = tier.rows.index_select(0, self.routed.replicated.positions)
+        if answer.exchange is not None:
+            assert self.replicas.per_node_tier is not None
+            rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
+            self.node_rows = answer.exchange.send_back(rows, nodes.node)
+            if not rows.is_cuda:
+                # Its last collective has the time till backward. On CUDA the processor would wait.
+                assert answer.touched_by_node is not None
+                answer.touched_by_node.advance()
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        tensors = [
+            self.routed.missed,
+            *self.routed.replicated,
+            *self.routed.per_node,
+            self.addresses,
+        ]
+        if self.asked is not None:
+            tensors += [self.asked.ids, self.asked.counts, self.asked.inverse]
+        if self.rows_before is not None:
+            tensors.append(self.rows_before)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+        if self.home_ids.done:
+            self.home_ids.result.record_stream(stream)
+
+
+@dataclass(frozen=True)
+class GroupAnswer(Multistreamable):
+    """The answer that a rank has on a group's ids before the batch is computed; parts whose tier is
+    empty are none."""
+
+    exchange: NodeExchange | None
+    """The rows of the tier `per_node` that the node's ranks ask each other for."""
+    touched: CollectiveSequence[Touched] | None
+    """The rows of the tier `replicated` that the batch touches. It may run until backward."""
+    touched_by_node: CollectiveSequence[TouchedByNode] | None
+    """The same of this rank's share of the tier `per_node`."""
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        if self.exchange is not None:
+            self.exchange.record_stream(stream)
+
+
+class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
+    """Asks for a group's answer, by collectives that run in the same waits as TorchRec's own:
+
+    made, in `input_dist`         the number of ids goes to each rank of the node
+    waited for, as splits are     the ids go
+    waited for again, as ids are  they have come; which of these rows each node touched goes out
+
+    Beside them go the bits of the rows that are touched on every rank (`exchange_touched`), whose
+    last wait may be in backward.
+
+    TorchRec joins the exchanges of splits of all its modules in one, over one group of ranks. A
+    request is no part of that: it is a plain awaitable among them. Every rank makes the requests,
+    and waits for them, in one order.
+    """
+
+    def __init__(
+        self,
+        replicas: GroupReplicas,
+        addresses: Tensor,
+        asked: AskedIds | None,
+        nodes: Nodes,
+        *,
+        hot: bool = False,
+    ) -> None:
+        """The batch touches these `addresses` of the tier `replicated`; a hot one, those alone."""
+        super().__init__()
+        self._replicas, self._nodes = replicas, nodes
+        self._exchange = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))
+        self._touched = None
+        layout = replicas.replicated_layout
+        if layout.count:
+            mine = _marked(addresses, layout.num_addresses)
+            mine = mine.view(layout.shares, layout.share_rows)
+            self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
+
+    def advance(self) -> None:
+        for sequence in (self._exchange, self._touched):
+            if sequence is not None:
+                sequence.advance()
+
+    def answer(self) -> GroupAnswer:
+        """The second wait, once TorchRec has its splits."""
+        self.advance()
+        if self._exchange is None:
+            return GroupAnswer(None, self._touched, None)
+        exchange = self._exchange.finish()
+        size = self._replicas.per_node_layout.share_rows
+        by_node = CollectiveSequence(exchange_touched_by_node(exchange.ids, size, self._nodes))
+        return GroupAnswer(exchange, self._touched, by_node)
+
+    def _wait_impl(self) -> Awaitable[GroupAnswer]:
+        self.advance()
+        return _PendingAnswer(self)
+
+
+class _PendingAnswer(Awaitable[GroupAnswer]):
+    def __init__(self, request: GroupRequest) -> None:
+        super().__init__()
+        self._request = request
+
+    def _wait_impl(self) -> GroupAnswer:
+        return self._request.answer()
+
+
+class Touched(NamedTuple):
+    """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
+
+    mine: Tensor
+    """[S, R] bool: this rank, of each share of the tier; where one share is all, any rank."""
+    by_rank: Tensor
+    """[ranks_per_node, R] bool: each rank of this node, of this rank's share; or [1, R], where one
+    is all."""
+    by_node: Tensor
+    """[n_nodes, R] bool: each node, of this rank's share."""
+    anywhere: Tensor
+    """[S, R] bool: any rank at all, of each share."""
+
+
+def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
+    """Each rank says which rows of all shares it touched: `mine` [S, R] bool.
+
+    Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
+    node again. For a hot batch it sends its node the bits of all shares at first, by no all-to-all.
+    Where one node has one share it sends R/8 bytes once: its ranks have gradients for the same rows
+    then, zeros among them.
+    """
+    alone, size = nodes.n_nodes == 1, mine.shape[1]
+    if alone and len(mine) == 1:
+        every = yield nodes.node.all_gather(_pack(mine))
+        anywhere = _unpack(_any(every), size)
+        return Touched(anywhere, anywhere, anywhere, anywhere)
+    if hot:
+        every = yield nodes.node.all_gather(_pack(mine))
+        by_rank = every[:, nodes.node.rank]
+        if alone:  # no other node has marks
+            of_ranks = _unpack(by_rank, size)
+            by_node = of_ranks.any(0, keepdim=True)
+            return Touched(mine, of_ranks, by_node, _unpack(_any(every), size))
+    else:
+        by_rank = yield nodes.node.all_to_all(_pack(mine))
+    # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
+    of_ranks = _unpack(by_rank, size)
+    by_node = yield nodes.across.all_gather(_any(by_rank))
+    of_nodes = _unpack(by_node, size)
+    anywhere = yield nodes.node.all_gather(_any(by_node))
+    return Touched(mine, of_ranks, of_nodes, _unpack(anywhere, size))
+
+
+class TouchedByNode(NamedTuple):
+    """The rows of this rank's share of the tier `per_node` that nodes have gradients for."""
+
+    rows: Tensor
+    """[u] int64, ascending: those that any node touched."""
+    by_node: Tensor
+    """[n_nodes, u] bool: which of them each node touched."""
+
+
+def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collectives[TouchedByNode]:
+    """Each node says which of the `size` rows of this rank's share it touched: `ids` [n], in any
+    order and several times.
+
+    Every rank sends its peers across nodes how many they are, and then 4 bytes for each, or R/8
+    bytes if that is less. On CUDA the counts would have the processor wait, so each rank sends the
+    bits at once.
+    """
+    if not ids.is_cuda:
+        mine = ids.unique()
+        counts = (yield nodes.across.all_gather(torch.tensor([len(mine)]))).flatten().tolist()
+        most = max(counts)
+        if NUMBER_BITS * most < size:
+            sent = mine.new_zeros(most, dtype=torch.int32)
+            sent[: len(mine)] = mine
+            every = yield nodes.across.all_gather(sent)
+            return _together([one[:n] for one, n in zip(every, counts, strict=True)])
+    packed = yield nodes.across.all_gather(_pack(_marked(ids, size)))
+    by_node = _unpack(packed, size)
+    rows = by_node.any(0).nonzero().squeeze(1)
+    return TouchedByNode(rows, by_node[:, rows])
+
+
+def _together(each: Sequence[Tensor]) -> TouchedByNode:
+    """The rows that each node touched, which ascend."""
+    rows = torch.cat(list(each)).unique()
+    by_node = torch.zeros(len(each), len(rows), dtype=torch.bool)
+    for touched, own in zip(by_node, each, strict=True):
+        touched[torch.searchsorted(rows, own)] = True
+    return TouchedByNode(rows.long(), by_node)
+
+
+def _any(packed: Tensor) -> Tensor:
+    """The union of sets `packed` [n, R/8]."""
+    union = packed[0].clone()
+    for one in packed[1:]:
+        union |= one
+    return union
+
+
+def _pack(bits: Tensor) -> Tensor:
+    """[..., R] bool as [..., R/8] uint8."""
+    if not bits.is_cuda:
+        return torch.from_numpy(np.packbits(bits.numpy(), axis=-1, bitorder="little"))
+    eighths = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)
+    packed: Tensor = (eighths * weights).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def _unpack(packed: Tensor, size: int) -> Tensor:
+    """The inverse of `_pack`."""
+    if not packed.is_cuda:
+        bits = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
+
+
+def _marked(rows: Tensor, count: int) -> Tensor:
+    """[count] bool: which of so many rows are among `rows` [n] int64."""
+    marked = torch.zeros(count, dtype=torch.bool, device=rows.device)
+    if rows.is_cuda:
+        marked[rows] = True
+    else:
+        if not _mark(rows.numpy(), marked.numpy()):
+            raise DataError(
+                f"tiers: some id has a row that is none of {count} of its tier. Ranks whose tier "
+                "plans differ ask for such ids: give all of them the same plan."
+            )
+    return marked
+
+
+@kernel
+def _mark(rows: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]) -> bool:
+    """Nothing is marked, and False returned, where a row does not exist."""
+    if not all_below(rows, len(marked)):
+        return False
+    for row in rows:
+        marked[np.uintp(row)] = True
+    return True

@@ -52,7 +52,7 @@ NUMBER = U64(8)
 
 @dataclass(frozen=True)
 class Segments:
-    """N ids of S features, one feature after another: whose they are."""
+    """N ids of F features, one feature after another: whose they are."""
 
     lengths: tuple[int, ...]
     """The number of ids that each feature has; they sum to N."""
@@ -166,8 +166,8 @@ class Router:
         )
 
     def _rows_of(self, segments: Segments) -> tuple[I64, I64]:
-        """Each feature's table: its first row in the space of rows [S], and how many it has (or 0)
-        [S]."""
+        """Each feature's table: its first row in the space of rows [F], and how many it has (or 0)
+        [F]."""
         tables = segments.tables
         starts = [self._starts[table] if table >= 0 else 0 for table in tables]
         sizes = [self._num_rows[table] if table >= 0 else 0 for table in tables]

@@ -20,7 +20,7 @@ from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.reduction import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import GroupUpdate, HotGradients, Update
+from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update
 
 __all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
 
@@ -65,7 +65,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
             own = [next(features).name for _ in group.segments.lengths]
             rows = joined_rows(
                 rows_from_home(home, own, group),
-                self._tiers.alive,
+                self._tiers.anchor,
                 _Sources.of(group),
                 GroupUpdate(self._update, number),
             )
@@ -125,7 +125,7 @@ class _JoinRows(Function):
     def forward(
         ctx: Any,
         home: Tensor,
-        alive: Tensor,
+        anchor: Tensor,
         sources: _Sources,
         update: GroupUpdate,
     ) -> Tensor:
@@ -157,21 +157,21 @@ class _JoinRows(Function):
             per_node = _summed(
                 gradient, routed.per_node.at, sources.per_node_inverse, len(sources.per_node)
             ).float()
-        places = sources.group.places
+        addresses = sources.group.addresses
         # Where all ids are in the tier, each has the gradient of its own number.
-        at = None if len(places) == len(gradient) else routed.replicated.at
-        ctx.update.accumulate(HotGradients(Entries(places, gradient.float(), at), per_node))
+        at = None if len(addresses) == len(gradient) else routed.replicated.at
+        ctx.update.accumulate(ReplicaGradients(Entries(addresses, gradient.float(), at), per_node))
         home = _summed(gradient, routed.missed, sources.missed_inverse, ctx.home_shape[0])
         return home, None, None, None
 
 
-def joined_rows(home: Tensor, alive: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
+def joined_rows(home: Tensor, anchor: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
     """[N, D], in the order of the ids. Backward yields the gradient of `home` [u, D] to TorchRec,
     and hands that of the replicas to the update.
 
-    `alive` requires a gradient (that never comes), so that backward gets here on every rank.
+    `anchor` requires a gradient (that never comes), so that backward gets here on every rank.
     """
-    rows: Tensor = _JoinRows.apply(home, alive, sources, update)
+    rows: Tensor = _JoinRows.apply(home, anchor, sources, update)
     return rows
 
 
@@ -201,7 +201,7 @@ def _put_rows(
     which: npt.NDArray[np.int64],
 ) -> bool:
     """Without `which` row i is the i-th. No row is copied on the way. Nothing is put, and False
-    returned, where a place or a row does not exist."""
+    returned, where an id or a row does not exist."""
     rows_there = all_below(which, len(rows)) if which.size else len(at) <= len(rows)
     if not (rows_there and all_below(at, len(joined))):
         return False

@@ -2,7 +2,7 @@
 
 `TieredModule` is what they do alike. An EmbeddingCollection yields the rows of its ids, an
 EmbeddingBagCollection their sums. TorchRec sums the rows that miss at home and sends each rank the
-sums of all its bags from every other rank: W · B · D a feature, however few different rows the
+sums of all its bags from every other rank: U · B · D a feature, however few different rows the
 bags hold. Where the tier plan coalesces a pooled table, its rows travel instead, each once, and are
 pooled on the rank that asks (`TierRowBagCollection`).
 """

@@ -111,8 +111,9 @@ class Tiers:
         self._warned = False
         self.met_hot = False
         """Whether any batch was a hot one."""
-        self.alive = torch.empty(0, requires_grad=True)
-        """Requires a gradient, though none comes: so backward gets to the tiers on every rank."""
+        self.anchor = torch.empty(0, requires_grad=True)
+        """An input of each of the tiers' own functions of the graph. It requires a gradient, though
+        none comes: so backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]
         order_input(sharded, [names.index(name) for name in table_feature_names(sharded)[1]])
 

@@ -20,15 +20,15 @@ from recd_plugins.tiers.replicas import PerNodeTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
-__all__ = ["GroupUpdate", "HotGradients", "SideStream", "Update", "side_stream"]
+__all__ = ["GroupUpdate", "ReplicaGradients", "SideStream", "Update", "side_stream"]
 
 
 @dataclass(frozen=True)
-class HotGradients:
+class ReplicaGradients:
     """The gradients that the backward of one group of tables has for its replicas."""
 
     replicated: Entries
-    """Gradients of rows of the tier `replicated`, by place."""
+    """Gradients of rows of the tier `replicated`, whose targets are addresses."""
     per_node: Tensor | None
     """[u, D] float32: gradients of the rows that this rank asked of its node."""
 
@@ -45,7 +45,7 @@ class GroupUpdate:
         group = self._update.batch.groups[self._number].replicas.group
         return self._update.clipped(gradient, group.max_gradient)
 
-    def accumulate(self, gradients: HotGradients) -> None:
+    def accumulate(self, gradients: ReplicaGradients) -> None:
         self._update.accumulate(self._number, gradients)
 
 
@@ -66,7 +66,7 @@ class Update:
         self.applied = False
         """Whether its backward has run: its graph may live on, but changes nothing more."""
 
-    def accumulate(self, group: int, gradients: HotGradients) -> None:
+    def accumulate(self, group: int, gradients: ReplicaGradients) -> None:
         """Backward has the gradients of one group's rows: begin to sum them over ranks."""
         if not self._under_way:
             if self.batch.replicas.replaced:
@@ -106,7 +106,7 @@ class Update:
 
     @torch.no_grad()
     def _reductions(
-        self, number: int, gradients: HotGradients
+        self, number: int, gradients: ReplicaGradients
     ) -> Iterator[CollectiveSequence[None]]:
         group, optimizer = self.batch.groups[number], self._optimizers[number]
         answer = group.answer
@@ -127,7 +127,7 @@ class Update:
         self,
         tier: PerNodeTier,
         group: RoutedGroup,
-        gradients: HotGradients,
+        gradients: ReplicaGradients,
         optimizer: RowOptimizer,
     ) -> Collectives[None]:
         """Send gradients to the ranks of the node that the rows were asked of, and sum there."""
@@ -141,11 +141,11 @@ class Update:
         yield from self._reduction.per_node(tier, entries, by_node.finish(), optimizer)
 
 
-def _no_gradients(group: RoutedGroup) -> HotGradients:
+def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
     """The gradients of an output that no loss depends on."""
     like = group.replicas.group.like.float()
     asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
-    return HotGradients(Entries(group.routed.missed[:0], like), asked)
+    return ReplicaGradients(Entries(group.routed.missed[:0], like), asked)
 
 
 class SideStream:
