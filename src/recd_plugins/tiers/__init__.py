@@ -1,17 +1,38 @@
 """Replica tiers: copies of hot rows in front of the tables that TorchRec shards.
 
-A batch goes through these files once, and imports run the same way; the import rules hold it.
+The way of a batch. TorchRec calls a tiered module as it calls its own; what then happens stands in
+the order of time, with the file on the right.
 
-1. `sharder` gives a collection that a tier plan names its tiered module (`tier_collections`): rows
-   are yielded, or TorchRec sums bags at home, or rows come and bags are summed here.
-2. `tiers`: all of one collection. `route` makes a `routed_batch` of the ids: `router` finds each
-   id's tier and position. The ids that miss are coalesced and go to TorchRec; a node's ranks ask
-   each other for rows of the tier `per_node` (`exchange`), and find out which rows are touched.
-3. `replicas` hold the rows; they are filled from the `home_tables`, and flushed back to it.
-4. `rows` puts the rows of all tiers back in the order of the ids; `bags` sums them.
-5. `update`: backward accumulates gradients of replicas, ranks sum them in chunks, and the rows are
-   stepped by the arithmetic of their tables' optimizer (`row_optimizer`).
+    TorchRec                  tiers
+    input_dist                TieredModule.input_dist                         tier_collections
+                              Tiers.route makes a RoutedBatch of the KJT:     tiers
+                                Router.route finds tier and position of ids   router
+                                HomeIds.of coalesces those that miss          exchange
+                                AskedIds.of sorts those of `per_node`         exchange
+                              the ids that miss go home by TorchRec's own     tier_collections
+                              GroupRequest: the node is asked for rows        routed_batch
+    waits for splits          the ids of `per_node` go to ranks of the node   routed_batch
+    waits for ids             GroupAnswer: rows asked for, rows touched       routed_batch
+    compute_and_output_dist   Tiers.answer_node makes the Update:             tiers
+                                Replicas.fill, where they are empty           replicas, home_tables
+                                rows go to the ranks that asked               routed_batch
+                              TorchRec looks the others up at home
+    its output is looked at   rows of home and tiers, in the order of ids,    rows
+                              or summed over bags                             bags
+    backward                  Update.accumulate hands gradients on,           update
+                              Reduction sums them over ranks in chunks        reduction
+    the end of backward       the rows are stepped                            row_optimizer
 
-All of this stands on `collectives`, which also knows the nodes, and how a tier's rows lie over
-ranks. `tier_planner` makes the plans, given a policy; `mapped_tables` keep rows at home in files.
+Imports run one way, from the collections down to the collectives; the import rules hold it. All of
+it stands on `collectives`, which also knows the nodes, and how a tier's rows lie over ranks (`Layout`); `tables`
+says which tables are alike, and so go this way together.
+
+Beside the way: `sharder` gives a collection that a tier plan names its tiered module;
+`tier_planner` makes such plans, given a policy (`table_profiles` has what it counts, `left_tables`
+what it leaves to TorchRec); `mapped_tables` keep rows at home in files. `Tiers.retier` has later
+batches routed by other replicas; the first of them to be computed moves the rows.
+
+Letters of shapes: N ids of a batch or a group, n some of them, u different ones, r those that
+others ask of this rank; F features, B samples, D columns; S shares of a tier, R rows of a share; U
+ranks of the world.
 """
