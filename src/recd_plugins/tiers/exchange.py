@@ -100,10 +100,11 @@ def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class AskedIds:
-    """The different ids that this rank asks of its node, those of rank 0's share first."""
+    """The different ids that this rank asks of its node, those that it asks of rank 0 first."""
 
     ids: Tensor
-    """[u] int64: what the rank that is asked knows a row by."""
+    """[u] int64, as the rank that is asked knows them: rows of its share of the tier `per_node`, or
+    keys (`to_keys`) that it sends home for the node."""
     counts: Tensor
     """[ranks_per_node] int64: how many are asked of each rank."""
     inverse: Tensor
@@ -123,19 +124,21 @@ class NodeExchange(Multistreamable):
     """An exchange within the node that its ranks have agreed on: who asks whom for how many."""
 
     ids: Tensor
-    """[r] int64: what this rank is asked, by the rank that asks."""
-    asked: list[int]
-    """The number of ids that this rank asks of each."""
-    answers: list[int]
+    """[r] int64: `AskedIds.ids` of which this rank is asked, those that rank 0 asks first."""
+    num_asked: list[int]
+    """The number of ids that this rank asks of each rank of the node; they sum to u."""
+    num_answered: list[int]
     """The number of ids that each rank asks of this one; they sum to r."""
 
-    def send_back(self, rows: Tensor, node: Peers) -> Pending:
-        """`rows` [r, D], for the ids asked of this rank; [u, D] come for the ids that it asked."""
-        return node.all_to_all(rows, self.answers, self.asked)
+    def rows_to_askers(self, rows: Tensor, node: Peers) -> Pending:
+        """Send `rows` [r, D] of `ids` to the ranks that asked for them; [u, D] come for the ids
+        that this rank asked for."""
+        return node.all_to_all(rows, self.num_answered, self.num_asked)
 
-    def send_there(self, rows: Tensor, node: Peers) -> Pending:
-        """`rows` [u, D], of the ids that this rank asked, to whom it asked; [r, D] come."""
-        return node.all_to_all(rows, self.asked, self.answers)
+    def gradients_to_asked(self, gradients: Tensor, node: Peers) -> Pending:
+        """The way back: send `gradients` [u, D] of the rows that this rank asked for to the ranks
+        that it asked; [r, D] come, of `ids`."""
+        return node.all_to_all(gradients, self.num_asked, self.num_answered)
 
     def record_stream(self, stream: torch.Stream) -> None:
         self.ids.record_stream(stream)
@@ -235,12 +238,12 @@ class _ToAskers(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ids: _Concentrated) -> Tensor:
         ctx.ids, ctx.count = ids, len(rows)
-        return ids.exchange.send_back(rows.index_select(0, ids.inverse), ids.node).wait()
+        return ids.exchange.rows_to_askers(rows.index_select(0, ids.inverse), ids.node).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ids: _Concentrated = ctx.ids
-        theirs = ids.exchange.send_there(gradient.contiguous(), ids.node).wait()
+        theirs = ids.exchange.gradients_to_asked(gradient.contiguous(), ids.node).wait()
         summed = theirs.new_zeros(ctx.count, theirs.shape[1])
         return summed.index_add_(0, ids.inverse, theirs), None
 

@@ -223,7 +223,7 @@ class RoutedGroup(Multistreamable):
         if answer.exchange is not None:
             assert self.replicas.per_node_tier is not None
             rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
-            self.node_rows = answer.exchange.send_back(rows, nodes.node)
+            self.node_rows = answer.exchange.rows_to_askers(rows, nodes.node)
             if not rows.is_cuda:
                 # Its last collective has the time till backward. On CUDA the processor would wait.
                 assert answer.touched_by_node is not None

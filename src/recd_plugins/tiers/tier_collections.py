@@ -146,12 +146,12 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         """
         with torch.no_grad():
             batch = ctx.batch = self.tiers.route(maybe_td_to_kjt(features))
-            home = self._sent_home(ctx, batch)
-            requests = self.tiers.requests(batch)
+            home = self._send_home(ctx, batch)
+            requests = self.tiers.begin_requests(batch)
         return KJTListSplitsAwaitable([*home, *requests], ctx)
 
     def compute(self, ctx: Any, dist_input: KJTList) -> list[Any]:
-        own = self._unpacked(ctx, dist_input)
+        own = self._answer_node(ctx, dist_input)
         found: list[Any] = [] if ctx.is_hot else super().compute(ctx, own)
         return found
 
@@ -161,23 +161,23 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
         """Answer the node first: its rows travel while TorchRec looks up its own."""
-        own = self._unpacked(ctx, input)
+        own = self._answer_node(ctx, input)
         if ctx.is_hot:
             return self._output(ctx, self._nothing_from_home())
         return self._output(ctx, super().compute_and_output_dist(ctx, own))
 
-    def _sent_home(self, ctx: Any, batch: RoutedBatch) -> Sequence[Any]:
-        """The splits of the ids that miss, which are on their way; none of a hot batch."""
+    def _send_home(self, ctx: Any, batch: RoutedBatch) -> Sequence[Any]:
+        """Send the ids that miss home, and yield the splits of it; a hot batch has none."""
         raise NotImplementedError
 
-    def _exchanged(self, ctx: Any, ids: KeyedJaggedTensor) -> KJTListSplitsAwaitable[Any]:
-        """The splits of ids that TorchRec exchanges."""
+    def _exchange(self, ctx: Any, ids: KeyedJaggedTensor) -> KJTListSplitsAwaitable[Any]:
+        """Have TorchRec exchange ids, and yield the splits of it."""
         request: Any = super().input_dist(ctx, ids)
         return cast("KJTListSplitsAwaitable[Any]", request)
 
-    def _unpacked(self, ctx: Any, input: KJTList) -> KJTList:
-        """The ids that TorchRec exchanged, as it takes them; the node is sent the rows that it
-        asked for."""
+    def _answer_node(self, ctx: Any, input: KJTList) -> KJTList:
+        """Send the node the rows that it asked for. What is left of the input are the ids that
+        TorchRec exchanged, as it takes them."""
         count = len(ctx.sharding_contexts)
         ctx.update = self.tiers.answer_node(ctx.batch, input.features[count:])
         return KJTList(input.features[:count])
@@ -185,15 +185,15 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     def _output(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
         # The exchanges of batches to come have had time while this one was looked up.
         self.tiers.advance_deferred()
-        return self._with_tiers(ctx, home)
+        return self._joined(ctx, home)
 
     def _nothing_from_home(self) -> LazyAwaitable[Any]:
         """The output that TorchRec would yield if it were given no id: the whole of a hot batch is
         here."""
         raise NotImplementedError
 
-    def _with_tiers(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
-        """The output, from what comes from home and what the tiers have."""
+    def _joined(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
+        """The output, joined of what comes from home and what the tiers have."""
         raise NotImplementedError
 
 
@@ -224,7 +224,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
     def create_context(self) -> TierSequenceContext:
         return TierSequenceContext()
 
-    def _sent_home(self, ctx: TierSequenceContext, batch: RoutedBatch) -> Sequence[Any]:
+    def _send_home(self, ctx: TierSequenceContext, batch: RoutedBatch) -> Sequence[Any]:
         if not batch.knows_home_ids:
             return self._defer(ctx, batch)
         return [] if batch.hot else self._send(ctx, batch).awaitables
@@ -267,7 +267,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
             stride=1,
             length_per_key=lengths,
         )
-        return self._exchanged(ctx, ids)
+        return self._exchange(ctx, ids)
 
     def _nothing_from_home(self) -> LazyAwaitable[dict[str, JaggedTensor]]:
         none = self.tiers.no_rows(self._width)
@@ -275,7 +275,7 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         names = [feature.name for feature in self.tiers.features]
         return LazyNoWait({name: JaggedTensor(none, lengths=lengths) for name in names})
 
-    def _with_tiers(
+    def _joined(
         self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None
@@ -337,12 +337,12 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         self._check.first(features)
         return super().input_dist(ctx, features)
 
-    def _sent_home(self, ctx: TierBagContext, batch: RoutedBatch) -> Sequence[Any]:
+    def _send_home(self, ctx: TierBagContext, batch: RoutedBatch) -> Sequence[Any]:
         if batch.hot:
             ctx.packed = PackedBags.none(batch.lengths)
             return []
         packed = ctx.packed = PackedBags.of(batch.missed_lengths(), self.tiers.nodes.world)
-        return [*self._exchanged(ctx, self._missed(batch, packed)).awaitables]
+        return [*self._exchange(ctx, self._missed(batch, packed)).awaitables]
 
     def _missed(self, batch: RoutedBatch, packed: PackedBags) -> KeyedJaggedTensor:
         """The ids that miss, in bags packed to the front."""
@@ -360,7 +360,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         none = self.tiers.no_rows(sum(widths))
         return LazyNoWait(KeyedTensor(keys=keys, length_per_key=widths, values=none))
 
-    def _with_tiers(
+    def _joined(
         self, ctx: TierBagContext, home: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
         assert ctx.update is not None
@@ -380,7 +380,7 @@ class _RowsOfDimension(TierEmbeddingCollection):
         for _, kernel in optimizer_of(self).optimizers:
             kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
 
-    def _with_tiers(
+    def _joined(
         self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[Any]:
         assert ctx.update is not None

@@ -221,7 +221,7 @@ class Tiers:
             )
             self._warned = True
 
-    def requests(self, batch: RoutedBatch) -> list[GroupRequest]:
+    def begin_requests(self, batch: RoutedBatch) -> list[GroupRequest]:
         """Begin each group's request, in their order."""
         return [group.request(self.nodes) for group in batch.groups]
 

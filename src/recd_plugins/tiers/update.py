@@ -136,7 +136,7 @@ class Update:
         assert exchange is not None
         assert by_node is not None
         assert gradients.per_node is not None
-        theirs = yield exchange.send_there(gradients.per_node, self._reduction.nodes.node)
+        theirs = yield exchange.gradients_to_asked(gradients.per_node, self._reduction.nodes.node)
         entries = Entries(exchange.ids, theirs)
         yield from self._reduction.per_node(tier, entries, by_node.finish(), optimizer)
 
