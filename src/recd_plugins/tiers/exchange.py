@@ -1,8 +1,13 @@
 """Ids on their way: those that miss go home, each once where they are coalesced, and those of the
 tier `per_node` go to the rank of the node that has their rows; the rows come back.
 
-Coalesced over a node, the ids that miss first meet at one rank of it, which sends them home for
-all: TorchRec's own exchange then waits for the node's, beside the computation of another batch.
+Coalesced over a node, equal ids that miss first meet at one rank of it, their concentrator, which
+sends them home for all: TorchRec's own exchange then waits for the node's, beside the computation
+of another batch.
+
+    plain, or over a rank    misses -> home                  rows -> the rank
+    over a node              misses -> concentrator -> home  rows -> concentrator -> who asked
+    `per_node`               hits -> the rank of the node that has their rows, and back
 """
 
 from __future__ import annotations
@@ -161,9 +166,10 @@ class HomeIds(Multistreamable):
     lengths: list[int]
     """The number of ids that each feature sends; they sum to u."""
     inverse: Tensor | None
-    """[n] int64: which of the rows that come back each id that missed has; by default its own."""
+    """[n] int64: which of the rows that come `back` each id that missed has; by default its own."""
     concentrated: _Concentrated | None = None
-    """The rest of the way back, where ids are coalesced over the node."""
+    """The rest of the way back, where ids are coalesced over the node: `ids` are then those that
+    this rank concentrates."""
 
     @classmethod
     def of(
@@ -201,7 +207,8 @@ class HomeIds(Multistreamable):
         )
 
     def back(self, rows: Tensor) -> Tensor:
-        """The rows that `inverse` counts, from those that came back for `ids` [u, D].
+        """The rows that `inverse` numbers, given `rows` [u, D] that TorchRec brought for `ids`:
+        these, or over a node those of the ids that this rank had concentrators ask for.
 
         Coalesced over a node this exchanges, and so does its backward: every rank must call it.
         """
@@ -220,9 +227,10 @@ class HomeIds(Multistreamable):
 
 @dataclass(frozen=True)
 class _Concentrated(Multistreamable):
-    """Ids that the ranks of a node had this one ask for, each once for all of them."""
+    """Ids that the ranks of a node had this one, their concentrator, ask for: each once for all."""
 
     exchange: NodeExchange
+    """The exchange by which they came, r in all."""
     inverse: Tensor
     """[r] int64: which of the u different ids each that a rank asked is."""
     node: Peers

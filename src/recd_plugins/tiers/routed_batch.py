@@ -32,6 +32,7 @@ from recd_plugins.tiers.tables import TableFeature
 
 __all__ = [
     "GroupAnswer",
+    "GroupIds",
     "GroupRequest",
     "RoutedBatch",
     "RoutedGroup",
@@ -145,15 +146,31 @@ def check_hot(batch: RoutedBatch, features: Sequence[TableFeature]) -> None:
 
 
 @dataclass
-class RoutedGroup(Multistreamable):
-    """The ids of one group of tables, which lie one after another among those of the batch."""
+class GroupIds:
+    """The ids of a batch that are those of one group of tables: they lie one after another."""
 
     replicas: GroupReplicas
+    """The replicas that the batch is routed by."""
     start: int
     """The first of the group's ids among those of the batch."""
     first_feature: int
     """The first of the group's features among those of the batch."""
     segments: Segments
+
+    @property
+    def span(self) -> slice:
+        """The ids of the batch that are the group's."""
+        return slice(self.start, self.start + sum(self.segments.lengths))
+
+    def route(self, ids: Tensor) -> RoutedIds:
+        """Find the rows of the group, from the `ids` [N] int64 of the batch."""
+        return self.replicas.router.route(ids[self.span], self.segments)
+
+
+@dataclass
+class RoutedGroup(GroupIds, Multistreamable):
+    """The ids of one group of tables, as they are routed, and what came of them since."""
+
     routed: RoutedIds
     home_ids: CollectiveSequence[HomeIds]
     """The ids that are sent home, once a node that coalesces them has agreed on them."""
@@ -171,38 +188,26 @@ class RoutedGroup(Multistreamable):
 
     @classmethod
     def of(
-        cls,
-        replicas: GroupReplicas,
-        start: int,
-        first_feature: int,
-        ids: Tensor,
-        segments: Segments,
-        routed: RoutedIds,
-        nodes: Nodes,
-        *,
-        hot: bool = False,
+        cls, own: GroupIds, ids: Tensor, routed: RoutedIds, nodes: Nodes, *, hot: bool = False
     ) -> RoutedGroup:
-        """A group's `ids` [N] int64, as they are `routed`; those that miss are on their way."""
-        home_ids = HomeIds.of(replicas.group, ids, routed, segments, nodes, hot=hot)
+        """The group's `own` of the `ids` [N] int64 of the batch, as they are `routed`; those that
+        miss are on their way."""
+        replicas, segments = own.replicas, own.segments
+        home_ids = HomeIds.of(replicas.group, ids[own.span], routed, segments, nodes, hot=hot)
         layout = replicas.per_node_layout
         asked = None
         if layout.count and not hot:
             asked = AskedIds.of(routed.per_node.positions, layout)
         return cls(
             replicas,
-            start,
-            first_feature,
+            own.start,
+            own.first_feature,
             segments,
             routed,
             CollectiveSequence(home_ids),
             asked,
             hot=hot,
         )
-
-    @property
-    def span(self) -> slice:
-        """The ids of the batch that are the group's."""
-        return slice(self.start, self.start + sum(self.segments.lengths))
 
     @cached_property
     def addresses(self) -> Tensor:

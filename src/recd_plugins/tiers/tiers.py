@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -41,37 +40,20 @@ from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
 from recd_plugins.tiers.home_tables import rows_looked_up
 from recd_plugins.tiers.reduction import GradientDivision, Reduction
-from recd_plugins.tiers.replicas import GroupReplicas, Replicas
+from recd_plugins.tiers.replicas import Replicas
 from recd_plugins.tiers.routed_batch import (
     GroupAnswer,
+    GroupIds,
     GroupRequest,
     RoutedBatch,
     RoutedGroup,
     check_hot,
 )
-from recd_plugins.tiers.router import RoutedIds, Segments
+from recd_plugins.tiers.router import Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
 from recd_plugins.tiers.update import Update
 
 __all__ = ["FlushingOptimizer", "Tiers", "explains_waiting"]
-
-
-@dataclass(frozen=True)
-class _GroupIds:
-    """The ids of a batch that are those of one group of tables."""
-
-    replicas: GroupReplicas
-    start: int
-    first_feature: int
-    segments: Segments
-
-    @property
-    def span(self) -> slice:
-        return slice(self.start, self.start + sum(self.segments.lengths))
-
-    def route(self, ids: Tensor) -> RoutedIds:
-        """Find the rows of the group, from the `ids` [N] of the batch."""
-        return self.replicas.router.route(ids[self.span], self.segments)
 
 
 class Tiers:
@@ -129,23 +111,14 @@ class Tiers:
         features = self._by_table_feature(features)
         lengths, given = features.length_per_key(), features.values()
         ids = given.to(torch.int64)
-        parts = list(self._parts(lengths))
-        routed = [part.route(ids) for part in parts]
+        group_ids = list(self._group_ids(lengths))
+        routed = [one.route(ids) for one in group_ids]
         if any(found.outside for found in routed):
-            ids = self._looked_up(given, parts)
-            routed = [part.route(ids) for part in parts]
+            ids = self._looked_up(given, group_ids)
+            routed = [one.route(ids) for one in group_ids]
         groups = [
-            RoutedGroup.of(
-                part.replicas,
-                part.start,
-                part.first_feature,
-                ids[part.span],
-                part.segments,
-                found,
-                self.nodes,
-                hot=hot,
-            )
-            for part, found in zip(parts, routed, strict=True)
+            RoutedGroup.of(one, ids, found, self.nodes, hot=hot)
+            for one, found in zip(group_ids, routed, strict=True)
         ]
         batch = RoutedBatch(
             replicas=self._newest,
@@ -180,25 +153,26 @@ class Tiers:
             return features
         return features.permute(self._order, self._order_tensor)
 
-    def _parts(self, lengths: Sequence[int]) -> Iterator[_GroupIds]:
-        """The ids of each group, of a batch with as many ids of each feature."""
+    def _group_ids(self, lengths: Sequence[int]) -> Iterator[GroupIds]:
+        """The ids of each group, of a batch with so many ids of each feature."""
         first = start = 0
         for one in self._newest.groups:
             own = tuple(lengths[first : first + len(one.group.features)])
-            yield _GroupIds(one, start, first, Segments(own, one.group.table_of_feature))
+            yield GroupIds(one, start, first, Segments(own, one.group.table_of_feature))
             first, start = first + len(own), start + sum(own)
 
-    def _looked_up(self, given: Tensor, parts: Sequence[_GroupIds]) -> Tensor:
-        """The ids [N] int64, those of no row replaced by the rows that TorchRec looks up."""
+    def _looked_up(self, given: Tensor, group_ids: Sequence[GroupIds]) -> Tensor:
+        """The ids [N] int64 once more, those of no row replaced by the rows that TorchRec looks up
+        for them. They are rare, so that batches without any are not searched for them twice."""
         ids = given.to(torch.int64, copy=True)
         bits, world_size = 8 * given.element_size(), self.nodes.world.size
-        for part in parts:
-            group, start = part.replicas.group, part.start
+        for one in group_ids:
+            group, start = one.replicas.group, one.start
             check = bounds_check_of(group.optimizer)
             if check not in (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE):
                 continue  # TorchRec refuses such an id, or does not look
             for feature, length, table in zip(
-                group.features, part.segments.lengths, part.segments.tables, strict=True
+                group.features, one.segments.lengths, one.segments.tables, strict=True
             ):
                 own, num_rows = ids[start : start + length], group.num_rows[table]
                 rows = rows_looked_up(own, num_rows, world_size, bits=bits)
