@@ -93,8 +93,8 @@ def _home_on_cpu(patches: pytest.MonkeyPatch) -> None:
 
         patches.setattr(kind, "input_dist", input_dist)
 
-    def from_home(self: Any, home: Any, update: Any) -> Any:
-        found = wait(self, home, update)
+    def from_home(self: Any, home: Any) -> Any:
+        found = wait(self, home)
         if isinstance(found, KeyedTensor):
             values = _FromHome.apply(found.values())
             return KeyedTensor(found.keys(), found.length_per_key(), values)

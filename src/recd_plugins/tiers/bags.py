@@ -256,7 +256,7 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         self._divisors = divisors
 
     def _wait_impl(self) -> Mapping[TableFeature, Tensor]:
-        home: dict[str, JaggedTensor] = self._tiers.wait(self._home, self._update)
+        home: dict[str, JaggedTensor] = self._tiers.wait(self._home)
         batch = self._update.batch
         divisors = _numbers(batch, self._divisors)
         found: dict[TableFeature, Tensor] = {}
@@ -434,7 +434,7 @@ class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
         self._divisors = divisors
 
     def _wait_impl(self) -> KeyedTensor:
-        home: KeyedTensor = self._tiers.wait(self._home, self._update)
+        home: KeyedTensor = self._tiers.wait(self._home)
         batch = self._update.batch
         columns = {}
         end = 0

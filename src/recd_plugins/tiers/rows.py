@@ -45,7 +45,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         batch = self._update.batch
-        rows = self._rows(self._tiers.wait(self._home, self._update))
+        rows = self._rows(self._tiers.wait(self._home))
         ids = batch.given.split(batch.length_per_feature)
         return {
             feature.name: JaggedTensor(

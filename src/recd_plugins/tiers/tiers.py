@@ -234,9 +234,8 @@ class Tiers:
             with explains_waiting(self.nodes.world.rank):
                 replicas.fill()
 
-    def wait(self, home: LazyAwaitable[Any], update: Update) -> Any:
-        """The rows that TorchRec brings from home for a forward, whose backward will apply this
-        update."""
+    def wait(self, home: LazyAwaitable[Any]) -> Any:
+        """The rows, or sums of rows, that TorchRec brings from home for a forward."""
         found = home.wait()
         self.advance_deferred()
         return found
