@@ -315,7 +315,8 @@ class GradientDivision:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Sums gradients over ranks and updates replicas; every rank must run the same collectives."""
+    """Sums gradients over ranks and steps replicas by them, tier by tier; every rank must run the
+    same collectives."""
 
     nodes: Nodes
     division: GradientDivision
@@ -333,10 +334,11 @@ class Reduction:
         touched: Touched,
         optimizer: RowOptimizer,
     ) -> Collectives[None]:
-        """Update rows that every rank has, by this rank's `entries`, whose targets are
-        addresses.
+        """Update rows that every rank has, by this rank's `entries`, whose targets are addresses.
 
-        Where the ranks of one node have one share, each steps all rows that any touched.
+        Chunk by chunk each rank has its share of the gradients summed within the node, then across
+        nodes, steps the rows of its share, and sends them to its node. Where the ranks of one node
+        have one share, they sum all gradients, and each steps all rows that any touched.
         """
         node, scale = self.nodes.node, self.division.scale(self.nodes.world.size)
         shares = tier.layout.shares
@@ -352,12 +354,7 @@ class Reduction:
             tier.share.update(rows, summed.mul_(scale), optimizer)
             if shares > 1:
                 del summed
-                each = [chunks.rows(number, share) for share in range(shares)]
-                sent = tier.rows.new_zeros(max(map(len, each)), tier.rows.shape[1])
-                torch.index_select(tier.share.rows, 0, rows, out=sent[: len(rows)])
-                every = yield node.all_gather(sent)
-                for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
-                    tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
+                yield from self._to_node(tier, chunks, number)
 
         parts = enumerate(chunks.entries(entries))
         yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
@@ -409,6 +406,16 @@ class Reduction:
             padded[share].index_copy_(0, touched.mine[share, rows].nonzero().squeeze(1), own)
         summed = yield node.reduce_scatter(padded.flatten(0, 1))
         return summed[: len(shares[node.rank])]
+
+    def _to_node(self, tier: ReplicatedTier, chunks: Chunks, number: int) -> Collectives[None]:
+        """Send the node's ranks the rows of a chunk that this rank has stepped, and take theirs."""
+        shares = tier.layout.shares
+        each, rows = [chunks.rows(number, share) for share in range(shares)], chunks.rows(number)
+        sent = tier.rows.new_zeros(max(map(len, each)), tier.rows.shape[1])
+        torch.index_select(tier.share.rows, 0, rows, out=sent[: len(rows)])
+        every = yield self.nodes.node.all_gather(sent)
+        for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
+            tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
 
     def _across(
         self, sums: Tensor, by_node: Tensor, columns: Tensor | slice
