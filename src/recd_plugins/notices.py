@@ -18,6 +18,7 @@ from recd_plugins.errors import CapabilityError
 
 __all__ = [
     "NOTICE",
+    "Empty",
     "GivesNotices",
     "Missed",
     "Notice",
@@ -144,6 +145,13 @@ class Unwatched(Notice):
 
     verdict = "is not watched"
     refused = False
+
+
+class Empty(Notice):
+    """Its key stands in registry.yaml, and nothing behind it."""
+
+    verdict = "has nothing behind it"
+    refused = True
 
 
 class GivesNotices(ABC):

@@ -477,6 +477,7 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
+        self._usage.empty()
         self.check_topology(topology)
         check_known(constraints or {})
         planning = self._planning
@@ -541,6 +542,7 @@ class Stack:
         A `profile` stands for what would be counted of the dataset; where there is none, the plan
         is for a trainer's own batches.
         """
+        self._usage.empty()
         planning = self._planning
         of_trainer = profile is not None and not self.registry.has_dataset
         if self.registry.has_dataset:

@@ -337,7 +337,32 @@ def test_a_column_that_is_missing(folder: Path) -> None:
 
 
 def test_a_table_that_is_missing(folder: Path) -> None:
-    assert "t/train: there is no such table" in message(train(PARQUET))
+    Path("t/trian").mkdir(parents=True)
+    Path("t/other").mkdir()
+    printed = message(train(PARQUET))
+    assert "dataset.train: t/train: there is no such table" in printed
+    assert f"It starts from {folder}, where you are. {folder}/t has no 'train', but " in printed
+    assert "but trian, other." in printed
+    printed = message(CliRunner().invoke(app, ["advise", "--table", "t/otter"]))
+    assert "--table: t/otter: there is no such table" in printed
+    printed = message(CliRunner().invoke(app, ["init", "s/none", "--out", "r.yaml"]))
+    assert f"TABLE: s/none: there is no such table. Check the path. It starts from {folder}" in (
+        printed
+    )
+    assert f"{folder} has no 's', but t." in printed
+
+
+@pytest.mark.parametrize("name", ["t/train", "t/tr*n"])
+def test_a_table_beside_the_registry_is_not_taken_but_named(name: str, folder: Path) -> None:
+    """Paths of tables start where one is, though those of plugins start at registry.yaml."""
+    Path("conf/t").mkdir(parents=True)
+    write_parquet(Path("conf/t/train"), [1])
+    Path("conf/registry.yaml").write_text(PARQUET.replace("t/train", name))
+    printed = message(CliRunner().invoke(app, ["train", "-r", "conf/registry.yaml"]))
+    assert f"in {folder}, where paths of tables start; it lies beside conf/registry.yaml" in printed
+    assert f"Write `train: conf/{name}`, or start from {folder}/conf." in printed
+    checked = CliRunner().invoke(app, ["data", "check", "conf/registry.yaml"])
+    assert f"Write `train: conf/{name}`" in message(checked)
 
 
 def test_a_file_cut_short(folder: Path) -> None:

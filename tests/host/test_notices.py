@@ -7,8 +7,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import recd_plugins as rp
+from recd_plugins.cli.main import app
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.notices import (
     Notices,
@@ -18,6 +20,8 @@ from recd_plugins.notices import (
     hide_other_warnings,
     hide_warnings,
 )
+from recd_plugins.registry import Registry
+from recd_plugins.registry.usage import Usage
 
 IDLE = Unused(what="cache: scars", why="no row is worth it.", cure="Take `cache` out.")
 FORCED = Slower(what="sharding: x", why="2 ms a step for 1 ms", cure="Take `force` out.")
@@ -68,3 +72,27 @@ def test_strict_is_said_in_the_registry() -> None:
     assert rp.load({"strict": True}).registry.strict
     with pytest.raises(RegistryError, match="strict: expected true or false, got 'yes please'"):
         rp.load({"strict": "yes please"})
+
+
+def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> None:
+    """What was commented out below it is not what trains."""
+    path = tmp_path / "registry.yaml"
+    path.write_text("plugins: []\nsharding:\n  # use: flexshard\ndedup:  # later\ncache: null\n")
+    with pytest.warns(NoticeWarning) as found:
+        Usage(Registry.load(path)).empty()
+    cure = "Write what is meant, take the line out, or write"
+    assert [str(one.message) for one in found] == [
+        f"sharding has nothing behind it: torchrec, its default, fills it ({path}:2). {cure} "
+        "`sharding: null`.",
+        f"dedup has nothing behind it: none fills it ({path}:4). {cure} `dedup: null`.",
+    ]
+    assert [one.lineno for one in found] == [2, 4]
+    said = Registry.load(path, ["sharding.use=torchrec", "dedup=null"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Usage(said).empty()
+        Usage(Registry.load({"plugins": [], "sharding": None})).empty()
+    path.write_text("plugins: [recd_dlrm]\ndataset: {use: random, samples: 64}\n"
+                    "model: {use: dlrm}\nsharding:\nstrict: true\n")  # fmt: skip
+    told = CliRunner().invoke(app, ["plan", "-r", str(path)])
+    assert (told.exit_code, "sharding has nothing behind it" in told.stderr) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -488,6 +489,47 @@ def test_keys_of_several_types_are_left_out_or_named(tmp_path: Path) -> None:
     file = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
     told = recd("data", "import", path, tmp_path / "no", "--schema", file, fails=2)
     assert "column 'value' has values of several types, as numbers and texts" in told
+
+
+def test_objects_whose_keys_are_ids_are_named_with_a_cure(tmp_path: Path) -> None:
+    """Each key would be a column: lists of pairs, which the cure makes of them, are a feature."""
+    made: list[dict[str, Any]] = [
+        {
+            "label": one % 2,
+            "prefs": {f"item_{one * each % 997}": each for each in range(1, 4)},
+            "user": {"seen me": {str(one % 40): 0.5, str(one % 7): 1.5}, "age": one % 60},
+            "flags": {("wifi", "bar", "pool", "gym")[one % 4]: one % 3},
+        }
+        for one in range(300)
+    ]
+    path = text(tmp_path / "a.jsonl", "".join(json.dumps(one) + "\n" for one in made))
+    shown = recd("data", "schema", path)
+    prefs, seen = (
+        next(line for line in shown.splitlines() if f"doubt: {name!r} is an object" in line)
+        for name in ("prefs", "user.seen me")
+    )
+    assert re.search(r"whose keys are ids, as item_\d+, item_\d+, item_\d+: \d+ of them, ", prefs)
+    pairs = "(. // {}) | to_entries | map({id: .key, weight: .value})"
+    assert f"""jq -c '.user["seen me"] |= ({pairs})' FILE""" in seen
+    columns = [one.name for one in surveys.survey(foreign_files([path])).columns]
+    flags = ["flags.wifi", "flags.bar", "flags.pool", "flags.gym"]
+    assert columns == ["label", "user.age", *flags]
+    schema: dict[str, Any] = {"label": "label", "session_id": None, "timestamp": None}
+    schema["sparse"] = [{"name": "prefs", "num_ids": 5_000, "ids": "hash", "scored": True}]
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    for words in (["import", path, tmp_path / "t"], ["check", path]):
+        told = recd("data", *words, "--schema", file, fails=2 - (words[0] == "check"))
+        assert "'prefs' is an object whose keys are ids" in told
+        assert f"jq -c '.prefs |= ({pairs})'" in told
+
+    for row in made:
+        row["prefs"] = [{"id": key, "weight": one} for key, one in row["prefs"].items()]
+    text(path, "".join(json.dumps(one) + "\n" for one in made))
+    recd("data", "import", path, tmp_path / "t", "--schema", file)
+    by_name = {"sparse": [], "dense": [{"name": "user.seen me.3", "nulls": {"value": 0}}]}
+    text(file, json.dumps(schema | by_name))
+    recd("data", "import", path, tmp_path / "key", "--schema", file)
+    assert sum(rows_of(tmp_path / "key")["user.seen me.3"].to_pylist()) > 0
 
 
 def test_a_late_line_that_is_no_object_is_named(tmp_path: Path) -> None:

@@ -424,3 +424,21 @@ def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path)
     ):
         refused = run("vocabulary", str(text), *wrong, "--save", str(saved))
         assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output
+
+
+def test_vocabularies_whose_names_differ_in_case_alone_are_refused(tmp_path: Path) -> None:
+    """Many file systems take their two files for one."""
+    path = tmp_path / "a.csv"
+    path.write_text("label,Brand,brand\n" + "0,a,b\n1,c,d\n" * 50)
+
+    def made(**second: str) -> list[str]:
+        each = [{"name": "Brand"}, {"name": "brand", **second}]
+        sparse = [{**one, "num_ids": 9, "ids": "vocabulary"} for one in each]
+        plain = {"label": "label", "timestamp": None, "session_id": None, "dense": []}
+        imported(path, tmp_path / "t", {**plain, "sparse": sparse})
+        return sorted(one.name for one in (tmp_path / "t" / "vocabularies").iterdir())
+
+    with pytest.raises(DataError, match="of tables 'Brand' and 'brand' would be the files") as told:
+        made()
+    assert "`table: brand_2` in the schema's entry of each feature of 'brand'" in str(told.value)
+    assert made(table="brand_2") == ["Brand.parquet", "brand_2.parquet"]

@@ -192,6 +192,20 @@ def test_backslashes_outside_of_quotes_stay(tmp_path: Path) -> None:
     assert first_rows(said, TextForm(escapes=True))["said"][0] == 'say "hi"'
 
 
+def test_escapes_where_nothing_is_in_quotes_are_refused(tmp_path: Path) -> None:
+    """A schema that says how quotes are read is not passed over where they are characters."""
+    songs = "y\tsaid\tsong\n0\tplain\tplain\n" + '1\t"a \\"b\\" c"\t12" Mix\n' * 9
+    song = text(tmp_path / "a.tsv", songs)
+    told = "a.tsv:3: `text: {escapes: true}` of the schema says .* here quotes are characters"
+    with pytest.raises(DataError, match=told):
+        foreign_files([song], TextForm(escapes=True))
+    heights = text(tmp_path / "b.dat", "1::5\n" * 3 + '0::5"\n')
+    with pytest.raises(DataError, match=r"b\.dat:4: "):
+        foreign_files([heights], TextForm(escapes=True))
+    plain = text(tmp_path / "c.tsv", "y\tsaid\n" + "1\tno quote\n" * 9)  # nothing to read so
+    assert not foreign_files([plain], TextForm(escapes=True))[0].escapes
+
+
 def test_doubling_again_changes_nothing() -> None:
     content = rb'a,"b \"c\", ",5\" d,"e\\","","f ""g"" \n"' + b'\n"h\n\\"i","j'
     wanted = rb'a,"b ""c"", ",5\" d,"e\\","","f ""g"" \n"' + b'\n"h\n""i","j'

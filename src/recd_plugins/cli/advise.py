@@ -204,7 +204,7 @@ def _registry(
 
     if table is None:
         return Registry.load(file, overrides or ())
-    text, _ = registry_of_table(table, test, schema)
+    text, _ = registry_of_table(table, test, schema, "--table")
     values, _ = read_yaml(text, str(table))
     return Registry.load(values, overrides or ())
 

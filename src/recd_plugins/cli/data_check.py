@@ -111,6 +111,7 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     from recd_plugins.data.importing.checking import as_foreign, check_files
     from recd_plugins.data.parquet import ParquetConfig, files_of_split
     from recd_plugins.patterns import matching
+    from recd_plugins.registry.prepare import beside_registry
     from recd_plugins.stack import load
 
     stack = load(path)
@@ -118,7 +119,8 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
     found: dict[str, Checked] = {}
     for split in SPLITS:
         if isinstance(config, ParquetConfig):
-            files, _, _ = files_of_split(config, split)
+            with beside_registry(stack.registry):
+                files, _, _ = files_of_split(config, split)
             schema = given or config.schema or _of_footer(next(iter(files)))
             patterns = (config.absent,) if isinstance(config.absent, str) else config.absent
             absent = matching(patterns, () if schema is None else schema.columns)

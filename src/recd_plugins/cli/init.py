@@ -85,9 +85,10 @@ def init(
 
 
 def registry_of_table(
-    table: Location, test: Location | None, schema: Location | None
+    table: Location, test: Location | None, schema: Location | None, named: str = "TABLE"
 ) -> tuple[str, Table]:
-    """The registry for a table, and that, open."""
+    """The registry for a table, which an option or argument has `named`, and that, open."""
+    from recd_plugins.data.files import NoSuchTable, named_by
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
     from recd_plugins.errors import DataError
@@ -95,14 +96,18 @@ def registry_of_table(
     train = table / "train" if (table / "train").is_dir() else table
     held_out = test or (table / "test" if (table / "test").is_dir() else None)
     if held_out is None:
+        if isinstance(table, Path) and not table.exists():
+            raise NoSuchTable(table, named)
         raise DataError(
             f"{table}: has no test split. `recd data import --split-by time` makes one; or "
             "name a table of its own with --test."
         )
     foreign = None if schema is None else load_schema(schema)
     whole = None if foreign is None else foreign.keeping_all
-    opened = Table.open(train, whole)
-    Table.open(held_out, whole or opened.schema)
+    with named_by(named):
+        opened = Table.open(train, whole)
+    with named_by("--test"):
+        Table.open(held_out, whole or opened.schema)
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, listed
 from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
 
 __all__ = [
     "UNFINISHED",
     "FileFacts",
+    "NoSuchTable",
     "found_files",
     "in_partitions",
     "is_hidden",
+    "named_by",
     "snapshot_kind",
     "table_files",
     "typed_partitions",
@@ -44,6 +48,55 @@ class FileFacts:
     """The `key=value` of its folders."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
     """Columns that have one value in all of its rows, which the file itself need not have."""
+
+
+class NoSuchTable(DataError):
+    """There is nothing at the path of a table."""
+
+    def __init__(self, path: Location, option: str = "", registry: Path | None = None) -> None:
+        """`option` is what names it; `registry` the file that does, beside which it may lie."""
+        self.path, self.option = path, option
+        super().__init__(f"{option}: {self._what(registry)}" if option else self._what(registry))
+
+    def _what(self, registry: Path | None) -> str:
+        path, glob = self.path, bool(GLOB & {*str(self.path)})
+        what = "no file fits this glob" if glob else "there is no such table"
+        if isinstance(path, Uri):
+            return f"{path}: {what}. Check the path."
+        if registry is not None and not path.is_absolute() and any(registry.parent.glob(str(path))):
+            beside = registry.parent / path
+            return (
+                f"{path}: {what} in {Path.cwd()}, where paths of tables start; it "
+                f"lies beside {registry}. Write `{self.option.rpartition('.')[2]}: {beside}`, or "
+                f"start from {registry.parent.absolute()}."
+            )
+        start = "" if path.is_absolute() else f" It starts from {Path.cwd()}, where you are."
+        return f"{path}: {what}. Check the path.{start}{'' if glob else _neighbours(path)}"
+
+
+def _neighbours(path: Path) -> str:
+    """What lies where a path ends, the nearest names first."""
+    folder = next((one for one in path.parents if one.is_dir()), None)
+    if folder is None:
+        return ""
+    wanted = path.relative_to(folder).parts[0]
+    try:
+        there = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
+    except OSError:
+        return ""
+    names = sorted(one.name for one in there if one.is_dir() or one.suffix == ".parquet")
+    near = get_close_matches(wanted, names, n=4, cutoff=0.5)
+    held = listed([*near, *(one for one in names if one not in near)]) or "no folder"
+    return f" {folder.absolute()} has no {wanted!r}, but {held}."
+
+
+@contextmanager
+def named_by(option: str) -> Iterator[None]:
+    """Inside, the error of a table that is not there says which option names it."""
+    try:
+        yield
+    except NoSuchTable as error:
+        raise NoSuchTable(error.path, error.option or option) from None
 
 
 def table_files(paths: Location | Sequence[Location]) -> tuple[Location, ...]:
@@ -74,8 +127,7 @@ def _files(path: Location) -> dict[Location, FileFacts]:
         return _matches(path)
     try:
         if not path.exists():
-            start = "" if path.is_absolute() else f" It starts from {Path.cwd()}, where you are."
-            raise DataError(f"{path}: there is no such table. Check the path.{start}")
+            raise NoSuchTable(path)
         if not path.is_dir():
             return {path: FileFacts()}
         if (kind := snapshot_kind(path)) is not None:
@@ -101,7 +153,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
         base, pattern = path.above(fixed), "/".join(parts[fixed:])
         stats = base.matching(pattern) if fixed else {}
         if not stats:
-            raise DataError(f"{path}: no file fits this glob. Check the path.")
+            raise NoSuchTable(path)
         return _partitioned(base, stats)
     kind = path.kind()
     if kind == "File":
@@ -125,7 +177,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
                 f"{path}: there is no bucket {bucket.name!r}. Check its name, and that the store "
                 "is the right one (AWS_ENDPOINT_URL for s3)."
             )
-        raise DataError(f"{path}: there is no such table. Check the path.")
+        raise NoSuchTable(path)
     shown = {file: one for file, one in deep.items() if not is_hidden(file.below(path).split("/"))}
     return _in_partitions(path, _partitioned(path, shown))
 
@@ -241,5 +293,5 @@ def _matches(pattern: Path) -> dict[Location, FileFacts]:
             below = [file for file in inside if isinstance(file, Path)]
             found |= _partitioned(base, below or [one])
     if not found:
-        raise DataError(f"{pattern}: no file fits this glob. Check the path.")
+        raise NoSuchTable(pattern)
     return found

@@ -16,7 +16,7 @@ from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.expression import expression
-from recd_plugins.data.files import FileFacts, found_files
+from recd_plugins.data.files import FileFacts, found_files, named_by
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
@@ -115,9 +115,10 @@ class ParquetTables(Dataset):
                     _stat(file) if facts.size is None else (str(file), facts.size, facts.mtime_ns)
                 )
         features = [] if self._config.schema is None else [*self._config.schema.sparse]
-        for side in self._config.join:
+        for number, side in enumerate(self._config.join):
             features += side.sparse
-            stats += [_stat(file) for file in found_files(side.table)]
+            with named_by(f"dataset.join[{number}].table"):
+                stats += [_stat(file) for file in found_files(side.table)]
         vocabularies = (one.vocabulary for one in features)
         stats += [_stat(file) for file in vocabularies if file is not None and file.exists()]
         return hashlib.sha256(repr(stats).encode()).hexdigest()
@@ -179,7 +180,10 @@ class ParquetTables(Dataset):
             return []
         whole = given if isinstance(given, Schema) else given.conformed
         names = {*whole.dense, *whole.sparse_names}
-        sides = (SideTable(one, names, self._cache) for one in self._config.join)
+        sides = []
+        for number, one in enumerate(self._config.join):
+            with named_by(f"dataset.join[{number}].table"):
+                sides.append(SideTable(one, names, self._cache))
         return [side for side in sides if side.features]
 
     def _found(
@@ -195,7 +199,8 @@ def files_of_split(
     given = config.train if split == "train" else config.test
     paths = given if isinstance(given, tuple) else (given,)
     if config.format == "parquet":
-        return found_files(paths), paths, None
+        with named_by(f"dataset.{split}"):
+            return found_files(paths), paths, None
     if len(paths) > 1:
         raise RegistryError(
             f"names {len(paths)} tables, but of format {config.format} only one is read. Name one.",

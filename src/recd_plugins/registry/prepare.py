@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
+from recd_plugins.data.files import NoSuchTable
 from recd_plugins.data.growing import (
     GrowingDataset,
     NotClosed,
@@ -34,7 +35,7 @@ from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["Periods", "absolute", "prepared", "there"]
+__all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
 
 SAY_EVERY = 30.0
 """Seconds after which a rank that waits for a period says so, and says it again."""
@@ -45,6 +46,20 @@ def prepared(registry: Registry, context: Callable[[str], Context], progress: Pr
 
     Any number of processes may call it at a time: one works, the others wait.
     """
+    with beside_registry(registry):
+        return _prepared(registry, context, progress)
+
+
+@contextlib.contextmanager
+def beside_registry(registry: Registry) -> Iterator[None]:
+    """Inside, the error of a table that is not there says whether it lies beside registry.yaml."""
+    try:
+        yield
+    except NoSuchTable as error:
+        raise NoSuchTable(error.path, error.option, registry.source.path) from None
+
+
+def _prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
     periods = Periods.of(registry, context)
     if periods is not None:
         return periods.first(progress)[1]

@@ -14,6 +14,9 @@ from recd_plugins.errors import RegistryError, shown
 
 __all__ = ["Source"]
 
+EMPTY = re.compile(r"[^#:]+:\s*(#.*)?")
+"""The line of a key with nothing behind it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -23,6 +26,8 @@ class Source:
     path: Path | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
     """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
+    empty: tuple[str, ...] = ()
+    """The keys that a file has with nothing behind them, not even `null`, and no override fills."""
     overrides: Sequence[str] = ()
     folder: Path | None = None
     """The folder of values that no file has."""
@@ -32,12 +37,20 @@ class Source:
         """A file or a mapping, with `key.key=value` overrides applied."""
         if isinstance(registry, Mapping):
             values, path, lines = deepcopy(dict(registry)), None, dict[str, int]()
+            empty: tuple[str, ...] = ()
         else:
             path = Path(registry)
-            values, lines = _read_file(path)
+            values, lines, empty = _read_file(path)
         for index, override in enumerate(overrides):
             _apply(values, override, overrides[:index])
-        return cls(values=values, path=path, lines=lines, overrides=tuple(overrides))
+        overridden = {re.split(r"[.=]", override)[0] for override in overrides}
+        return cls(
+            values=values,
+            path=path,
+            lines=lines,
+            empty=tuple(key for key in empty if key not in overridden),
+            overrides=tuple(overrides),
+        )
 
     @property
     def base(self) -> Path:
@@ -62,7 +75,7 @@ class Source:
         return f"{self.path}{line}: {where}" if where else f"{self.path}{line}"
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int], tuple[str, ...]]:
     try:
         text = text_of(path)
     except FileNotFoundError:
@@ -72,10 +85,16 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         ) from None
     values, lines = read_yaml(text, str(path))
     if values is None:
-        return {}, {}
+        return {}, {}, ()
     if not isinstance(values, dict):
         raise RegistryError(f"{path}: must hold a mapping of slots, as `model: {{use: dlrm}}`.")
-    return values, lines
+    written = text.splitlines()
+    empty = (
+        key
+        for key, value in values.items()
+        if value is None and EMPTY.fullmatch(written[lines[key] - 1])
+    )
+    return values, lines, tuple(empty)
 
 
 def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None:

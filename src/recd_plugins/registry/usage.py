@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from recd_plugins.notices import (
+    Empty,
     GivesNotices,
     Missed,
     Notice,
@@ -19,6 +20,7 @@ from recd_plugins.notices import (
 )
 from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.slots import SLOTS
 from recd_plugins.tiers.tier_planner import TierPlanner
 
 if TYPE_CHECKING:
@@ -76,6 +78,19 @@ class Usage:
     def found(self, notices: Iterable[Notice]) -> None:
         """Take what all ranks found alike of something that was built."""
         self._give(*notices)
+
+    def empty(self) -> None:
+        """Keys of registry.yaml have nothing behind them, which may be what was commented out."""
+        source = self._registry.source
+        for key in source.empty:
+            why = "its defaults hold"
+            if key in SLOTS:
+                chosen = self._registry.chosen(key)
+                why = (
+                    f"{chosen[0].record.name}, its default, fills it" if chosen else "none fills it"
+                )
+            cure = f"Write what is meant, take the line out, or write `{key}: null`."
+            self._give(Empty(what=key, why=f"{why} ({source.path}:{source.lines[key]})", cure=cure))
 
     def unneeded(self, features: Sequence[str]) -> None:
         """Features are read for a model whose tables do not have them."""

@@ -35,6 +35,7 @@ from recd_plugins.storage.uri import Location, Stat, Uri, input_file
 
 __all__ = [
     "ELEMENTS",
+    "MOST_FIELDS",
     "ForeignFile",
     "Format",
     "field_at",
@@ -357,8 +358,23 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
         text = _decoded(bytes(content), path, encoding)
     file = _text(path, text, compression, bom, form, encoding)
     if escapes and not (file.quotes if form.escapes else _may_quote(plain, file.delimiter)):
+        if form.escapes and '"' in plain:
+            raise _no_quotes(path, plain, file)
         escapes, file = False, _text(path, plain, compression, bom, form, encoding)
     return replace(file, encoding=encoding, escapes=escapes)
+
+
+def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
+    """The error of a form that says how quotes are read, of text in which they are characters."""
+    found = QUOTING.search(text) if file.delimiter == "\t" else None
+    line = 1 + text.count("\n", 0, text.index('"') if found is None else found.end() - 1)
+    odd = text.split("\n")[line - 1].strip()
+    return DataError(
+        f"{path}:{line}: `text: {{escapes: true}}` of the schema says how quotes within quotes are "
+        f"read, but here quotes are characters of their fields, as in {shown(odd[:80])}. Take "
+        "`escapes` out of a schema for this file, and import it apart; or put each field that has "
+        "a quote into quotes."
+    )
 
 
 def _head(path: Location) -> tuple[bytes, str | None]:

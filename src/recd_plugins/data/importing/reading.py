@@ -37,6 +37,7 @@ __all__ = [
     "ColumnTypes",
     "Misfit",
     "Position",
+    "as_pairs",
     "blocks",
     "is_within",
     "json_schema",
@@ -109,6 +110,8 @@ class ColumnTypes:
     """The columns of lines of JSON that are fields of objects: where each lies, the root first."""
     mixed: frozenset[str] = frozenset()
     """The keys of lines of JSON that have values of several types: they are not read."""
+    mappings: frozenset[str] = frozenset()
+    """The objects of lines of JSON whose keys are ids: they are not read."""
 
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
         """The same, but for a column that is of another type after all."""
@@ -158,9 +161,19 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
     if is_within(name, read_as.mixed):
         what = "has values of several types, as numbers and texts"
         return what, "Write it in one, or take it out of the schema."
+    if name in read_as.mappings:
+        return "is an object whose keys are ids", as_pairs(name)
     known = nearest(name, read_as.types)
     what = "is in no line, but the schema names it"
     return what, f"{known} Mend its name in the schema, or take it out."
+
+
+def as_pairs(name: str) -> str:
+    """What makes ids with weights of an object whose keys are ids."""
+    path = "".join(f".{part}" if part.isidentifier() else f'["{part}"]' for part in name.split("."))
+    path = path if path.startswith(".") else f".{path}"
+    pairs = "(. // {}) | to_entries | map({id: .key, weight: .value})"
+    return f"Make ids with weights of it, which are a feature: jq -c '{path} |= ({pairs})' FILE"
 
 
 def wider(

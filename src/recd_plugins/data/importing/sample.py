@@ -17,6 +17,7 @@ from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.importing.escaped_quotes import doubled
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
+    MOST_FIELDS,
     ForeignFile,
     field_at,
     fields_of,
@@ -24,6 +25,7 @@ from recd_plugins.data.importing.formats import (
 from recd_plugins.data.importing.reading import (
     Block,
     ColumnTypes,
+    as_pairs,
     blocks,
     is_within,
     json_schema,
@@ -51,6 +53,8 @@ GROUP_ROWS = 8_192
 """Rows that are sampled of a row group."""
 SPOT_ROWS, SPOT_GROUPS = 256, 64
 """Rows that are sampled at a place at least, and row groups at most."""
+MAPPING_KEYS = 16
+"""An object of fewer keys has fields, even if they are numbered."""
 CHANGED = re.compile(r"Column\(([^)]*)\) changed from")
 """What Arrow says of a key of JSON with values of several types."""
 
@@ -63,6 +67,8 @@ class JsonKeys:
     """The fields of objects, and where they lie."""
     mixed: set[str] = field(default_factory=set)
     """The keys that have values of several types."""
+    mappings: dict[str, str] = field(default_factory=dict)
+    """The objects whose keys are ids, which differ from line to line, and how they look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +139,11 @@ def sample(files: Sequence[ForeignFile], wanted: Collection[str], *, alone: bool
     if files[0].format == "jsonl":
         lacked = {one for one in wanted if not is_within(one, keys.mixed)}
         parts += _late(files, lacked - _with_values(part.rows for part in parts), keys)
+    doubts += [
+        f"{name!r} is an object whose keys are ids, {what}. {as_pairs(name)}"
+        for name, what in sorted(keys.mappings.items())
+        if not any(is_within(one, [name]) for one in wanted)
+    ]
     doubts += [f"{name!r} has several types, so it is left out" for name in sorted(keys.mixed)]
     return Sample(
         columns=_common_types(parts, keys, doubts, wanted if alone else ()),
@@ -363,6 +374,7 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
             path = [part for part in changed[1].split("/") if part and part != ELEMENTS]
             keys.mixed.add(".".join(path))
             content = _without_key(block, content, path)
+    keys.mappings.update(_mappings(rows))
     fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
     keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
     rows = _with_unsigned(content, _of_fields(rows, fields), fields)
@@ -370,6 +382,29 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
         if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
             rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
     return rows
+
+
+def _mappings(rows: pa.Table) -> Iterator[tuple[str, str]]:
+    """The objects with many keys, of which a line has few: by name, with what was found."""
+    waiting: list[tuple[tuple[str, ...], pa.ChunkedArray]]
+    waiting = [((name,), rows[name]) for name in rows.column_names]
+    while waiting:
+        where, column = waiting.pop()
+        kind = column.type
+        if not pa.types.is_struct(kind) or not kind.num_fields:
+            continue
+        inner = [(one.name, pc.struct_field(column, one.name)) for one in kind]
+        numbered = sum(any(map(str.isdigit, name)) for name, _ in inner)
+        present = sum(len(one) - one.null_count for _, one in inner)
+        a_line = present / max(1, len(column) - column.null_count)
+        many = kind.num_fields > MOST_FIELDS or (
+            kind.num_fields >= MAPPING_KEYS and numbered >= 0.9 * kind.num_fields
+        )
+        if many and a_line <= kind.num_fields / 4:
+            some = ", ".join(name for name, _ in inner[:3])
+            yield ".".join(where), f"as {some}: {kind.num_fields:,} of them, {a_line:.1f} a line"
+        else:
+            waiting += [((*where, name), one) for name, one in inner]
 
 
 def _with_unsigned(
@@ -424,6 +459,8 @@ def _common_types(
     columns: dict[str, pa.ChunkedArray] = {}
     for name in dict.fromkeys(name for part in parts for name in part.rows.column_names):
         if is_within(name, keys.mixed):
+            continue
+        if is_within(name, keys.mappings) and (name in keys.mappings or name not in wanted):
             continue
         having = [part for part in parts if name in part or not part.late]
         try:

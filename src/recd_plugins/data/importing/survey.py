@@ -233,6 +233,7 @@ def _typed(
         thousands=frozenset(name for name, are in commas.items() if are == "thousands"),
         nested=found.keys.nested,
         mixed=frozenset(found.keys.mixed),
+        mappings=frozenset(found.keys.mappings),
     )
     return columns, read_as
 

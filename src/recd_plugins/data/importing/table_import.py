@@ -11,6 +11,7 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
+from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from recd_plugins.data.conform.vocabulary import (
     load_vocabulary,
 )
 from recd_plugins.data.dataset import SPLITS, Split
-from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.formats import ForeignFile
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,
@@ -179,6 +180,7 @@ class TableImport:
             if problem := key_problem(name, self._read_as):
                 raise Spot(_together(self._files), name).error(*problem)
         self._check_labels()
+        self._check_vocabulary_files()
         for name in self._absent:
             known = name in self._read_as.types
             if known or any(name in file.columns for file in self._files):
@@ -203,6 +205,25 @@ class TableImport:
                     "the schema. Name the label there; or, where each row is a click, say "
                     f"`--negatives 4`. {nearest(label.name, names)}"
                 )
+
+    def _check_vocabulary_files(self) -> None:
+        """Vocabularies of two tables are two files, wherever the table may be copied to."""
+        seen: dict[str, str] = {}
+        for table in (one.table_name for one in self._bare):
+            file = _file_of(table)
+            other = seen.setdefault(normalize("NFC", file).casefold(), table)
+            if other != table:
+                raise DataError(
+                    f"the vocabularies of tables {other!r} and {table!r} would be the files "
+                    f"{VOCABULARIES}/{_file_of(other)} and {file}, which many file systems take "
+                    f"for one. Rename a table: `table: {table}_2` in the schema's entry of each "
+                    f"feature of {table!r}."
+                )
+
+    @property
+    def _bare(self) -> list[ForeignFeature]:
+        """The features whose vocabularies this import makes."""
+        return [one for one in self._asked.sparse if one.ids == "vocabulary" and not one.vocabulary]
 
     @property
     def _made(self) -> Schema:
@@ -366,7 +387,7 @@ class TableImport:
 
         Features that share a table share a vocabulary.
         """
-        bare = [one for one in self._asked.sparse if one.ids == "vocabulary" and not one.vocabulary]
+        bare = self._bare
         if not bare:
             return self._asked
         folder = self._folder.path / VOCABULARIES
