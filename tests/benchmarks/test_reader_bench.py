@@ -88,7 +88,15 @@ def test_json_is_one_object_and_nothing_else():
 
 def test_without_json_a_table_with_its_conditions():
     printed = run("-c", TOY).stdout
-    for part in ("half", "0.5 s", "50%", "no", "33.3%", "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
+    assert max(map(len, printed.splitlines())) <= 80
+    parts = (
+        "half",
+        "0.5 s",
+        "≥ 0.6, missed",
+        "33.3%",
+        "1: limit 1, of which 50% is reached: a whole",
+    )
+    for part in (*parts, "MALLOC_MMAP_THRESHOLD_", "seed: 3"):
         assert part in printed
 
 
