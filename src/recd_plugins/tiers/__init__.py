@@ -35,4 +35,9 @@ batches routed by other replicas; the first of them to be computed moves the row
 Letters of shapes: N ids of a batch or a group, n some of them, u different ones, r those that
 others ask of this rank; F features, B samples, D columns; S shares of a tier, R rows of a share; U
 ranks of the world.
+
+Names of indices, all int64: `at` and `missed` say which of the ids; `positions` which rows of a
+tier, `addresses` the same share by share; `inverse` which of the different ids or rows each id
+has; `which` any rows of the tensor beside it. The tensors of replicas are the tiers' own: a
+forward reads them, and only a fill, or an update at the end of backward, writes to them.
 """

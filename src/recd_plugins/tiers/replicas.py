@@ -147,7 +147,7 @@ class ReplicatedTier(Tier):
     ) -> None:
         """The tier has the type, dimension and device of the rows `like` [0, D]."""
         self.rows = like.new_zeros(layout.num_addresses, like.shape[1])
-        """[at least count, D] by position."""
+        """[at least count, D] by position; the rows of the share are a view of these."""
         share = Share(self.rows[nodes.node.rank % layout.shares :: layout.shares], state_width)
         super().__init__(tables, share, layout, nodes)
 

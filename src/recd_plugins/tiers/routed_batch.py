@@ -181,8 +181,8 @@ class RoutedGroup(GroupIds, Multistreamable):
     node_rows: Pending | None = None
     """[u, D]: the rows that this rank asked of its node."""
     rows_before: Tensor | None = None
-    """[n, D]: the rows of the ids that the tier `replicated` has, where a backward that is still to
-    come changes them before they are waited for."""
+    """[n, D]: a copy of the rows of the ids that the tier `replicated` has, where a backward that
+    is still to come changes them before they are waited for."""
     hot: bool = False
     """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
 

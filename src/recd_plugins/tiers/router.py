@@ -66,7 +66,7 @@ class Hits(NamedTuple):
     at: Tensor
     """[n] int64, ascending: which of the N ids."""
     positions: Tensor
-    """[n] int64: where they are in the tier."""
+    """[n] int64: the position of each one's row in the tier; equal ids have equal ones."""
 
 
 class RoutedIds(NamedTuple):
