@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
@@ -272,6 +278,30 @@ def test_rows_that_cancel_have_bounds_of_their_own() -> None:
     assert torch.equal(trained["table"][cancel], torch.ones(2, 8))
     assert rows[cancel].min() > 50 * rows[~cancel].max()
     assert rows[~cancel].max() < 1e-5
+
+
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.NONE])
+def test_fused_tables_round_too(pooling: PoolingMode) -> None:
+    """What they sum and what they update; rows that nobody looked up stay as they are."""
+
+    def trained_table(rounding: AbstractContextManager[object]) -> tuple[Tensor, Tensor]:
+        place = (5, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)
+        table = SplitTableBatchedEmbeddingBagsCodegen(
+            [place], optimizer=EmbOptimType.EXACT_SGD, learning_rate=0.1, pooling_mode=pooling
+        )
+        (weights,) = table.split_embedding_weights()
+        weights.fill_(0.3)
+        with rounding:
+            found = table(torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4]))
+            found.backward(torch.full_like(found, 0.7))
+        return found.detach(), weights.detach()
+
+    found, weights = trained_table(nullcontext())
+    other, others = trained_table(Rounding(0))
+    torch.testing.assert_close(others, weights)
+    assert torch.equal(other, found) is (pooling is PoolingMode.NONE)
+    moved = (others != weights).any(dim=1)
+    assert moved.tolist() == [True, True, False, True, False]
 
 
 def test_bounds_of_a_training_stay_far_below_its_steps() -> None:

@@ -34,6 +34,15 @@ EXACT = frozenset(
     ]
 )
 """Operators that move values or make them, and round none."""
+POOLED = "fbgemm::split_embedding_codegen_forward"
+"""What fbgemm's lookups that sum are called; the others copy rows."""
+UPDATED = (
+    "fbgemm::split_embedding_backward_codegen",
+    "fbgemm::split_embedding_nobag_backward_codegen",
+)
+"""What the backward passes of fbgemm's lookups are called, whatever the optimizer fused to them."""
+COMPUTED = frozenset({torch.float32, torch.float64})
+"""Kinds of numbers that optimizers compute in."""
 RUNS = 3
 """Trainings with rounding at random that a spread is taken from."""
 FACTOR = 4.0
@@ -47,8 +56,9 @@ class Rounding(EagerDispatchMode):
     """Within it, each operator's results are off by one unit in the last place, up or down.
 
     That holds in the backward pass too, so the terms of a sum are off before they cancel. What
-    an operator writes in place is off where it changed it. Only torch's own operators on the
-    CPU round at random: collectives and fbgemm's, as the fused optimizers, do not.
+    an operator writes in place is off where it changed it. Of fbgemm's, the embedding lookups
+    round what they sum, the gradients that reach them, and what their fused optimizers change.
+    All that holds on the CPU alone, and collectives do not round at random.
 
         with Rounding(seed):
             train(model)
@@ -63,6 +73,8 @@ class Rounding(EagerDispatchMode):
         self._factors: dict[torch.dtype, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if schema_of(func).name.startswith(UPDATED):
+            return self._updated(func, args, kwargs or {})
         written, made = _results_of(func)
         if not written and not any(made):
             return func(*args, **(kwargs or {}))
@@ -75,6 +87,26 @@ class Rounding(EagerDispatchMode):
         for value, new in zip(returned, made, strict=False):
             if new and isinstance(value, Tensor) and _rounds(value):
                 value.mul_(self._like(value))
+        return result
+
+    def _updated(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What fbgemm's backward pass returns, which is the fused optimizer's step too.
+
+        Gradients are off as they come, and rows and states where it changes them."""
+        gradient, *rest = args
+        # Rows of 16 bits are rounded to them from what is computed in float32.
+        written = [
+            value
+            for one, value in zip(schema_of(func).arguments[1:], rest, strict=False)
+            if one.alias_info is not None
+            and isinstance(value, Tensor)
+            and value.dtype in COMPUTED
+            and _rounds(value)
+        ]
+        before = [value.clone() for value in written]
+        result = func(gradient * self._like(gradient), *rest, **kwargs)
+        for value, old in zip(written, before, strict=True):
+            value.copy_(torch.where(value == old, old, value * self._like(value)))
         return result
 
     def _like(self, value: Tensor) -> Tensor:
@@ -94,6 +126,8 @@ def _results_of(operator: Any) -> tuple[bool, tuple[bool, ...]]:
     """Whether the operator rounds what it writes into its first argument, and each of the values
     that it returns."""
     schema: Any = schema_of(operator)
+    if schema.name.startswith(POOLED):
+        return False, (True,)
     if operator.namespace != "aten" or schema.name in EXACT:
         return False, ()
     first = schema.arguments[0].alias_info if schema.arguments else None
