@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import yaml
 
 from recd_plugins.data.conform.dates import date_digits
+from recd_plugins.data.importing.leaks import filled_by, tells
 from recd_plugins.data.importing.schema_file import options_of_form
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
 
@@ -110,6 +112,7 @@ ID_WORDS = frozenset(
         "keyword",
         "keywords",
         "history",
+        "hist",
         "slot",
         "channel",
         "os",
@@ -129,6 +132,25 @@ EVENTS = LABEL_WORDS | {
 }  # fmt: skip
 """What a log says that a user did."""
 MOST_EVENTS = 20
+AFTER_FLAGS = frozenset(
+    [
+        "follow", "share", "comment", "forward", "hate", "favorite", "long_view", "profile_enter",
+    ]
+)  # fmt: skip
+"""What a user does with what was shown, beside `is_` or alone, as 0 or 1."""
+AFTER_TIMES = frozenset(
+    [
+        "play_time", "watch_time", "watching_time", "watching_times", "stay_time", "dwell_time",
+        "playtime", "dwell",
+    ]
+)  # fmt: skip
+"""How long a user stayed with what was shown."""
+BEFORE_WORDS = frozenset(
+    ["avg", "average", "mean", "median", "total", "sum", "count", "cnt", "num", "hist", "history",
+     "last", "prev", "previous", "past", "rate"]
+)  # fmt: skip
+"""Those of what is known of earlier rows."""
+SPLITS = frozenset(["is_test", "is_train", "split", "fold"])
 MOST_EXACT = 2**53
 """Beyond it a float does not hold each integer: such numbers count nothing."""
 
@@ -209,8 +231,61 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             )  # fmt: skip
         else:
             entries.append(_feature(column, survey))
+    entries = [_unless_leak(one, entries, survey) for one in entries]
     _share_tables(entries)
     return entries
+
+
+def _unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Survey) -> ColumnEntry:
+    """The entry of a feature, left out if it is measured after the answer or tells it."""
+    column = entry.column
+    if entry.part not in ("dense", "sparse"):
+        return entry
+    label = next(_of(entries, "label"), None)
+    if label is not None and _is_after(column):
+        return _out(
+            column, "is measured after the answer, by its name, which as a feature would tell it: "
+            "name it under `dense` if it is known before"
+        )  # fmt: skip
+    rows = survey.sample.get(column.name)
+    answers = [one.column for one in entries if one.part == "out" and _answer(one.column)]
+    if label is not None and label.column.two_valued:
+        answers.insert(0, label.column)
+        labels = survey.sample.get(label.column.name)
+        single = entry.part == "dense" and _number(column) and rows is not None
+        if single and labels is not None and tells(labels, rows):
+            return _out(
+                column, f"alone tells {label.column.name!r} in the sample: name it under "
+                "`dense` if it is known before"
+            )  # fmt: skip
+    for answer in answers:
+        beside = survey.sample.get(answer.name)
+        if rows is None or beside is None:
+            continue
+        only = filled_by(beside, rows)
+        if only is not None and (not answer.two_valued or only == 1):
+            return _out(
+                column, f"has values only where {answer.name!r} is {only}, so it tells the answer: "
+                f"name it under `{entry.part}` if it is known before"
+            )  # fmt: skip
+    return entry
+
+
+def _is_after(column: ColumnSurvey) -> bool:
+    """Whether its name is of what a user does once the answer is given."""
+    words = _words(column.name)
+    if not _number(column) or not BEFORE_WORDS.isdisjoint(words):
+        return False
+    if column.two_valued and "_".join(words).removeprefix("is_") in AFTER_FLAGS:
+        return True
+    return _is_stay(column)
+
+
+def _is_stay(column: ColumnSurvey) -> bool:
+    """Whether its name is of how long something took, which is no time of day."""
+    words = _words(column.name)
+    pairs = {"_".join(pair) for pair in itertools.pairwise(words)}
+    return not AFTER_TIMES.isdisjoint([*words, *pairs])
 
 
 def _share_tables(entries: Sequence[ColumnEntry]) -> None:
@@ -284,7 +359,10 @@ def _unit(column: ColumnSurvey) -> str | None:
 def _time(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     """The column of the time: by type, by name and range, or by name alone."""
     typed = [one for one in columns if (one.seems == "times" and not one.is_list) or one.dates]
-    named = [one for one in columns if _is(one, TIME_WORDS) and _number(one) and one.distinct > 2]
+    named = [
+        one for one in columns
+        if _is(one, TIME_WORDS) and _number(one) and one.distinct > 2 and not _is_stay(one)
+    ]  # fmt: skip
     ranged = [one for one in named if _unit(one)]
     since = [one for one in columns if _is_since(one)]
     named_so = [*(one for one in typed if _is(one, TIME_WORDS)), *ranged]
@@ -340,7 +418,7 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
     scores = []
     for place, column in enumerate(columns):
         score = 0.0
-        if _number(column) and column.values:
+        if _number(column) and column.values and not _is_split(column):
             if column.two_valued:
                 telling = _is(column, LABEL_WORDS) and not _is(column, NO_LABEL_WORDS)
                 score = 1.0 + 3.0 * telling + 1.5 * (place == 0)
@@ -360,6 +438,10 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
         one for one in found
         if one is found[0] or _is(one, LABEL_WORDS) or _is(one, GRADE_WORDS)
     ]  # fmt: skip
+
+
+def _is_split(column: ColumnSurvey) -> bool:
+    return "_".join(_words(column.name)) in SPLITS
 
 
 def _is_share(column: ColumnSurvey) -> bool:
@@ -402,6 +484,10 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return _out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if not column.values and column.seems != "scored ids":
         return _out(column, "no value in the sample")
+    if _is_split(column) and column.distinct <= MOST_EVENTS and not column.is_list:
+        return _out(
+            column, "says which rows are for a test: `recd data import --split-by` parts rows"
+        )
     if column.seems == "texts" and (answer := _answer(column)):
         return _out(column, answer)
     if column.is_list and column.seems == "texts" and _have_labels(column):
@@ -412,6 +498,13 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return _out(column, why)
     if column.seems == "times" or column.dates or _is_since(column):
         return _out(column, "is a time beside the one above; make hours or days of it to use it")
+    if _is_date(column):
+        return _out(column, "is a date beside the time above; make hours or days of it to use it")
+    if _are_times(column):
+        return _out(column, "lists of times, which are no ids")
+    if column.distinct == 1 and not column.is_list and column.nulls:
+        shown = f"{column.examples[0]}; {_share(column)} empty"
+        return _out(column, f"the same value in every row of the sample that has one ({shown})")
     if column.distinct == 1 and not column.is_list:
         return _out(column, f"the same value in every row of the sample ({column.examples[0]})")
     if column.is_list and column.seems == "numbers":
@@ -451,14 +544,31 @@ def _answer(column: ColumnSurvey) -> str:
         return ""
     if column.distinct <= 2 and _is(column, LABEL_WORDS) and not _is(column, NO_LABEL_WORDS):
         return f"looks like a label in texts ({shown}): write 1 and 0, and name it as the label"
-    if not _is(column, EVENT_WORDS) or not pa.types.is_string(column.seen.type):
+    if not pa.types.is_string(column.seen.type):
         return ""
-    if EVENTS.isdisjoint(one.strip().lower() for one in column.seen.to_pylist()):
+    words = {one.strip().lower() for one in column.seen.to_pylist()}
+    events = len(words) > 1 and words <= EVENTS
+    if not events and (not _is(column, EVENT_WORDS) or EVENTS.isdisjoint(words)):
         return ""
     return (
         f"is what users did ({shown}), which as a feature would tell the answer: write a label of "
         "it, 1 where it is what you predict"
     )
+
+
+def _is_date(column: ColumnSurvey) -> bool:
+    """Whether its numbers are the digits of dates, and its name is that of a time."""
+    if not (_number(column) and column.whole and _is(column, TIME_WORDS)) or column.seen is None:
+        return False
+    return date_digits(column.seen) is not None
+
+
+def _are_times(column: ColumnSurvey) -> bool:
+    """Whether it has lists of times since 1970, by name and range."""
+    if not column.is_list or column.seems != "integers" or not _is(column, TIME_WORDS):
+        return False
+    low = 0 if column.low is None else column.low
+    return any(first <= low and column.high < last for first, last, _ in UNITS if low)
 
 
 def _have_labels(column: ColumnSurvey) -> bool:

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -111,6 +111,8 @@ class Survey:
     """How text is read, as options and a schema have it."""
     doubts: tuple[str, ...] = ()
     """The questions that the sample does not settle."""
+    sample: Mapping[str, pa.ChunkedArray] = field(default_factory=dict, repr=False, compare=False)
+    """The rows that were looked at, by column."""
 
 
 def survey(
@@ -153,6 +155,7 @@ def survey(
         read_as=read_as,
         form=form,
         doubts=tuple(doubts),
+        sample=columns,
     )
 
 

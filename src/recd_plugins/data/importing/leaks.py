@@ -1,0 +1,55 @@
+"""Columns that tell a label: in the rows of a sample, one alone says what the label is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["filled_by", "tells"]
+
+FEWEST = 20
+"""Rows of each label, and rows with a value, below which a sample tells nothing."""
+MOST_AUC = 0.98
+CHANCE = 1e-6
+"""The chance, if labels had nothing to do with it, below which values stand beside one alone."""
+
+
+def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:
+    """Whether the order of a column's numbers parts labels of 0 and 1, either way round."""
+    if len(label) != len(column):
+        return False
+    both = pc.and_(pc.is_valid(label), pc.is_valid(column))
+    truth = _floats(label.filter(both)) == 1
+    numbers = _floats(column.filter(both))
+    finite = np.isfinite(numbers)
+    truth, numbers = truth[finite], numbers[finite]
+    clicks = int(truth.sum())
+    others = len(truth) - clicks
+    if min(clicks, others) < FEWEST:
+        return False
+    _, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    auc = (ranks[truth].sum() - clicks * (clicks + 1) / 2) / (clicks * others)
+    return bool(max(auc, 1 - auc) >= MOST_AUC)
+
+
+def filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
+    """The one answer beside which alone a column has values; None if there are others, or if that
+    may be chance."""
+    if len(answer) != len(column) or not column.null_count:
+        return None
+    known = answer.drop_null()
+    beside = answer.filter(pc.is_valid(column))
+    found = pc.unique(beside)
+    if len(beside) < FEWEST or len(found) != 1 or not found[0].is_valid:
+        return None
+    share = pc.sum(pc.equal(known, found[0])).as_py() / len(known)
+    return found[0].as_py() if share ** len(beside) < CHANCE else None
+
+
+def _floats(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:
+    floats: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64(), safe=False).to_numpy()
+    return floats
