@@ -133,14 +133,15 @@ def test_a_sharder_of_torchrec_divides_more(gloo_pool: GlooPool) -> None:
     """If this fails, TorchRec has mended it: `MeansSharder` may go."""
     (wrong, found), _ = gloo_pool.run(outputs, InManyWays(alone=False), world_size=2)
     assert wrong == ["seen", "bought", "liked"]
-    assert found["a@seen"][0] == pytest.approx(2.0)  # a mean
-    assert found["c"][0] == pytest.approx(1.0)  # a sum
-    assert found["d"][0] == pytest.approx(0.5)  # a mean of ones
+    assert found["a@seen"][0] == pytest.approx(2.0 / (1 + 1e-6))  # a mean
+    assert found["c"][0] == pytest.approx(2.0 / (2 + 1e-6))  # a sum
+    assert found["d"][0] == pytest.approx(1.0 / (2 + 1e-6))  # a mean of ones
     (wrong, found), _ = gloo_pool.run(outputs, InManyWays(), world_size=2)
     assert not wrong
     means = {"a@seen", "b", "d"}
     for key, values in found.items():
-        assert values == pytest.approx([1.0 if key in means else 2.0] * DIM), key
+        by = (2 + 1e-6 if key != "d" else 2) if key in means else 1
+        assert values == pytest.approx([2.0 / by] * DIM), key
 
 
 def stack_shards(*, ours: bool) -> tuple[list[str], list[str]]:
