@@ -102,7 +102,11 @@ def test_every_kind_of_value_is_taken() -> None:
         ({"inner": {"width": 0}}, "model.inner.width", "must be >= 1, but is 0"),
         ({"inner": {}}, "model.inner", "option 'width' is required. How wide."),
         ({"by_name": {"a": 1}}, "model.by_name.a", "expected a mapping, got 1 (int)"),
-        ({"rate": None}, "model.rate", "got nothing"),
+        (
+            {"rate": None},
+            "model.rate",
+            "got nothing. Write it, or take 'rate' out: by default it is",
+        ),
         ({"rate": 10**400}, "model.rate", "expected a number, got 1000"),
         ({"rate": 16**5000}, "model.rate", "got a value of type int that is too large to show"),
         ({"sizes": [2**64]}, "model.sizes[0]", "must be an integer of 64 bits, but is 1844674"),

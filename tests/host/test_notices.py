@@ -92,6 +92,13 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
         warnings.simplefilter("error")
         Usage(said).empty()
         Usage(Registry.load({"plugins": [], "sharding": None})).empty()
+    path.write_text("topology:\n  device:\n  op_us: # 5\n  ranks_per_node: null\n")
+    with pytest.warns(NoticeWarning) as found:
+        Usage(Registry.load(path, ["topology.op_us=7"])).empty()
+    assert [str(one.message) for one in found] == [
+        f"topology.device has nothing behind it: it is read as `null` ({path}:2). {cure} "
+        "`topology.device: null`.",
+    ]
     path.write_text("plugins: [recd_dlrm]\ndataset: {use: random, samples: 64}\n"
                     "model: {use: dlrm}\nsharding:\nstrict: true\n")  # fmt: skip
     told = CliRunner().invoke(app, ["plan", "-r", str(path)])

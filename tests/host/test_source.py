@@ -297,3 +297,10 @@ def test_an_override_that_leads_nowhere_is_named(override: str, says: str) -> No
     with pytest.raises(RegistryError) as caught:
         overridden({"sizes": [1, 2], "on": True}, override)
     assert str(caught.value).startswith(f"override {override!r}: {says}")
+
+
+def test_keys_with_nothing_behind_them_are_known_at_any_depth(tmp_path: Path) -> None:
+    written = 'model: {use: a, b: , c: "", d: ~}\ntrain:\n  e:\n    f: # 3\n    g: 3\nh: [{i: }]\n'
+    assert read(tmp_path, written).empty == ("model.b", "train.e.f", "h[0].i")
+    changes = ["model.use=other", "h.0.i.j=1", "train.e={}"]
+    assert read(tmp_path, written, *changes).empty == ()

@@ -205,7 +205,7 @@ def _registry(
     if table is None:
         return Registry.load(file, overrides or ())
     text, _ = registry_of_table(table, test, schema, "--table")
-    values, _ = read_yaml(text, str(table))
+    values = read_yaml(text, str(table)).values
     return Registry.load(values, overrides or ())
 
 

@@ -97,10 +97,17 @@ def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
             raise RegistryError(
                 f"unknown option {shown(name)}; {nearest(str(name), hints)}", f"{where}.{name}"
             )
-    values = {
-        name: _convert(hints[name], value, f"{where}.{name}") for name, value in options.items()
-    }
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]  # C is a dataclass
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]  # C is a dataclass
+    values = {}
+    for name, value in options.items():
+        try:
+            values[name] = _convert(hints[name], value, f"{where}.{name}")
+        except RegistryError as error:
+            if value is not None:
+                raise
+            cure = _instead_of_nothing(next(one for one in fields if one.name == name))
+            raise RegistryError(f"{error.message} {cure}", error.where) from None
+    for field in fields:
         required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
@@ -112,6 +119,15 @@ def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
     except RegistryError as error:
         path = f"{where}.{error.where}" if error.where else where
         raise RegistryError(error.message, path) from None
+
+
+def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
+    """How a key that has nothing behind it is mended."""
+    if field.default_factory is not dataclasses.MISSING:
+        return f"Write it, or take {field.name!r} out, and its defaults hold."
+    if field.default is not dataclasses.MISSING:
+        return f"Write it, or take {field.name!r} out: by default it is {shown(field.default)}."
+    return "Write it."
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -13,7 +13,7 @@ from recd_plugins.errors import RegistryError, shown
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 
-__all__ = ["read_yaml", "text_of"]
+__all__ = ["Document", "read_yaml", "text_of"]
 
 DEEPEST = 100
 """Levels of nesting: Python's own stack ends a little below a thousand."""
@@ -41,6 +41,17 @@ FORMS = {
     ),
 }
 """How values are written that are no texts, and what they begin with."""
+
+
+class Document(NamedTuple):
+    """A document that a person wrote."""
+
+    values: Any
+    lines: dict[str, int]
+    """The lines of values in mappings and lists, by their paths (`train.batch_size`,
+    `preprocess[0].modulo`)."""
+    empty: tuple[str, ...]
+    """The paths of keys with nothing behind them, not even `null`."""
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -95,16 +106,21 @@ def text_of(path: Location) -> str:
         raise RegistryError(f"{path}: is not UTF-8: {error}. Save it as UTF-8.") from error
 
 
-def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
-    """The values of a document, and the lines of those in mappings and lists, by their paths
-    (`train.batch_size`, `preprocess[0].modulo`); `name` opens error messages."""
+def read_yaml(text: str, name: str) -> Document:
+    """The plain values of a document; `name` opens error messages."""
     try:
         loader = PlainLoader(text, name)
         node = loader.get_single_node()
         if node is None:
-            return None, {}
-        lines = dict(_bounded(_walk(node, "", name), name))
-        return loader.construct_document(node), lines  # plain values alone are left
+            return Document(None, {}, ())
+        known = {
+            where: (line, value) for where, line, value in _bounded(_walk(node, "", name), name)
+        }
+        return Document(
+            loader.construct_document(node),  # plain values alone are left
+            {where: line for where, (line, _) in known.items()},
+            tuple(where for where, (_, value) in known.items() if _is_empty(where, value)),
+        )
     except RegistryError:  # a ValueError too
         raise
     except yaml.MarkedYAMLError as error:
@@ -123,19 +139,28 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
         raise RegistryError(f"{name}: not valid YAML: {error}.") from None
 
 
-def _bounded(lines: Iterator[tuple[str, int]], name: str) -> Iterator[tuple[str, int]]:
-    for number, line in enumerate(lines):
+Place = tuple[str, int, yaml.Node]
+"""The path of a value, its line, and the value."""
+
+
+def _is_empty(where: str, value: yaml.Node) -> bool:
+    """Whether nothing is behind a key, for which YAML has null."""
+    return value.tag == f"{TAG}null" and value.value == "" and not where.endswith("]")
+
+
+def _bounded(places: Iterator[Place], name: str) -> Iterator[Place]:
+    for number, place in enumerate(places):
         if number >= MOST:
             raise RegistryError(
                 f"{name}: holds more than {MOST:,} values, its aliases written out. Write out what "
                 "is meant."
             )
-        yield line
+        yield place
 
 
 def _walk(
     node: yaml.Node, where: str, name: str, above: tuple[yaml.Node, ...] = ()
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[Place]:
     if node in above:
         raise RegistryError(
             f"{name}:{node.start_mark.line + 1}: this value holds an alias of itself; write it out."
@@ -158,12 +183,12 @@ def _walk(
                 )
             seen.add(text)
             child = f"{where}.{text}" if where else text
-            yield child, line
+            yield child, line, value
             yield from _walk(value, child, name, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             child = f"{where}[{index}]"
-            yield child, item.start_mark.line + 1
+            yield child, item.start_mark.line + 1, item
             yield from _walk(item, child, name, above)
 
 

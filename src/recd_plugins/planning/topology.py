@@ -174,7 +174,7 @@ def save_topology(topology: Topology, path: Path) -> None:
 def load_topology(path: Path, where: str) -> Topology:
     """The topology that `save_topology` or a person wrote; `where` opens error messages."""
     try:
-        options, _ = read_yaml(text_of(path), str(path))
+        options = read_yaml(text_of(path), str(path)).values
     except FileNotFoundError:
         raise RegistryError(
             f"{path}: there is no such file to read. `recd topology measure` writes one; presets "

@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.config.yaml_text import read_yaml, text_of
+from recd_plugins.config.yaml_text import Document, read_yaml, text_of
 from recd_plugins.errors import RegistryError, shown
 
 __all__ = ["Source"]
-
-EMPTY = re.compile(r"[^#:]+:\s*(#.*)?")
-"""The line of a key with nothing behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +24,8 @@ class Source:
     lines: Mapping[str, int] = field(default_factory=dict)
     """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
     empty: tuple[str, ...] = ()
-    """The keys that a file has with nothing behind them, not even `null`, and no override fills."""
+    """The paths of keys that a file has with nothing behind them, not even `null`, and no override
+    fills."""
     overrides: Sequence[str] = ()
     folder: Path | None = None
     """The folder of values that no file has."""
@@ -43,12 +41,12 @@ class Source:
             values, lines, empty = _read_file(path)
         for index, override in enumerate(overrides):
             _apply(values, override, overrides[:index])
-        overridden = {re.split(r"[.=]", override)[0] for override in overrides}
+        overridden = [override.partition("=")[0] for override in overrides]
         return cls(
             values=values,
             path=path,
             lines=lines,
-            empty=tuple(key for key in empty if key not in overridden),
+            empty=tuple(key for key in empty if not _touched(_dotted(key), overridden)),
             overrides=tuple(overrides),
         )
 
@@ -75,7 +73,7 @@ class Source:
         return f"{self.path}{line}: {where}" if where else f"{self.path}{line}"
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int], tuple[str, ...]]:
+def _read_file(path: Path) -> Document:
     try:
         text = text_of(path)
     except FileNotFoundError:
@@ -83,18 +81,21 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, int], tuple[str, .
             f"{path}: there is no such registry. Name one with --registry FILE; "
             "examples/ holds several to start from."
         ) from None
-    values, lines = read_yaml(text, str(path))
-    if values is None:
-        return {}, {}, ()
-    if not isinstance(values, dict):
+    document = read_yaml(text, str(path))
+    if document.values is None:
+        return document._replace(values={})
+    if not isinstance(document.values, dict):
         raise RegistryError(f"{path}: must hold a mapping of slots, as `model: {{use: dlrm}}`.")
-    written = text.splitlines()
-    empty = (
-        key
-        for key, value in values.items()
-        if value is None and EMPTY.fullmatch(written[lines[key] - 1])
+    return document
+
+
+def _touched(key: str, overridden: Sequence[str]) -> bool:
+    """Whether an override says what is behind the key, in it or above it."""
+    above = [one.removesuffix(".use") for one in overridden]  # another record has other options
+    return any(
+        f"{one}.".startswith(f"{key}.") or key.startswith(f"{top}.")
+        for one, top in zip(overridden, above, strict=True)
     )
-    return values, lines, tuple(empty)
 
 
 def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None:
@@ -104,7 +105,7 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None
             f"override {shown(override)}: write key=value, as train.batch_size=512."
         )
     try:
-        value, _ = read_yaml(text, "its value")
+        value = read_yaml(text, "its value").values
     except RegistryError as error:
         raise RegistryError(
             f"override {shown(override)}: {error}".replace("its value:1: ", "its value: ")

@@ -84,7 +84,9 @@ class Usage:
         source = self._registry.source
         for key in source.empty:
             why = "its defaults hold"
-            if key in SLOTS:
+            if "." in key:
+                why = "it is read as `null`"
+            elif key in SLOTS:
                 chosen = self._registry.chosen(key)
                 why = (
                     f"{chosen[0].record.name}, its default, fills it" if chosen else "none fills it"

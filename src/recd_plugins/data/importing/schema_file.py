@@ -34,7 +34,7 @@ def load_schema(path: Location) -> ForeignSchema:
 def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
     """The same, and how text is read by it."""
     try:
-        options, _ = read_yaml(text_of(path), str(path))
+        options = read_yaml(text_of(path), str(path)).values
     except FileNotFoundError:
         raise DataError(
             f"{path}: there is no such schema to read. `recd data schema FILE --out {path}` writes "
