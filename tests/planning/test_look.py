@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -124,6 +125,40 @@ class Noisy(Dataset[KeyedJaggedTensor]):
         return kjt(index, own, drawn + int(self.numpy.integers(1000)))
 
 
+class Counting(IterableDataset[KeyedJaggedTensor]):
+    """It goes on where it was left, as torchdata has datasets do; its state is handed out as it is,
+    and one that is loaded is come to when it is read."""
+
+    def __init__(self) -> None:
+        self.at = {"number": 0}
+        self.loaded: dict[str, int] | None = None
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        if self.loaded is not None:
+            self.at, self.loaded = dict(self.loaded), None
+        while True:
+            self.at["number"] += 1
+            yield kjt(self.at["number"])
+
+    def state_dict(self) -> dict[str, int]:
+        return self.at
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state
+
+
+class CountingAlone(IterableDataset[KeyedJaggedTensor]):
+    """It goes on where it was left, and tells nobody where that is."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        while True:
+            self.number += 1
+            yield kjt(self.number)
+
+
 class GoesOn:
     """Iterated anew, it goes on where it was left."""
 
@@ -148,6 +183,17 @@ def tables(**options: Any) -> RandomRecDataset:
     )
 
 
+def resumed(workers: int) -> StatefulDataLoader[KeyedJaggedTensor]:
+    """As a trainer that goes on in the midst of an epoch has it."""
+    first = StatefulDataLoader(Counting(), batch_size=None, num_workers=workers)
+    reading = iter(first)
+    for _ in range(3):
+        next(reading)
+    second = StatefulDataLoader(Counting(), batch_size=None, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    return second
+
+
 LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "shuffled": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True),
     "a generator of its own": lambda: DataLoader(
@@ -158,6 +204,12 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
         Noisy(), batch_size=None, shuffle=True, num_workers=1, persistent_workers=True
     ),
     "with a state": GoesOn,
+    "of a dataset with a state": lambda: DataLoader(Counting(), batch_size=None),
+    "of a dataset that goes on": lambda: DataLoader(CountingAlone(), batch_size=None),
+    "a dataset that goes on": CountingAlone,
+    "torchdata's": lambda: StatefulDataLoader(Counting(), batch_size=None),
+    "torchdata's, resumed": lambda: resumed(0),
+    "torchdata's, resumed, workers": lambda: resumed(2),
     "without end": lambda: DataLoader(tables(), batch_size=None),
     "without end, drawn anew": lambda: DataLoader(
         tables(num_generated_batches=-1, manual_seed=5), batch_size=None
@@ -186,6 +238,7 @@ def seeded() -> None:
     np.random.seed(0)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata 0.11
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_training_gets_what_it_gets_without_a_look(make: Callable[[], Iterable[Any]]) -> None:
     seeded()

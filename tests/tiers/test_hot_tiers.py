@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tiered import (
 )
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
@@ -33,6 +35,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike, check_parity
+from recd_plugins.tiers.tier_collections import TieredModule
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
@@ -165,6 +168,47 @@ def test_a_hot_step_makes_no_all_to_all(
             assert "all_to_all" not in first
             assert hot.keys() == {*of_gradients, "send"}  # marks, and of two nodes rows
             assert normal["all_to_all"] > 0
+
+
+def prefetched_and_looked_up() -> list[tuple[list[list[int]], list[list[int]]]]:
+    """On a rank: the ids that TorchRec's lookups are to prefetch of a hot and of a normal batch,
+    and those that they look up; of sequences and of bags."""
+    drawn = ByTiers(2, seed=3)
+    plan, rank = tier_plan(drawn, dist.get_world_size() // 2), dist.get_rank()
+    found = []
+    for kind in (Sequences, Bags):
+        (module,) = (one for one in build(drawn, kind).modules() if isinstance(one, TieredModule))
+        for batch in (hot_batch(plan, rank, 6), batch_of(rank, 6)):
+            prefetched: list[list[int]] = []
+            looked_up: list[list[int]] = []
+            context = module.create_context()
+            ids = module.input_dist(context, batch.features).wait().wait()
+            with pytest.MonkeyPatch.context() as patch:
+                for lookup in module._lookups:
+                    patch.setattr(lookup, "prefetch", noting(prefetched))
+                    patch.setattr(lookup, "forward", noting(looked_up, lookup.forward))
+                module.prefetch(ids, None, context)
+                module.compute_and_output_dist(context, ids).wait()
+            found.append((prefetched, looked_up))
+    return found
+
+
+def noting(ids: list[list[int]], then: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Note the ids of a KJT that is handed over, `then` do what is done with it."""
+
+    def call(sparse_features: KeyedJaggedTensor, **_: object) -> Any:
+        ids.append(sparse_features.values().tolist())
+        return then(sparse_features) if then is not None else None
+
+    return call
+
+
+def test_a_pipeline_prefetches_what_is_looked_up(gloo_pool: GlooPool) -> None:
+    """PrefetchTrainPipelineSparseDist asks for it, and caches of a GPU alone (UVM) take it in."""
+    for found in gloo_pool.run(prefetched_and_looked_up):
+        for hot, normal in (found[:2], found[2:]):
+            assert hot == ([], [])
+            assert normal[0] == normal[1] != []
 
 
 def refused_marks() -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from foreign import CPU, SIDES, Change, Job, Net, Side, job, tier_plan
+from streams import through_streams
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -25,7 +26,12 @@ from torchrec.distributed.train_pipeline import (
     PrefetchTrainPipelineSparseDist,
     TrainPipelineBase,
     TrainPipelineFusedSparseDist,
+    TrainPipelinePT2,
     TrainPipelineSparseDist,
+)
+from torchrec.distributed.train_pipeline.experimental_pipelines import (
+    TrainEvalHybridPipelineBase,
+    TrainPipelineSparseDistT,
 )
 from torchrec.distributed.train_pipeline.train_pipelines import (
     TrainPipelineSemiSync,
@@ -139,6 +145,21 @@ PIPELINES = {
     "TrainPipelineBase": partial(through, TrainPipelineBase),
     "TrainPipelineSparseDist": partial(through, TrainPipelineSparseDist),
     "TrainPipelineSparseDistLite": partial(through, TrainPipelineSparseDistLite),
+    "TrainPipelineSparseDistT": partial(through, TrainPipelineSparseDistT),
+    "TrainPipelinePT2": partial(through, TrainPipelinePT2),
+    "TrainEvalHybridPipelineBase": partial(through, TrainEvalHybridPipelineBase),
+    "PrefetchTrainPipelineSparseDist": partial(
+        through_streams, PrefetchTrainPipelineSparseDist, steps=STEPS
+    ),
+    "TrainPipelineFusedSparseDist": partial(
+        through_streams, TrainPipelineFusedSparseDist, steps=STEPS
+    ),
+    "TrainPipelineFusedSparseDist, lookup last": partial(
+        through_streams,
+        TrainPipelineFusedSparseDist,
+        steps=STEPS,
+        embedding_lookup_after_data_dist=True,
+    ),
     "EvalPipelineSparseDist in between": evaluating,
 }
 
@@ -146,6 +167,15 @@ PIPELINES = {
 @pytest.mark.parametrize("train", PIPELINES.values(), ids=PIPELINES.keys())
 def test_pipelines(gloo_pool: GlooPool, train: Train) -> None:
     gloo_pool.run(trains, train, a_loop)
+
+
+def semi_synchronous(own: Job) -> None:
+    """From the second batch on, its rows are looked up before the backward of the one before."""
+    through_streams(TrainPipelineSemiSync, own, STEPS + 1, start_batch=1)
+
+
+def test_a_semi_synchronous_pipeline(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(trains, semi_synchronous, semi_synchronous)
 
 
 NEED_CUDA = [
@@ -165,7 +195,7 @@ def fails_plainly(kind: Callable[..., Any]) -> bool:
 
 
 def test_these_pipelines_of_torchrec_do_not_run_on_the_cpu(gloo_pool: GlooPool) -> None:
-    """Once one of them does, it belongs among `PIPELINES`."""
+    """Once one of them does, it needs no `streams` above."""
     for kind in NEED_CUDA:
         assert gloo_pool.run(fails_plainly, kind) == [True, True], kind
 

@@ -150,6 +150,18 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
             requests = self.tiers.begin_requests(batch)
         return KJTListSplitsAwaitable([*home, *requests], ctx)
 
+    def prefetch(
+        self,
+        dist_input: KJTList,
+        forward_stream: torch.Stream | None = None,
+        ctx: Any = None,
+    ) -> None:
+        """Have TorchRec's caches take in the ids that are its own; those that this rank is asked
+        for by its node come behind them, and alone in a hot batch."""
+        if not ctx.is_hot:
+            own = KJTList(dist_input.features[: len(ctx.sharding_contexts)])
+            super().prefetch(own, forward_stream, ctx)
+
     def compute(self, ctx: Any, dist_input: KJTList) -> list[Any]:
         own = self._answer_node(ctx, dist_input)
         found: list[Any] = [] if ctx.is_hot else super().compute(ctx, own)

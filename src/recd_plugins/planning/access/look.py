@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
+from contextlib import suppress
+from copy import copy, deepcopy
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +19,9 @@ __all__ = ["Look", "Peeked"]
 T = TypeVar("T")
 
 DEPTH, PARTS = 4, 1_000
-"""How deep in a loader, and among how many of its parts, random generators are looked for."""
+"""How deep in a loader, and among how many of its parts, it is looked for what keeps a state."""
+ABSENT = object()
+"""Stands for an attribute that is not there."""
 
 
 class Peeked(Generic[T]):
@@ -50,9 +53,9 @@ class Peeked(Generic[T]):
 class Look:
     """The first batches of an iterable, read in one pass as they are asked for.
 
-    An iterable is iterated anew; `close` puts its position (`state_dict`) and all random states
-    back: those of torch, numpy and random, and those of generators that it holds. An iterator
-    would lose what is read: it must be `Peeked`.
+    An iterable is iterated anew; `close` puts its position (`state_dict`), those of datasets and
+    samplers that it holds, and all random states back: those of torch, numpy and random, and those
+    of generators that it holds. An iterator would lose what is read: it must be `Peeked`.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -107,6 +110,7 @@ class Look:
 def _states(batches: Any) -> list[Callable[[], Any]]:
     """The calls that put everything back as it is now."""
     import torch
+    from torch.utils.data import Dataset, Sampler
 
     state = torch.get_rng_state()
     python, legacy = random.getstate(), np.random.get_state()
@@ -120,17 +124,49 @@ def _states(batches: Any) -> list[Callable[[], Any]]:
         restore.append(lambda: torch.cuda.set_rng_state_all(devices))
     if isinstance(batches, Peeked):
         return restore
-    restore += [_restoring(one) for one in _generators(batches)]
-    if hasattr(batches, "state_dict") and hasattr(batches, "load_state_dict"):
+    generators = torch.Generator | np.random.Generator | random.Random
+    for part in [batches, *_parts(batches)]:
+        if isinstance(part, generators):
+            restore.append(_restoring(part))
+        elif isinstance(part, Dataset | Sampler):
+            # Without workers they are iterated themselves, and may go on where they were left.
+            restore.append(_repositioning(part))
+    if _has_state(batches) and not isinstance(batches, Dataset):
         position = batches.state_dict()
         restore.append(lambda: batches.load_state_dict(position))
     return restore
 
 
-def _generators(loader: Any) -> Iterator[Any]:
-    """The random generators that a loader holds, in its sampler or dataset too."""
-    import torch
+def _has_state(one: Any) -> bool:
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 
+
+def _repositioning(part: Any) -> Callable[[], None]:
+    """Have a dataset or a sampler load its state, and bind what it was seen to bind anew as it was:
+    its state need not know of one that it has loaded and not come to yet."""
+    before = dict(vars(part))
+    positions = []
+    if _has_state(part):
+        with suppress(Exception):  # it knows none before it is read, and so begins anew
+            positions.append(deepcopy(part.state_dict()))
+
+    def restore() -> None:
+        now = vars(part)
+        names = now.keys() | before.keys()
+        anew = [name for name in names if now.get(name, ABSENT) is not before.get(name, ABSENT)]
+        for position in positions:
+            part.load_state_dict(position)
+        for name in anew:
+            if name in before:
+                now[name] = before[name]
+            else:
+                now.pop(name, None)
+
+    return restore
+
+
+def _parts(loader: Any) -> Iterator[Any]:
+    """What a loader holds, such as its sampler and dataset, and what they hold."""
     seen: set[int] = set()
     level = [loader]
     for _ in range(DEPTH):
@@ -140,10 +176,8 @@ def _generators(loader: Any) -> Iterator[Any]:
             if id(part) in seen or len(seen) > PARTS:
                 continue
             seen.add(id(part))
-            if isinstance(part, torch.Generator | np.random.Generator | random.Random):
-                yield part
-            else:
-                level.append(part)
+            yield part
+            level.append(part)
 
 
 def _held(one: Any) -> Iterator[Any]:
