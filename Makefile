@@ -82,6 +82,7 @@ $(VENV)/ready: $(LOCK) pyproject.toml $(if $(filter $(TARGET),$(MADE_FOR)),,anot
 	$(INSTALL) --require-hashes -r $(LOCK)
 	$(INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET)
+	$(BIN)/python -m recd_plugins.sparse.compiled
 	echo $(TARGET) >$(VENV)/target
 	touch $@
 

@@ -91,8 +91,11 @@ def large(tables: int, rows: int, samples: int) -> Iterator[Figure]:
 
 def _prepare(values: dict[str, Any]) -> None:
     """Make the tables that additions and what-ifs read: as they are and with half of their samples,
-    in time and clustered."""
+    in time and clustered; and have kernels compiled, as `make` has them."""
+    from recd_plugins.sparse.compiled import compile_kernels
     from recd_plugins.stack import load
+
+    compile_kernels()
 
     half = {"use": "downsample_samples", "keep": 0.5}
     cluster = {"use": "cluster_by_session"}

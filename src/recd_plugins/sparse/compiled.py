@@ -1,0 +1,40 @@
+"""The kernels that deduplicate, compiled before somebody waits for them.
+
+    python -m recd_plugins.sparse.compiled
+
+A kernel is compiled where it is first called, and kept on disk: those that deduplicate take 15 s
+together. `make` does that when it has installed; elsewhere the first program that deduplicates
+does it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked, unique_samples
+
+__all__ = ["compile_kernels"]
+
+
+def compile_kernels() -> None:
+    """Call them on a few samples, of the types that tables and KJTs have."""
+    lengths = torch.ones(4, dtype=torch.int32)
+    for ids in (torch.arange(4, dtype=torch.int32), torch.arange(4)):
+        columns = [[Jagged(ids, lengths)], [Jagged(ids, lengths)]]
+        gather_blocks(columns, np.arange(4), [2, 2])
+        picked = Picked.of(columns, np.arange(4))
+        for some in ([picked], picked.cut([2, 2])):
+            unique_samples(some[0].rows, [[0, 1]])
+            join_picked(some)
+        features = KeyedJaggedTensor(
+            keys=["a", "b"], values=torch.cat([ids, ids]), lengths=torch.cat([lengths, lengths])
+        )
+        InverseKeyedJaggedTensor.from_kjt(features, [["a", "b"]])
+
+
+if __name__ == "__main__":
+    compile_kernels()
