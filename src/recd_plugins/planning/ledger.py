@@ -13,6 +13,7 @@ import numpy as np
 
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
+from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
@@ -91,6 +92,14 @@ class TableLedger:
     ) -> TableLedger:
         """`share` is that of its bags whose sums travel, where there are sums; by default of those
         that have a row without a replica."""
+        # Planners price the same sizes for different searches and reports.
+        asked = TableLedger, table, sizes, prices, share
+        return remembered(asked, lambda: cls._made(table, sizes, prices, share))
+
+    @classmethod
+    def _made(
+        cls, table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
+    ) -> TableLedger:
         rows, width = table.rows, table.width
         if sizes.as_torchrec and table.shards is not None:
             cost = sharded_cost(prices, table, table.shards)
@@ -142,7 +151,8 @@ class TableLedger:
     def copied(self) -> Cost:
         """The cost of its replicas."""
         every = (self.entries[tier] for tier in REPLICAS)
-        return Cost.of_all(one.cost for one in every if one is not NONE)
+        costs = [one.cost for one in every if one is not NONE]
+        return costs[0] if len(costs) == 1 else Cost.of_all(costs)
 
     @property
     def has_replicas(self) -> bool:

@@ -7,10 +7,11 @@ vocabularies do it, all hot rows lie on the first rank, and a step waits for tha
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from recd_plugins.planning.access.distribution import Floats
+from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce
@@ -61,8 +62,8 @@ def touched_by_rank(prices: Prices, table: SequenceTable, *, first: int = 0) -> 
     """[U] the rows from rank `first` on that a step looks up, each once, of those that each rank
     has."""
     rows, ranks = table.rows, prices.cluster.world_size
-    kept = rows.within(first, rows.num_rows) / rows.counts
-    touched: Floats = (kept * rows.appear(prices.batch_size * ranks)) @ rows.by_rank(ranks)
+    appear = rows.appear(prices.batch_size * ranks)
+    touched: Floats = (_kept(rows, first) * appear) @ rows.by_rank(ranks)
     return touched
 
 
@@ -71,6 +72,10 @@ def home_load(
 ) -> Floats:
     """[U] how many times its share each rank serves of the rows from rank `first` on."""
     rows, ranks = table.rows, prices.cluster.world_size
-    kept = rows.within(first, rows.num_rows) / rows.counts
-    each: Floats = (kept * prices.asked(rows, coalesce)) @ rows.by_rank(ranks)
+    each: Floats = (_kept(rows, first) * prices.asked(rows, coalesce)) @ rows.by_rank(ranks)
     return each * ranks / each.sum() if each.sum() > 0 else np.ones(ranks)
+
+
+def _kept(rows: RowDistribution, first: int) -> Any:
+    """[R] the share of each run that is from rank `first` on; 1 for all of them."""
+    return rows.within(first, rows.num_rows) / rows.counts if first else 1.0

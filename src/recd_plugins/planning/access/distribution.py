@@ -165,9 +165,15 @@ class RowDistribution:
 
     def within(self, first: int, last: int) -> Integers:
         """[R] how many rows of each run are from rank `first` on, before rank `last`."""
-        ends = np.cumsum(self.counts)
-        kept: Integers = np.minimum(ends, last) - np.maximum(ends - self.counts, first)
+        starts, ends = self._places
+        kept: Integers = np.minimum(ends, last) - np.maximum(starts, first)
         return np.maximum(kept, 0)
+
+    @cached_property
+    def _places(self) -> tuple[Integers, Integers]:
+        """[R] the rank of each run's first row, and that behind its last."""
+        ends = np.cumsum(self.counts)
+        return ends - self.counts, ends
 
     def by_rank(self, ranks: int) -> Floats:
         """[R, U] how many rows of each run lie on each of so many ranks, row-wise: blocks of ids,
