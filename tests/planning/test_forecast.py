@@ -317,6 +317,7 @@ def test_folds_are_joined_where_pairs_are_too_many(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(own.ids, of_all.ids)
     assert np.array_equal(own.presence, of_all.presence)
     later, fuller = (one.distribution(sample=True) for one in (joined, expected))
+    # What is drawn follows from the seeds, and so does how near they come, on all processors.
     assert later.coverage(500) == pytest.approx(fuller.coverage(500), abs=0.02)
     joined.add(np.array([1]), 100, 15)  # into the fold that has it now
     assert joined.samples == expected.samples + 100
