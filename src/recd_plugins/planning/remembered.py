@@ -1,5 +1,5 @@
-"""What planners found once, for a while: a search of seconds is asked for again and again where
-registries are weighed that differ in other things."""
+"""What was found once, for a while: what takes a planner seconds, or a registry's parts their share
+of it, is asked for again and again where registries are weighed that differ in other things."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 from recd_plugins.config import Config, parse, path_of
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks.manager import Catalog, Provider
+from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.topology import PRESETS, Topology, load_topology
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.registry.settings import TrainSettings
@@ -208,7 +209,8 @@ def _checked(source: Source) -> Registry:
 
 def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
     """The records of these plugins; an error of one says where it is named."""
-    catalog = Catalog(plugins, source.base, strict=False)
+    named = Catalog, *plugins, source.base
+    catalog = remembered(named, lambda: Catalog(plugins, source.base, strict=False))
     for name, error in catalog.broken.items():
         where = f"plugins[{plugins.index(name)}]" if name in plugins else "plugins"
         kind = RegistryError if isinstance(error, RegistryError) else PluginError
@@ -257,7 +259,8 @@ def _choice(
     if "others" in options or slot == "sharding":
         others = _others(claim.record, options, where, catalog)
     try:
-        config: Config = parse(claim.record.config, options, where)
+        asked = parse, claim.record.config, repr(options), where
+        config: Config = remembered(asked, lambda: parse(claim.record.config, options, where))
     except RegistryError as error:
         if chosen:
             raise
