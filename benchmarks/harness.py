@@ -237,12 +237,6 @@ def shown(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(one) | {"met": one.met, "share": one.share} for one in figures]
 
 
-def _target(one: Figure) -> str:
-    if one.target is None:
-        return ""
-    return f"{'≤' if one.at_most else '≥'} {one.target:,.4g}{', met' if one.met else ', missed'}"
-
-
 def print_table(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
     """The table that a suite prints by default; below it what has no room in a line of 80, and the
     conditions."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from tiered import Bags, ByTiers, Sequences, batch_of
+from tiered import Bags, ByTiers, Sequences, batch_of, held
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -66,16 +66,8 @@ def batch(step: int) -> Batch:
     )
 
 
-def held(model: Model) -> dict[str, Any]:
-    """What a checkpoint holds."""
-    found = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for name, states in model.fused_optimizer.state_dict()["state"].items():
-        found |= {f"optimizer.{name}/{key}": value for key, value in states.items()}
-    return found
-
-
 def whole(model: Model) -> dict[str, Tensor]:
-    """The same with every tensor in full, on every rank."""
+    """What a checkpoint holds, with every tensor in full, on every rank."""
     return {name: gather_table(value) for name, value in held(model).items()}
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tiered import ROWS, Bags, ByTiers, Sequences, batch_of
+from tiered import ROWS, Bags, ByTiers, Sequences, batch_of, held
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import DistributedModelParallel
@@ -183,29 +183,21 @@ def train(model: DistributedModelParallel, steps: range) -> None:
         model.fused_optimizer.step()
 
 
-def tensors(model: DistributedModelParallel) -> dict[str, Any]:
-    """What a checkpoint holds."""
-    held = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for name, states in model.fused_optimizer.state_dict()["state"].items():
-        held |= {f"optimizer.{name}/{key}": value for key, value in states.items()}
-    return held
-
-
 def through_checkpoints(there: Arrangement, back: Arrangement, kind: str, folder: Path) -> None:
     """On a rank: three steps there, the next three back there, through a checkpoint."""
     straight, first, second = model_of(there, kind), model_of(there, kind), model_of(back, kind)
     train(straight, range(6))
     train(first, range(3))
-    dcp.save(tensors(first), storage_writer=JsonWriter(folder))
-    held = tensors(second)
-    dcp.load(held, storage_reader=JsonReader(folder))
+    dcp.save(held(first), storage_writer=JsonWriter(folder))
+    filled = held(second)
+    dcp.load(filled, storage_reader=JsonReader(folder))
     second.load_state_dict(
-        {name.removeprefix("model."): v for name, v in held.items() if name[:6] == "model."}
+        {name.removeprefix("model."): v for name, v in filled.items() if name[:6] == "model."}
     )
     train(second, range(3, 6))
-    for name, value in tensors(straight).items():
+    for name, value in held(straight).items():
         if isinstance(value, ShardedTensor):
-            ours, theirs = (one.local_shards()[0].tensor for one in (tensors(second)[name], value))
+            ours, theirs = (one.local_shards()[0].tensor for one in (held(second)[name], value))
             assert torch.equal(ours, theirs), name
 
 

@@ -13,7 +13,17 @@ from functools import cache, partial
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import Bags, ByTiers, SomeRows, batch_of, sharded, tables, tier_plan, trained
+from tiered import (
+    Bags,
+    ByTiers,
+    SomeRows,
+    own_batch,
+    sharded,
+    tables,
+    tier_plan,
+    train_step,
+    trained,
+)
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
@@ -40,16 +50,6 @@ def build(arrange: Arrangement) -> Model:
     return sharded(arrange, Bags)
 
 
-def batch(step: int) -> Batch:
-    """This rank's."""
-    return batch_of(step * dist.get_world_size() + dist.get_rank(), 6)
-
-
-def step(model: Model, number: int) -> None:
-    model(batch(number))[0].backward()
-    model.fused_optimizer.step()
-
-
 @cache
 def plain(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
     """On a rank: what eight steps of TorchRec come to, and what others may be off by."""
@@ -58,7 +58,7 @@ def plain(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
         model = build(PLAIN)
         with rounding:
             for number in range(8):
-                step(model, number)
+                train_step(model, number)
         return trained(model)
 
     return plain_of(train)
@@ -68,15 +68,15 @@ def move_between(there: Arrangement, back: Arrangement) -> None:
     """On a rank: four steps, move everything to the other arrangement, four more."""
     first, second = build(there), build(back)
     for number in range(4):
-        step(first, number)
-        step(second, number + 20)  # elsewhere
+        train_step(first, number)
+        train_step(second, number + 20)  # elsewhere
     loaded = second.load_state_dict(first.state_dict())
     assert not loaded.missing_keys
     assert not loaded.unexpected_keys
     second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
     for number in range(4, 8):
-        step(first, number)
-        step(second, number)
+        train_step(first, number)
+        train_step(second, number)
     for model in (first, second):
         assert_alike(trained(model), *plain(dist.get_world_size()))
 
@@ -103,7 +103,7 @@ def names(arrange: Arrangement = ROW_BAGS) -> None:
         if "embedding" in name:
             assert left[name].metadata() == right[name].metadata()
     assert set(ours.fused_optimizer.params) == set(theirs.fused_optimizer.params)
-    mine, whole = (model.module.bags(batch(0).features).wait() for model in (ours, theirs))
+    mine, whole = (model.module.bags(own_batch(0).features).wait() for model in (ours, theirs))
     widths = [dict(zip(each.keys(), each.length_per_key(), strict=True)) for each in (mine, whole)]
     assert widths[0] == widths[1]
     for key in mine.keys():  # noqa: SIM118
@@ -119,8 +119,8 @@ def load_some() -> None:
     """On a rank: the songs of another model, and nothing of the artists."""
     source, into = build(PLAIN), build(ROW_BAGS)
     for number in range(3):
-        step(source, number)
-        step(into, number + 20)  # elsewhere
+        train_step(source, number)
+        train_step(into, number + 20)  # elsewhere
     before, given = tables(into), source.state_dict()
     some = {name: value for name, value in given.items() if "artists" not in name}
     loaded = into.load_state_dict(some, strict=False)
@@ -140,7 +140,7 @@ def retier_under_way() -> None:
     """On a rank: three plans in one run of TorchRec's pipeline, which has batches in flight."""
 
     def batches() -> Iterator[Batch]:
-        return iter([batch(number) for number in range(9)])
+        return iter([own_batch(number) for number in range(9)])
 
     def train(arrange: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
         model = build(arrange)

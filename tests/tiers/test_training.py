@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import ByTiers, Sequences, batch_of, tables, tier_plan, trained
+from tiered import ByTiers, Sequences, own_batch, tables, tier_plan, train_step, trained
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
-from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
@@ -46,16 +45,6 @@ def build(arrange: Arrangement, kind: str = "rowwise_adagrad") -> Model:
     return sharded
 
 
-def batch(step: int) -> Batch:
-    """This rank's."""
-    return batch_of(step * dist.get_world_size() + dist.get_rank(), 6)
-
-
-def step(model: Model, number: int) -> None:
-    model(batch(number))[0].backward()
-    model.fused_optimizer.step()
-
-
 def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
     """On a rank: train behind tiers and without, and compare."""
 
@@ -74,20 +63,20 @@ def change_learning_rates(model: Model) -> None:
     for number in range(STEPS):
         for group in model.fused_optimizer.param_groups:
             group["lr"] = 0.1 / (number % 7 + 1)
-        step(model, number)
+        train_step(model, number)
 
 
 def update_hyper_parameters(model: Model) -> None:
     for number in range(STEPS):
         numbers = {"lr": 0.5 / (number % 7 + 1), "eps": 0.1 * (number % 3 + 1)}
         model.fused_optimizer.update_hyper_parameters(numbers)
-        model(batch(number))[0].backward()
+        model(own_batch(number))[0].backward()
 
 
 def change_rates_before_backward(model: Model) -> None:
     """fbgemm steps at the rate that it had in the forward."""
     for number in range(STEPS):
-        loss = model(batch(number))[0]
+        loss = model(own_batch(number))[0]
         for group in model.fused_optimizer.param_groups:
             group["lr"] = 0.5 / (number % 7 + 1)
         model.fused_optimizer.zero_grad()
@@ -96,15 +85,15 @@ def change_rates_before_backward(model: Model) -> None:
 
 def forward_twice(model: Model) -> None:
     for number in range(0, 2 * STEPS, 2):
-        (model(batch(number))[0] + model(batch(number + 1))[0]).backward()
+        (model(own_batch(number))[0] + model(own_batch(number + 1))[0]).backward()
 
 
 def forward_without_backward(model: Model) -> None:
     for number in range(0, 2 * STEPS, 2):
         with torch.no_grad():
-            model(batch(number))
-        model(batch(number))  # a loss that nobody asks the gradient of
-        step(model, number + 1)
+            model(own_batch(number))
+        model(own_batch(number))  # a loss that nobody asks the gradient of
+        train_step(model, number + 1)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
@@ -125,7 +114,7 @@ def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None], kind: str) 
 def replicas_on_a_rank() -> tuple[list[Tensor], list[Tensor]]:
     model = build(DRAWN)
     for number in range(3):
-        step(model, number)
+        train_step(model, number)
     groups = model.module.sequences.tiers._holder.groups
     return (
         [group.replicated_tier.rows for group in groups],
@@ -148,7 +137,7 @@ def row_wise(world_size: int) -> tuple[Mapping[str, Tensor], Bounds]:
         model = build(BySharding("row_wise"))
         with rounding:
             for number in range(4):
-                step(model, number)
+                train_step(model, number)
         return trained(model)
 
     return plain_of(plain)
@@ -158,8 +147,8 @@ def move_between(there: Arrangement, back: Arrangement, through_optimizer_first:
     """On a rank: two steps, move everything to the other arrangement, two more."""
     first, second = build(there), build(back)
     for number in range(2):
-        step(first, number)
-        step(second, number + 20)  # elsewhere
+        train_step(first, number)
+        train_step(second, number + 20)  # elsewhere
     if through_optimizer_first:
         second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
         second.load_state_dict(first.state_dict())
@@ -167,8 +156,8 @@ def move_between(there: Arrangement, back: Arrangement, through_optimizer_first:
         second.load_state_dict(first.state_dict())
         second.fused_optimizer.load_state_dict(first.fused_optimizer.state_dict())
     for number in range(2, 4):
-        step(first, number)
-        step(second, number)
+        train_step(first, number)
+        train_step(second, number)
     for model in (first, second):
         assert_alike(trained(model), *row_wise(dist.get_world_size()))
 
@@ -205,7 +194,7 @@ def pipelined(
     model = build(behind)
     optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
     pipeline: Pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-    stream = iter([batch(number) for number in range(6)])
+    stream = iter([own_batch(number) for number in range(6)])
     with rounding:
         for number in range(6):
             if between is not None:
@@ -245,7 +234,7 @@ def evaluate_under_way() -> None:
             pipeline.detach()
             model.eval()
             with torch.no_grad():
-                model(batch(99))
+                model(own_batch(99))
             model.train()
             pipeline.attach(sparse_dist=False)
 
@@ -258,10 +247,10 @@ def test_rows_go_back_to_batches_in_flight_after_an_evaluation(gloo_pool: GlooPo
 
 def retier_before_backward() -> str:
     model = build(DRAWN)
-    loss = model(batch(0))[0]
+    loss = model(own_batch(0))[0]
     cluster_of(model).retier(tier_plan(dataclasses.replace(DRAWN, seed=9), n_nodes=1))
     try:
-        model(batch(1))
+        model(own_batch(1))
     except CapabilityError as error:
         loss.backward()
         return str(error)

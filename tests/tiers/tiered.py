@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import (
@@ -197,6 +198,14 @@ def tables(model: DistributedModelParallel) -> dict[str, Tensor]:
     return {name: gather_table(state[name]) for name in state if "embedding" in name}
 
 
+def held(model: DistributedModelParallel) -> dict[str, Any]:
+    """What a checkpoint holds."""
+    found = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, states in model.fused_optimizer.state_dict()["state"].items():
+        found |= {f"optimizer.{name}/{key}": value for key, value in states.items()}
+    return found
+
+
 def trained(model: DistributedModelParallel) -> dict[str, Tensor]:
     """The tables, and their optimizer's state of this rank's rows."""
     found = tables(model)
@@ -256,6 +265,16 @@ def batch_of(seed: int, batch_size: int, low: float = 0.0, high: float = 1.0) ->
         labels=torch.randint(0, 2, (batch_size,), generator=draw).float(),
         weights=torch.ones(batch_size),
     )
+
+
+def own_batch(step: int) -> Batch:
+    """This rank's batch of a step."""
+    return batch_of(step * dist.get_world_size() + dist.get_rank(), 6)
+
+
+def train_step(model: DistributedModelParallel, number: int) -> None:
+    model(own_batch(number))[0].backward()
+    model.fused_optimizer.step()
 
 
 def odd_batches(world_size: int, steps: int = 4, *, empty: bool = True) -> list[Sequence[Batch]]:
