@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit
 
 from recd_dedup.hashing import I64, U64
+from recd_plugins.api.rows import kernel
 
 __all__ = ["add_lists", "add_values", "finish"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _compiled(function: F) -> F:
-    """numba's `njit`, which declares no types of its own."""
-    compiled: F = njit(cache=True, nogil=True)(function)
-    return compiled
-
-
-@_compiled
+@kernel
 def _mix(x: np.uint64) -> np.uint64:
     """SplitMix64's finaliser."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -29,7 +18,7 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@_compiled
+@kernel
 def add_lists(hashes: U64, offsets: I64, ids: U64, start: np.uint64) -> None:
     """Add a column of lists to the hashes [N]; offsets [N + 1]."""
     for row in range(hashes.size):
@@ -41,14 +30,14 @@ def add_lists(hashes: U64, offsets: I64, ids: U64, start: np.uint64) -> None:
         hashes[row] += _mix(x + np.uint64(offsets[row + 1] - offsets[row]))
 
 
-@_compiled
+@kernel
 def add_values(hashes: U64, values: U64, start: np.uint64) -> None:
     """Add a column of numbers [N], as bits, to the hashes [N]."""
     for row in range(hashes.size):
         hashes[row] += _mix((start ^ np.uint64(values[row])) * np.uint64(0x9E3779B97F4A7C15))
 
 
-@_compiled
+@kernel
 def finish(hashes: U64) -> None:
     """Mix each, so that columns cannot trade places between rows unseen."""
     for row in range(hashes.size):

@@ -7,26 +7,15 @@ back. When no slot is free the ids close ranks, once in as many accesses as ther
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit
 
 from recd_dlrm.datasets.flat_columns import F64, I64
+from recd_plugins.api.rows import kernel
 
 __all__ = ["LruStack", "draw_accesses", "full_stack", "stack_distances"]
 
 LruStack = tuple[I64, I64, I64]
 """Over n ids: the tree [2n + 1], the id last put into each slot [2n], each id's slot [n]."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(kernel: F) -> F:
-    """numba's `njit`, which declares no types of its own."""
-    machine_code: F = njit(cache=True, nogil=True)(kernel)
-    return machine_code
 
 
 def full_stack(num_ids: int) -> LruStack:
@@ -39,7 +28,7 @@ def full_stack(num_ids: int) -> LruStack:
     return tree, id_in, slot_of
 
 
-@compiled
+@kernel
 def stack_distances(ids: I64, num_ids: int) -> I64:
     """Algorithm 1's d for each access of `ids` [N], all in [0, num_ids).
 
@@ -64,7 +53,7 @@ def stack_distances(ids: I64, num_ids: int) -> I64:
     return distances
 
 
-@compiled
+@kernel
 def draw_accesses(
     stack: LruStack,
     free: int,
@@ -102,14 +91,14 @@ def draw_accesses(
     return accesses, free, seen
 
 
-@compiled
+@kernel
 def put_on_top(tree: I64, id_in: I64, slot_of: I64, accessed: int, free: int) -> None:
     id_in[free] = accessed
     slot_of[accessed] = free
     add(tree, free, 1)
 
 
-@compiled
+@kernel
 def close_ranks(tree: I64, id_in: I64, slot_of: I64) -> int:
     """Move the ids down into the first slots, in order; the first free slot."""
     free = 0
@@ -122,7 +111,7 @@ def close_ranks(tree: I64, id_in: I64, slot_of: I64) -> int:
     return free
 
 
-@compiled
+@kernel
 def occupy(tree: I64, occupied: int) -> None:
     """Make the tree count the first `occupied` slots and no other."""
     for node in range(1, len(tree)):
@@ -130,7 +119,7 @@ def occupy(tree: I64, occupied: int) -> None:
         tree[node] = max(0, min(node, occupied) - first)
 
 
-@compiled
+@kernel
 def add(tree: I64, slot: int, change: int) -> None:
     node = slot + 1
     while node < len(tree):
@@ -138,7 +127,7 @@ def add(tree: I64, slot: int, change: int) -> None:
         node += node & -node
 
 
-@compiled
+@kernel
 def occupied_below(tree: I64, slot: int) -> int:
     """The number of slots before `slot` that are occupied: the position of its id from the
     bottom."""
@@ -149,7 +138,7 @@ def occupied_below(tree: I64, slot: int) -> int:
     return count
 
 
-@compiled
+@kernel
 def slot_at(tree: I64, position: int) -> int:
     """The slot of the id at `position` from the bottom, from 0: `occupied_below` undone."""
     step = 1

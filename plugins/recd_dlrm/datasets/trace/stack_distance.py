@@ -158,7 +158,8 @@ class SyntheticTrace:
             self._until_seen,
             self._once_seen,
         )
-        return self._profile.unique[drawn]
+        ids: I64 = self._profile.unique[drawn]
+        return ids
 
 
 def generate(
