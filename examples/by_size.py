@@ -1,10 +1,6 @@
 """A sharding of one's own, in one file: large tables row-wise, each small one on one rank."""
 
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.api import Config, ShardingRecord, hookimpl
@@ -22,26 +18,21 @@ class BySize(Proposes):
         return self.propose(model, topology, group.size())
 
     def propose(self, model, topology, world_size):
-        modules = {
-            path: (module, sharder)
-            for path, module, sharder in sharded_modules(model, self.sharders())
-        }
-        tables = {
-            (path, name.split(".")[1]): weight
-            for path, (module, _) in modules.items()
+        modules = [*sharded_modules(model, self.sharders())]
+        tables = [
+            (weight, path, name.split(".")[1])
+            for path, module, _ in modules
             for name, weight in module.named_parameters()
-        }
-        held, ways = [0] * world_size, {path: {} for path in modules}
-        for (path, table), weight in sorted(tables.items(), key=lambda each: -each[1].numel()):
+        ]
+        held, ways = [0] * world_size, {path: {} for path, _, _ in modules}
+        for weight, path, table in sorted(tables, key=lambda each: -each[0].numel()):
             if len(weight) >= LARGE:
                 ways[path][table] = row_wise(compute_kernel="fused")
                 continue
             rank = held.index(min(held))  # the one with the least, for the largest of the rest
             held[rank] += weight.numel()
             ways[path][table] = table_wise(rank=rank, compute_kernel="fused")
-        self.explanation = (
-            f"by_size: {', '.join(f'{size:,}' for size in held)} numbers in whole tables"
-        )
+        self.explanation = f"by_size: {', '.join(map('{:,}'.format, held))} numbers in whole tables"
         plans = {
             path: construct_module_sharding_plan(
                 module,
@@ -51,7 +42,7 @@ class BySize(Proposes):
                 world_size=world_size,
                 device_type=self.context.device,
             )
-            for path, (module, sharder) in modules.items()
+            for path, module, sharder in modules
         }
         return ShardingPlan(plan=plans)
 
