@@ -28,7 +28,7 @@ from recd_plugins.planning.topology import GB, Topology
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
-    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Proposer
+    from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
     from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
     from recd_plugins.planning.torchrec_search import BestOptions
@@ -60,6 +60,18 @@ class TorchRecPlannerConfig(Config):
     reserve: Annotated[float, Range(ge=0, lt=1)] = 0.15
     """The share of an accelerator's memory that tables may not take; TorchRec reserves none of a
     host's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranks:
+    """The ranks that a plan is for, which need not be here."""
+
+    topology: Topology
+    """With nodes, be they the launcher's."""
+    world_size: int
+    device: Literal["cpu", "cuda"]
+    sharders: Sequence[ModuleSharder[nn.Module]]
+    """The trainer's own."""
 
 
 class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
@@ -159,22 +171,19 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks: a function of its arguments, of the config and the
         constraints, and of the launcher's nodes."""
-        from recd_plugins.planning.torchrec_proposals import Proposals
         from recd_plugins.planning.torchrec_search import (
-            BestOptions,
             copied,
-            make_row_wise,
             offers_row_wise,
             torchrec_topology,
         )
 
         topology = as_launched(topology, world_size)
-        proposals = Proposals(world_size, self._config.search)
-        best = BestOptions(proposals)
         device = topology.device or self._device
+        ranks = _Ranks(
+            topology=topology, world_size=world_size, device=device, sharders=self.sharders()
+        )
         on = torchrec_topology(topology, world_size, device)
-        sharders = self.sharders()
-        offered = self._row_wise.keys() & offers_row_wise(model, sharders, device)
+        offered = self._row_wise.keys() & offers_row_wise(model, ranks.sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
         # Behind all others: the last that fits counts.
         wanted = {
@@ -182,122 +191,165 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             **held,
         }
         others = self._row_wise.keys() - offered
-
-        dense = [
-            name for name, one in self._given.items() if "dense" in (one.compute_kernels or ())
-        ]
-
-        def constrained(
-            model: nn.Module,
-            wanted: Mapping[str, TableConstraint],
-            held: Collection[str],
-            data_parallel: Collection[str],
-        ) -> dict[str, ParameterConstraints]:
-            found = parameter_constraints(
-                model,
-                wanted,
-                sharders,
-                device,
-                self._batch_size,
-                f"{self._where}.constraints",
-                within_nodes=finds_these_nodes(topology, world_size),
-                data_parallel={*data_parallel, *dense},
-            )
-            self._check_not_twice(found)
-            return found | with_given(found, self._given, held)
-
-        fused = fused_by_table(model, sharders) if self._data_parallel else {}
+        fused = fused_by_table(model, ranks.sharders) if self._data_parallel else {}
         # The dense optimizer may step the tables that nobody names another one for.
         unnamed = [name for name, own in fused.items() if not own]
-        constraints = constrained(model, wanted, held, unnamed)
+        constraints = self._constrained(model, ranks, wanted, held, unnamed)
         for name in others & constraints.keys():
             # These leave their place, so that they must not count where others are balanced.
             inputs = constraints[name].pooling_factors
             constraints[name].batch_sizes = [1] * len(inputs)
         if not self._row_wise:  # else the planner of which this is a copy found them
-            rows = {
-                name: len(parameter)
-                for _, module, sharder in sharded_modules(model, sharders)
-                for name, parameter in sharder.shardable_parameters(module).items()
-            }
-            self._small = tuple(
-                name
-                for name in unnamed
-                if "data_parallel" in (constraints[name].sharding_types or ())
-                and rows[name] <= max(self._batch_size, UNSAID_BATCH)
-            )
-        kept_in = sorted(self._in_files)
-        chosen = (self._config, sorted(self._row_wise.items()), held, sorted(others), kept_in)
+            self._small = self._smaller_than_a_batch(model, ranks, constraints, unnamed)
+        chosen = (
+            self._config,
+            sorted(self._row_wise.items()),
+            held,
+            sorted(others),
+            sorted(self._in_files),
+        )
         where = (on, topology, device, world_size, self._batch_size)
-        seen = (sorted(constraints.items()), *_asked_of(model, sharders))
-
-        def planned() -> tuple[ShardingPlan, str]:
-            plan = self._searched(model, on, constraints, sharders, best, proposals.proposers())
-            if not others:
-                return plan, best.text()
-            make_row_wise(
-                plan,
-                model,
-                sharders,
-                others,
-                device=device,
-                world_size=world_size,
-                ranks_per_node=topology.ranks_per_node or world_size,
-            )
-            carry_given(plan, {name: self._given[name] for name in others & self._given.keys()})
-            return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
-
+        seen = [*_asked_of(model, ranks.sharders)]
         # A search takes seconds for a hundred tables.
-        plan, self._explanation = remembered(repr((*chosen, *where, *seen)), planned)
+        plan, self._explanation = remembered(
+            repr((*chosen, *where, sorted(constraints.items()), *seen)),
+            lambda: self._planned(model, ranks, on, constraints, others),
+        )
         self._kinds = _kinds(plan)
         self._named = frozenset(fused.keys() - set(unnamed))
+        self._plain = self._plain_kinds(model, ranks, on, fused, seen)
+        return copied(plan)
+
+    def _constrained(
+        self,
+        model: nn.Module,
+        ranks: _Ranks,
+        wanted: Mapping[str, TableConstraint],
+        held: Collection[str],
+        data_parallel: Collection[str],
+    ) -> dict[str, ParameterConstraints]:
+        """The constraints of each table: those that are `wanted`, and over them the trainer's,
+        but for tables that are `held`. Those that may be `data_parallel` are named."""
+        dense = [
+            name for name, one in self._given.items() if "dense" in (one.compute_kernels or ())
+        ]
+        found = parameter_constraints(
+            model,
+            wanted,
+            ranks.sharders,
+            ranks.device,
+            self._batch_size,
+            f"{self._where}.constraints",
+            within_nodes=finds_these_nodes(ranks.topology, ranks.world_size),
+            data_parallel={*data_parallel, *dense},
+        )
+        self._check_not_twice(found)
+        return found | with_given(found, self._given, held)
+
+    def _smaller_than_a_batch(
+        self,
+        model: nn.Module,
+        ranks: _Ranks,
+        constraints: Mapping[str, ParameterConstraints],
+        unnamed: Iterable[str],
+    ) -> tuple[str, ...]:
+        """The unnamed tables with no more rows than a batch has samples, or may have, which
+        TorchRec may have data-parallel."""
+        rows = {
+            name: len(parameter)
+            for _, module, sharder in sharded_modules(model, ranks.sharders)
+            for name, parameter in sharder.shardable_parameters(module).items()
+        }
+        return tuple(
+            name
+            for name in unnamed
+            if "data_parallel" in (constraints[name].sharding_types or ())
+            and rows[name] <= max(self._batch_size, UNSAID_BATCH)
+        )
+
+    def _planned(
+        self,
+        model: nn.Module,
+        ranks: _Ranks,
+        on: Any,
+        constraints: Mapping[str, ParameterConstraints],
+        others: set[str],
+    ) -> tuple[ShardingPlan, str]:
+        """The best plan `on` TorchRec's topology, in which `others` are row-wise though TorchRec
+        offers no such plan of them; and why it is what it is."""
+        from recd_plugins.planning.torchrec_search import make_row_wise
+
+        plan, best = self._searched(model, ranks, on, constraints)
+        if not others:
+            return plan, best.text()
+        make_row_wise(
+            plan,
+            model,
+            ranks.sharders,
+            others,
+            device=ranks.device,
+            world_size=ranks.world_size,
+            ranks_per_node=ranks.topology.ranks_per_node or ranks.world_size,
+        )
+        carry_given(plan, {name: self._given[name] for name in others & self._given.keys()})
+        return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
+
+    def _plain_kinds(
+        self,
+        model: nn.Module,
+        ranks: _Ranks,
+        on: Any,
+        fused: Mapping[str, Mapping[str, Any]],
+        seen: Sequence[Any],
+    ) -> Callable[[], Mapping[str, str]]:
+        """Finds, when it is asked, the sharding types of tables that plain TorchRec might have
+        otherwise than the last plan. It does not keep the model."""
+        from recd_plugins.planning.torchrec_search import torchrec_topology
+
         # A trainer's own planner knows no rates of links. Where none are stated here either, it
         # would have those tables alone otherwise whose optimizer is named.
         plainly = dataclasses.replace(
-            topology, ranks_per_node=None, intra_node_gbps=None, inter_node_gbps=None
+            ranks.topology, ranks_per_node=None, intra_node_gbps=None, inter_node_gbps=None
         )
-        by_default = torchrec_topology(as_launched(plainly, world_size), world_size, device)
+        plainly = as_launched(plainly, ranks.world_size)
+        by_default = torchrec_topology(plainly, ranks.world_size, ranks.device)
         asked = self._named if repr(by_default) == repr(on) else frozenset(fused)
         # Whoever has them row-wise says why; replicas send no ids, either.
         asked -= self._named & self._row_wise.keys()
+        if not asked:
+            return dict
         planned_for, kinds = ref(model), self._kinds
 
         @cache
         def plain() -> Mapping[str, str]:
             if (here := planned_for()) is None:
                 return {}
-            free = constrained(here, self._config.constraints, (), fused)
+            free = self._constrained(here, ranks, self._config.constraints, (), fused)
             undecided = {name for name in asked if _may_differ(free[name], kinds.get(name))}
             if not undecided:
                 return {}
 
             def searched() -> Mapping[str, str]:
-                every = Proposals(world_size, self._config.search)
-                best = BestOptions(every)
                 try:
-                    return _kinds(
-                        self._searched(here, by_default, free, sharders, best, every.proposers())
-                    )
+                    return _kinds(self._searched(here, ranks, by_default, free)[0])
                 except RecdError:  # copies on all ranks may take more memory than there is
                     return {}
 
-            wanted = (by_default, world_size, self._batch_size, sorted(free.items()), *seen[1:])
+            wanted = (by_default, ranks.world_size, self._batch_size, sorted(free.items()), *seen)
+            kept_in = sorted(self._in_files)
             found = remembered(repr(("plain", self._config, kept_in, *wanted)), searched)
             return {name: kind for name, kind in found.items() if name in undecided}
 
-        self._plain = plain if asked else dict
-        return copied(plan)
+        return plain
 
     def _searched(
         self,
         model: nn.Module,
+        ranks: _Ranks,
         on: Any,
         constraints: Mapping[str, ParameterConstraints],
-        sharders: Sequence[ModuleSharder[nn.Module]],
-        best: BestOptions,
-        proposers: list[Proposer],
-    ) -> ShardingPlan:
-        """The best plan of TorchRec's planner."""
+    ) -> tuple[ShardingPlan, BestOptions]:
+        """The best plan of TorchRec's planner, and the options that it is of."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
         from torchrec.distributed.planner.perf_models import NoopPerfModel
         from torchrec.distributed.planner.storage_reservations import (
@@ -305,12 +357,16 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         )
         from torchrec.distributed.planner.types import PlannerError
 
+        from recd_plugins.planning.torchrec_proposals import Proposals
         from recd_plugins.planning.torchrec_search import (
+            BestOptions,
             OrderedEnumerator,
             for_adapted,
             quiet_planner,
         )
 
+        proposals = Proposals(ranks.world_size, self._config.search)
+        best = BestOptions(proposals)
         with quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
@@ -321,7 +377,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                     constraints=constraints,
                     in_files=self._in_files,
                 ),
-                proposer=proposers,
+                proposer=proposals.proposers(),
                 # By its rating, a rank's time, proposals are left out.
                 performance_model=NoopPerfModel(topology=on),
                 storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
@@ -330,10 +386,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 debug=False,
             )
             try:
-                plan: ShardingPlan = planner.plan(model, for_adapted(model, sharders))
+                plan: ShardingPlan = planner.plan(model, for_adapted(model, ranks.sharders))
             except PlannerError as error:
                 raise self._refused(error, on, model) from error
-        return plan
+        return plan, best
 
     def _check_not_twice(self, tables: Iterable[str]) -> None:
         """`RegistryError` where registry.yaml and the trainer both constrain a table."""
