@@ -141,6 +141,8 @@ def test_an_error_meant_for_users_passes_as_it_is(plugin: str) -> None:
     asks = Registry.load({"plugins": [plugin], "model": "asks"}).one("model")
     with pytest.raises(PluginError, match=r"^the schema is not known when this slot is built"):
         asks.build(Context())
+    with pytest.raises(PluginError, match=r"^the prepared tables are not known when this slot is"):
+        Context().require_tables()
 
 
 def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:

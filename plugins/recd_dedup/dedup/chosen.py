@@ -136,9 +136,8 @@ def _by_own_batches(config: GroupsConfig, context: Context, deduplicated: Dedupl
 def _by_table(config: GroupsConfig, context: Context) -> Advised:
     from recd_dedup.dedup.advisor import advise
 
-    assert context.tables is not None
     advice = advise(
-        context.tables.train, batch_size=context.batch_size, min_factor=config.min_factor
+        context.require_tables().train, batch_size=context.batch_size, min_factor=config.min_factor
     )
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares)
 
@@ -148,8 +147,7 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicate
     from recd_dedup.dedup.reading import read_sample
     from recd_plugins.api.planning import remembered
 
-    assert context.tables is not None
-    table = context.tables.train
+    table = context.require_tables().train
     assert context.delivered is not None
     # Where links alone differ, the same batches are read, and this device is timed once.
     digest, names = context.delivered.digest, table.schema.sparse_names

@@ -77,8 +77,7 @@ class ReadSample:
 def read_sample(context: Context, features: Sequence[str] | None = None) -> ReadSample:
     """Batches from all over the epoch of the train split; of these features, or all."""
     assert context.delivered is not None
-    assert context.tables is not None
-    table = context.tables.train
+    table = context.require_tables().train
     keys = table.schema.sparse_names if features is None else tuple(features)
     if not keys or not table.num_rows:
         raise DataError(
