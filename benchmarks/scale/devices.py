@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recd_plugins.planning.topology import GB, PRESETS, Cluster
 
-__all__ = ["A100", "H100", "SHEETS", "DeviceSheet"]
+__all__ = ["A100", "FLEXSHARD", "H100", "ZIONEX", "DeviceSheet"]
 
 GEMM_SHARE, STREAM_SHARE, GATHER_SHARE = 0.4, 0.7, 0.5
 """Assumed: how much of a sheet's rate matrix products get, memory that is read in order, and rows
@@ -55,5 +55,3 @@ A100 = DeviceSheet(preset="a100_dgx", tflops=156, memory_gbps=2039)
 H100 = DeviceSheet(preset="h100_dgx", tflops=494.5, memory_gbps=3350)
 ZIONEX = DeviceSheet(preset="a100_zionex", tflops=156, memory_gbps=1555)
 FLEXSHARD = DeviceSheet(preset="flexshard_a100", tflops=156, memory_gbps=1555)
-SHEETS = {"a100": A100, "h100": H100, "zionex": ZIONEX, "flexshard": FLEXSHARD}
-"""By the names that figures have."""

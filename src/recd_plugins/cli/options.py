@@ -37,7 +37,6 @@ __all__ = [
     "loaded",
     "location_argument",
     "opened_table",
-    "path_argument",
     "progress",
     "registry_schema",
     "reported",
@@ -60,14 +59,6 @@ def location_argument(text: str) -> Location:
         return location_of(text)
     except DataError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def path_argument(text: str) -> Path:
-    """A path of the command line, where a URI will not do."""
-    location = location_argument(text)
-    if isinstance(location, Path):
-        return location
-    raise typer.BadParameter(f"{location} is on a store, and this takes a path of this machine.")
 
 
 TableFolder = Annotated[
