@@ -4,6 +4,7 @@ reads of them."""
 from __future__ import annotations
 
 import json
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,106 @@ def test_columns_without_a_header_have_the_names_that_are_given(tmp_path: Path) 
     for names in ("user_id,movie_id", "a,b,c,c", "a,b,c,"):
         told = recd("data", "schema", path, "--names", names, fails=2)
         assert "with 4 columns, and" in told
+
+
+def test_a_guess_that_would_train_wrongly_stops_an_import(tmp_path: Path) -> None:
+    """As Yambda's `is_organic`, which is 0 or 1 and no label, and weights that are plays."""
+    draw = np.random.default_rng(0)
+    lines = [
+        f"{one // 20},{draw.integers(0, 9_000_000)},{one % 2},{1 + one % 7}" for one in range(400)
+    ]
+    path = text(tmp_path / "a.csv", "uid,track,is_organic,weight\n" + "\n".join(lines) + "\n")
+    told = recd("data", "import", path, tmp_path / "t", fails=2)
+    doubts = [
+        "is_organic: taken for the label, for it is 0 or 1",
+        "track: whole numbers: counts, or ids of something? Taken for counts",
+        "weight: taken by its name for what a sample counts in the loss",
+    ]
+    refused = told[told.index("nobody has settled") :]
+    assert all(f"doubt: {one}" in told and f"  {one}" in refused for one in doubts)
+    assert "--accept-doubts" in refused
+    assert not (tmp_path / "t").exists()
+    shown = json.loads(recd("data", "schema", path, "--json"))
+    assert {*shown["to_settle"]} == {*doubts}
+    recd("data", "import", path, tmp_path / "t", "--accept-doubts")
+    settled = text(tmp_path / "s.yaml", json.dumps(shown["schema"] | {"sample_weight": None}))
+    assert "doubt" not in recd("data", "import", path, tmp_path / "u", "--schema", settled)
+
+
+def proposal(path: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """The schema that is proposed, and all that is said of it."""
+    found = json.loads(recd("data", "schema", path, "--json", *options))
+    return found["schema"], "\n".join(found["doubts"])
+
+
+def test_codes_and_ids_without_names_are_ids(tmp_path: Path) -> None:
+    """As in Avazu, KuaiRand, and MovieLens without a header."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{draw.integers(0, 2)},{draw.choice([320, 300, 216])},{draw.choice([-1, -1, 100084, 77])},"
+        f"{draw.integers(0, 24) * 100 + draw.integers(0, 60)},{draw.integers(0, 5)},"
+        f"{draw.poisson(3)}"
+        for _ in range(800)
+    ]
+    path = text(tmp_path / "a.csv", "click,C15,C20,hourmin,tab,seen\n" + "\n".join(rows) + "\n")
+    made, found = imported(path)
+    schema = found["schema"]
+    assert [one["name"] for one in schema["sparse"]] == ["C15", "C20", "hourmin", "tab"]
+    assert schema["dense"] == ["seen"]
+    assert "C20: -1, which may say that there is none, has an id of its own" in found["doubts"]
+    assert {len(ids) for ids in made["C20"].to_pylist()} == {1}
+    assert len({id_ for (id_,) in made["C20"].to_pylist()}) == 3
+    movies = draw.permutation(1_700)[(draw.zipf(1.3, 2_000) - 1) % 1_700]
+    ratings = [
+        f"{one // 20 + 1}::{movie}::{draw.integers(1, 6)}::{956_703_932 + one}"
+        for one, movie in enumerate(movies)
+    ]
+    schema, doubts = proposal(text(tmp_path / "ratings.dat", "\n".join(ratings) + "\n"))
+    assert [one["name"] for one in schema["sparse"]] == ["column_1", "column_2"]
+    assert "dense" not in schema
+    assert "'column_3' may be grades" in doubts
+    assert "column_3: may be grades, which as a feature would tell the answer" in doubts
+    assert "column_2: whole numbers, taken for ids: some of its values are common and" in doubts
+
+
+def test_what_users_did_is_no_feature_whatever_it_is_called(tmp_path: Path) -> None:
+    """As in MerRec and Steam; and -1 or 1 as in KDD Cup 2012."""
+    did = ["item_view", "item_like", "buy_comp"]
+    lines = [f"{one % 90}\t{did[one % 3]}\t{('play', 'purchase')[one % 2]}" for one in range(200)]
+    path = text(tmp_path / "a.tsv", "item_id\tevent_id\thow\n" + "\n".join(lines) + "\n")
+    schema, doubts = proposal(path)
+    assert [one["name"] for one in schema["sparse"]] == ["item_id"]
+    assert "event_id: is what users did" in doubts
+    assert "how: is what users did" in doubts
+    lines = [f"{one % 90}\tx{one % 7}\t{1 - one % 2 * 2}" for one in range(200)]
+    schema, doubts = proposal(text(path, "\n".join(lines) + "\n"))
+    assert schema["labels"] == [{"name": "column_3", "kind": "regression"}]
+    assert "If -1 means no, write 0 for it" in doubts
+
+
+def test_fields_within_fields(tmp_path: Path) -> None:
+    """As in the RecSys challenges of Twitter, and in Ali-CCP."""
+    lines = [
+        "\x01".join(["\t".join(str(one + each) for each in range(1 + one % 3)), str(one % 2)])
+        for one in range(200)
+    ]
+    path = text(tmp_path / "a.tsv", "\n".join(lines) + "\n")
+    rows, found = imported(path)
+    assert found["schema"]["text"] == {"lists": {"column_1": "\t"}}
+    assert [len(one) for one in rows["column_1"].to_pylist()] == [1 + one % 3 for one in range(200)]
+    lines = [f"{one},{one % 2},205\x02{one}\x031.0\x01206\x027\x031.0" for one in range(200)]
+    path = text(path, "\n".join(lines) + "\n")
+    assert "has features within it, parted by ^A and ^B and ^C" in proposal(path)[1]
+    told = recd("data", "import", path, tmp_path / "t", fails=2)
+    assert "no column is a feature as it is" in told
+
+
+def test_ratings_below_a_line_of_their_film_are_refused(tmp_path: Path) -> None:
+    """As in the Netflix prize; the cure that is named makes rows of them."""
+    path = text(tmp_path / "c.txt", "1:\n7,3,2005-09-06\n9,5,2005-05-13\n2:\n7,4,2004-01-02\n")
+    told = recd("data", "schema", path, fails=2)
+    cure = told.partition("each of these: ")[2].strip()
+    subprocess.run(cure, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "c.csv").read_text().splitlines() == [
+        "1,7,3,2005-09-06", "1,9,5,2005-05-13", "2,7,4,2004-01-02",
+    ]  # fmt: skip

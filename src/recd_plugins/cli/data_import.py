@@ -23,9 +23,11 @@ from recd_plugins.cli.options import (
     text_form,
 )
 from recd_plugins.cli.output_paths import check_makable
+from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.importing.proposal import Proposal
     from recd_plugins.data.importing.splits import SplitBy
     from recd_plugins.data.importing.table_import import Imported
 
@@ -44,7 +46,7 @@ SchemaFile = Annotated[
     typer.Option(
         "--schema",
         help="What the columns mean, as `recd data schema` writes it; by default what it would "
-        "suggest, doubts and all.",
+        "suggest, unless there are doubts by which a model would be trained wrongly.",
         metavar="FILE",
         show_default=False,
         parser=location_argument,
@@ -103,6 +105,14 @@ Absent = Annotated[
     ),
 ]
 
+Accept = Annotated[
+    bool,
+    typer.Option(
+        "--accept-doubts",
+        help="Without a schema: import by what columns seem to be, whatever is in doubt.",
+    ),
+]
+
 
 def import_(
     paths: ForeignPaths,
@@ -117,6 +127,7 @@ def import_(
     least_count: Least = 1,
     others: Others = 1,
     absent: Absent = None,
+    accept_doubts: Accept = False,
     delimiter: Delimiter = None,
     header: Header = None,
     encoding: Encoding = None,
@@ -158,6 +169,8 @@ def import_(
             asked, _ = parsed(proposal.schema, "schema")
             for doubt in proposal.doubts:
                 print(f"doubt: {doubt}", file=sys.stderr)
+            if not accept_doubts:
+                _check_settled(proposal)
         items = tuple(item or ())
         drawn = Negatives(count=negatives, by=by, seed=seed, items=items) if negatives else None
         with progress() as show:
@@ -175,6 +188,17 @@ def import_(
                 progress=show,
             ).run()
     _show(table, imported, as_json)
+
+
+def _check_settled(proposal: Proposal) -> None:
+    """Refuse to import by guesses that would train a wrong model if they are wrong."""
+    if proposal.to_settle:
+        listed = "".join(f"\n  {one}" for one in proposal.to_settle)
+        raise DataError(
+            f"nobody has settled what a model would be trained wrongly by, if it is wrong:{listed}"
+            "\nWrite the guesses with `recd data schema FILE --out schema.yaml`, mend them, and "
+            "import with `--schema schema.yaml`; or take them as they are with `--accept-doubts`."
+        )
 
 
 def _wanted(schema: ForeignSchema | None, split: SplitBy | None, negatives: int) -> set[str]:

@@ -68,6 +68,7 @@ def schema(
             values = {
                 "schema": proposal.schema,
                 "doubts": proposal.doubts,
+                "to_settle": proposal.to_settle,
                 "rows": found.rows,
                 "rows_looked_at": found.sampled,
                 "files": [{"path": str(one.path), "is": str(one)} for one in found.files],

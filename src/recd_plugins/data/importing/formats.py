@@ -78,7 +78,9 @@ OTHERS = {
     b"ARROW1": "an Arrow (Feather) file. Write it as Parquet",
     b"ORC": "an ORC file. Write it as Parquet",
     b"\x89HDF": "an HDF5 file. Write it as Parquet",
-    b"\x93NUMPY": "a NumPy file. Write it as Parquet",
+    b"\x93NUMPY": "a NumPy file. Write it as Parquet, beside the columns that others hold: "
+    "pyarrow.parquet.write_table(pyarrow.table({f'c{i}': numpy.load(FILE)[:, i] for i in "
+    "range(COLUMNS)}), 'rows.parquet')",
     b"\xff\xfe": "text in UTF-16. Write it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"\xfe\xff": "text in UTF-16. Write it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"SQLite format 3": "an SQLite database. Write its table as CSV or Parquet",
@@ -99,6 +101,8 @@ SVM = re.compile(
 )
 """A line of libsvm, or with fields of libffm."""
 
+SECTION = re.compile(r"\d+:\r?")
+"""A line of the Netflix prize that says which film the lines below it rate."""
 TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
 """RecBole's headers say what a column holds: user_id:token."""
 WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
@@ -350,6 +354,7 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
             f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
         )
     if form.delimiter is None:
+        _check_no_sections(path, text)
         _check_no_svm(path, text)
     escapes = has_escapes(text) if form.escapes is None else form.escapes
     plain = text
@@ -536,6 +541,18 @@ def _keys(row: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield from _keys(value, f"{before}{key}.")
         else:
             yield before + key
+
+
+def _check_no_sections(path: Location, text: str) -> None:
+    """As the Netflix prize has them: lines of `item:`, and below each its ratings."""
+    lines = text.split("\n", HEAD_LINES)[:HEAD_LINES]
+    sections = [line.strip() for line in lines if SECTION.fullmatch(line.strip())]
+    if sections and lines[0].strip() == sections[0] and len(lines) > 1 and "," in lines[1]:
+        raise DataError(
+            f"{path}: has lines as {sections[0]!r}, which say what the lines below them are of. "
+            'Write it into each of these: awk \'/:$/ {sub(":", ""); item = $0; next} '
+            f'{{print item "," $0}}\' {path.name} > {path.stem}.csv'
+        )
 
 
 def _check_no_svm(path: Location, text: str) -> None:

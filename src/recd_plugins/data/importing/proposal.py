@@ -19,6 +19,7 @@ from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.importing.leaks import filled_by, tells
 from recd_plugins.data.importing.schema_file import options_of_form
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+from recd_plugins.data.importing.whole_numbers import Kind, kind_of
 
 __all__ = ["Proposal", "propose"]
 
@@ -118,17 +119,86 @@ ID_WORDS = frozenset(
         "os",
         "browser",
         "hash",
+        "gender",
+        "sex",
+        "occupation",
+        "platform",
+        "tab",
+        "zipcode",
+        "postcode",
+        "cluster",
+        "bucket",
+        "segment",
+        "cate",
+        "language",
+        "lang",
+        "carrier",
+        "weekday",
+        "currency",
+        "operator",
+        "hourmin",
+        "hhmm",
     ]
 )
+COUNT_WORDS = frozenset(
+    [
+        "count",
+        "counts",
+        "cnt",
+        "num",
+        "total",
+        "sum",
+        "avg",
+        "mean",
+        "median",
+        "price",
+        "amount",
+        "cost",
+        "income",
+        "salary",
+        "balance",
+        "budget",
+        "qty",
+        "quantity",
+        "age",
+        "duration",
+        "length",
+        "width",
+        "height",
+        "size",
+        "score",
+        "vote",
+        "votes",
+        "views",
+        "impressions",
+        "followers",
+        "pct",
+        "percent",
+        "ratio",
+        "rate",
+        "seconds",
+        "secs",
+        "minutes",
+        "ms",
+        "year",
+        "depth",
+        "position",
+        "rank",
+    ]
+)
+"""Names of what is counted or measured, whatever its numbers look like."""
 
 NO_LABEL = (
     "no column looks like a label: name it; or, where each row is a click, have `recd data import "
     "--negatives 4` make it"
 )
 
+NO_FEATURE = "no column is a feature as it is: what is left out says why"
+
 EVENT_WORDS = frozenset(["event", "action", "behavior", "behaviour", "interaction"])
 EVENTS = LABEL_WORDS | {
-    "view", "pv", "impression", "cart", "addtocart", "buy", "order", "transaction", "fav",
+    "view", "pv", "impression", "cart", "addtocart", "buy", "order", "transaction", "fav", "play",
+    "listen", "skip", "dislike", "unlike",
 }  # fmt: skip
 """What a log says that a user did."""
 MOST_EVENTS = 20
@@ -151,6 +221,9 @@ BEFORE_WORDS = frozenset(
 )  # fmt: skip
 """Those of what is known of earlier rows."""
 SPLITS = frozenset(["is_test", "is_train", "split", "fold"])
+UNNAMED = "column_"
+"""What the columns of a file without a header are called here."""
+CATEGORY = r"[Cc](at|ate)?_?\d+"
 MOST_EXACT = 2**53
 """Beyond it a float does not hold each integer: such numbers count nothing."""
 
@@ -171,6 +244,13 @@ class ColumnEntry:
     value: Any = None
     """The value that its entry has."""
     doubts: list[str] = field(default_factory=list)
+    to_settle: list[str] = field(default_factory=list)
+    """Those of the doubts that would train wrongly if the guess is wrong."""
+
+    def settle(self, doubt: str) -> None:
+        """Add a doubt that a person must settle."""
+        self.doubts.append(doubt)
+        self.to_settle.append(doubt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +261,9 @@ class Proposal:
     """The schema, as commented YAML."""
     doubts: tuple[str, ...]
     """The doubts that a person should look at, each with its column."""
+    to_settle: tuple[str, ...] = ()
+    """Those of them that would train wrongly if the guess is wrong: no import goes by them that a
+    person did not accept."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -192,12 +275,19 @@ class Proposal:
 def propose(survey: Survey) -> Proposal:
     """The role that each column seems to have, and the schema that follows."""
     entries = _parted(survey)
+    features = any(one.part in ("dense", "sparse") for one in entries)
+    empty = () if features else (NO_FEATURE,)
     return Proposal(
         text="\n".join(_lines(survey, entries)) + "\n",
         doubts=(
             *survey.doubts,
-            *([] if any(_of(entries, "label")) else [NO_LABEL]),
+            *([] if any(_of(entries, "label")) else [_no_label(entries)]),
+            *empty,
             *(f"{one.column.name}: {doubt}" for one in entries for doubt in one.doubts),
+        ),
+        to_settle=(
+            *empty,
+            *(f"{one.column.name}: {doubt}" for one in entries for doubt in one.to_settle),
         ),
     )
 
@@ -221,9 +311,9 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
                 entries[-1].doubts.append("another value in almost each row: no session repeats")
         elif column is weight:
             entries.append(ColumnEntry(column=column, part="weight"))
-            entries[-1].doubts.append("taken by its name for what a sample counts in the loss")
+            entries[-1].settle("taken by its name for what a sample counts in the loss")
         elif labels and column is labels[0]:
-            entries.append(_label_entry(column))
+            entries.append(_label_entry(column, sole=_is_sole(column, columns)))
         elif column in labels:
             entries.append(
                 _out(column, "looks like another label, which as a feature would tell the answer; "
@@ -232,6 +322,8 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
         else:
             entries.append(_feature(column, survey))
     entries = [_unless_leak(one, entries, survey) for one in entries]
+    if not labels:
+        entries = [_unless_grades(one) for one in entries]
     _share_tables(entries)
     return entries
 
@@ -252,11 +344,11 @@ def _unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Sur
     if label is not None and label.column.two_valued:
         answers.insert(0, label.column)
         labels = survey.sample.get(label.column.name)
-        single = entry.part == "dense" and _number(column) and rows is not None
+        single = _number(column) and not _is(column, ID_WORDS) and rows is not None
         if single and labels is not None and tells(labels, rows):
             return _out(
                 column, f"alone tells {label.column.name!r} in the sample: name it under "
-                "`dense` if it is known before"
+                f"`{entry.part}` if it is known before"
             )  # fmt: skip
     for answer in answers:
         beside = survey.sample.get(answer.name)
@@ -419,7 +511,7 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
     for place, column in enumerate(columns):
         score = 0.0
         if _number(column) and column.values and not _is_split(column):
-            if column.two_valued:
+            if column.two_valued or _is_signed(column):
                 telling = _is(column, LABEL_WORDS) and not _is(column, NO_LABEL_WORDS)
                 score = 1.0 + 3.0 * telling + 1.5 * (place == 0)
             elif _is(column, LABEL_WORDS) and column.distinct < 50:
@@ -440,6 +532,11 @@ def _labels(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
     ]  # fmt: skip
 
 
+def _is_signed(column: ColumnSurvey) -> bool:
+    """Whether it is -1 or 1, as the answers of KDD Cups."""
+    return column.distinct == 2 and (column.low, column.high) == (-1, 1)
+
+
 def _is_split(column: ColumnSurvey) -> bool:
     return "_".join(_words(column.name)) in SPLITS
 
@@ -448,13 +545,20 @@ def _is_share(column: ColumnSurvey) -> bool:
     return column.low is not None and column.low >= 0 and column.high <= 1
 
 
-def _label_entry(column: ColumnSurvey) -> ColumnEntry:
+def _is_sole(column: ColumnSurvey, columns: Sequence[ColumnSurvey]) -> bool:
+    """Whether a column of a file without names is where a label is: first, or alone 0 or 1."""
+    unnamed = column.name.startswith(UNNAMED)
+    flags = [one for one in columns if one.two_valued and not one.is_list]
+    return unnamed and (column is columns[0] or flags == [column])
+
+
+def _label_entry(column: ColumnSurvey, *, sole: bool) -> ColumnEntry:
     entry = ColumnEntry(column=column, part="label", value={"name": column.name, "kind": "click"})
     if column.two_valued:
         if not _is(column, LABEL_WORDS):
-            entry.doubts.append("taken for the label, for it is 0 or 1")
+            (entry.doubts.append if sole else entry.settle)("taken for the label, for it is 0 or 1")
     elif column.distinct == 1 and column.low in (0, 1):
-        entry.doubts.append(f"is {column.low} in every row of the sample: nothing to learn from")
+        entry.settle(f"is {column.low} in every row of the sample: nothing to learn from")
         if column.nulls:
             entry.value["nulls"] = "drop"
             entry.doubts.append(
@@ -471,8 +575,11 @@ def _label_entry(column: ColumnSurvey) -> ColumnEntry:
         )
     else:
         entry.value = {"name": column.name, "kind": "regression"}
-        signs = " If -1 means no, write 0 for it" * (column.distinct == 2 and column.low == -1)
-        entry.doubts.append(f"is not 0 or 1, so it is trained as a number (squared error).{signs}")
+        number = "is not 0 or 1, so it is trained as a number (squared error)."
+        if column.distinct == 2 and column.low == -1:
+            entry.settle(f"{number} If -1 means no, write 0 for it")
+        else:
+            entry.doubts.append(number)
     if column.nulls:
         entry.value["nulls"] = "drop"
         entry.doubts.append("rows without a label are left out")
@@ -521,20 +628,34 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.seems == "texts" and not column.is_list and column.unique and _is(column, TIME_WORDS):
         shown = f"is called a time, but {column.examples[0]} is none that is read"
         return _out(column, f"{shown}: write it as ISO 8601, or in seconds since 1970")
+    if parts := _controls(column):
+        return _out(
+            column, f"has features within it, parted by {parts}: write a column of each feature, "
+            "or `id:weight`s with | between them"
+        )  # fmt: skip
     if column.seems == "texts" and not column.is_list and column.unique and not user:
         return _out(column, "another text in each row: a key, or prose")
     if _is_prose(column):
         return _out(column, "long texts: prose?")
     if column.seems == "booleans":
         return _dense(column)
-    if column.seems in ("integers", "numbers") and not column.is_list and not _codes(column):
+    kind = Kind(ids=True)
+    if column.seems in ("integers", "numbers") and not column.is_list:
+        kind = _kind(column)
+    if not kind.ids:
         entry = _dense(column)
-        if column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
-            entry.doubts.append("whole numbers: counts, or ids of something? Taken for counts")
+        doubt = "whole numbers: counts, or ids of something? Taken for counts"
+        if not kind.sure:
+            entry.settle(doubt)
+        elif column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
+            entry.doubts.append(doubt)
         return entry
     if column.unique and not column.is_list and column.ascending:
         return _out(column, "another number in each row, ascending: the number of the row")
-    return _sparse(column, survey)
+    entry = _sparse(column, survey)
+    if kind.why:
+        entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
+    return entry
 
 
 def _answer(column: ColumnSurvey) -> str:
@@ -546,9 +667,10 @@ def _answer(column: ColumnSurvey) -> str:
         return f"looks like a label in texts ({shown}): write 1 and 0, and name it as the label"
     if not pa.types.is_string(column.seen.type):
         return ""
-    words = {one.strip().lower() for one in column.seen.to_pylist()}
+    words = {one.strip().lower().removesuffix("s") for one in column.seen.to_pylist()}
     events = len(words) > 1 and words <= EVENTS
-    if not events and (not _is(column, EVENT_WORDS) or EVENTS.isdisjoint(words)):
+    parts = {part for word in words for part in re.split(r"[\W_]+", word)}
+    if not events and (not _is(column, EVENT_WORDS) or EVENTS.isdisjoint(parts)):
         return ""
     return (
         f"is what users did ({shown}), which as a feature would tell the answer: write a label of "
@@ -564,8 +686,12 @@ def _is_date(column: ColumnSurvey) -> bool:
 
 
 def _are_times(column: ColumnSurvey) -> bool:
-    """Whether it has lists of times since 1970, by name and range."""
-    if not column.is_list or column.seems != "integers" or not _is(column, TIME_WORDS):
+    """Whether it has lists of times, by name, or by name and range, since 1970."""
+    if not column.is_list or column.seems != "integers":
+        return False
+    if not {"timestamp", "timestamps", "times"}.isdisjoint(_words(column.name)):
+        return True
+    if not _is(column, TIME_WORDS):
         return False
     low = 0 if column.low is None else column.low
     return any(first <= low and column.high < last for first, last, _ in UNITS if low)
@@ -579,6 +705,15 @@ def _have_labels(column: ColumnSurvey) -> bool:
     return {*ends} == {"-0", "-1"}
 
 
+def _controls(column: ColumnSurvey) -> str:
+    """The control characters that part what its texts hold, as those of Ali-CCP do."""
+    seen = column.seen
+    if seen is None or not pa.types.is_string(seen.type) or column.is_list:
+        return ""
+    found = [one for one in range(1, 4) if pc.any(pc.match_substring(seen, chr(one))).as_py()]
+    return " and ".join(f"^{chr(64 + one)}" for one in found)
+
+
 def _is_prose(column: ColumnSurvey) -> bool:
     return (
         column.seems == "texts"
@@ -589,18 +724,21 @@ def _is_prose(column: ColumnSurvey) -> bool:
     )
 
 
-def _codes(column: ColumnSurvey) -> bool:
-    """Whether whole numbers name things: by the column's name, or as they fill their range."""
+def _kind(column: ColumnSurvey) -> Kind:
+    """Whether whole numbers name things or count them: by the column's name, or by their values."""
     if column.low is not None and max(-column.low, column.high) > MOST_EXACT:
-        return True
-    if column.low is None or column.low < 0:
-        return _is(column, ID_WORDS)
+        return Kind(ids=True)
     if _is(column, ID_WORDS):
-        return True
-    spread = column.high - column.low + 1
-    filled = column.distinct / spread
-    evenly = column.mean is not None and 0.25 < (column.mean - column.low) / spread < 0.75
-    return column.distinct >= 50 and (filled > 0.4 or column.high > 1e9) and evenly
+        return Kind(ids=True)
+    if column.two_valued or _is(column, COUNT_WORDS) or column.seen is None:
+        return Kind(ids=False)
+    if re.fullmatch(CATEGORY, column.name) and column.distinct > 2:
+        return Kind(ids=True, why=f"it is called {column.name}, as categories without a name are")
+    if column.counts is None or not pa.types.is_integer(column.seen.type):
+        return Kind(ids=False)
+    return kind_of(
+        column.seen.to_numpy().astype(np.int64), column.counts, ascending=column.ascending
+    )
 
 
 def _dense(column: ColumnSurvey) -> ColumnEntry:
@@ -637,6 +775,8 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         value |= {"num_ids": _rounded(1.1 * column.most + 10), "ids": "vocabulary"}
     else:
         value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
+    if column.seems == "integers" and column.low == -1:
+        entry.doubts.append("-1, which may say that there is none, has an id of its own")
     if column.unique and column.distinct > 1_000:
         entry.doubts.append("almost another value in each row: how many there are is a guess")
     if _is(column, USER_WORDS):
@@ -738,10 +878,36 @@ def _single(entries: Sequence[ColumnEntry], part: Part, key: str, without: str) 
     yield f"{key}: {_flow(entry.column.name)}  # {_about(entry.column)}"
 
 
+def _no_label(entries: Sequence[ColumnEntry]) -> str:
+    """What to do without a label; and which columns may be one, by their values."""
+    grades = [repr(one.column.name) for one in entries if _are_grades(one.column)]
+    may_be = f". {' or '.join(grades[:3])} may be grades" if grades else ""
+    return f"{NO_LABEL}{may_be}"
+
+
+def _unless_grades(entry: ColumnEntry) -> ColumnEntry:
+    """The entry of a feature, left out if it may be the label that was not found."""
+    if entry.part not in ("dense", "sparse") or not _are_grades(entry.column):
+        return entry
+    return _out(
+        entry.column, "may be grades, which as a feature would tell the answer: name it as the "
+        f"label, or under `{entry.part}` if it is known before"
+    )  # fmt: skip
+
+
+def _are_grades(column: ColumnSurvey) -> bool:
+    """Whether its numbers are as those of ratings, in a file without names."""
+    if not _number(column) or column.seen is None or not column.name.startswith(UNNAMED):
+        return False
+    low, high = (0, 0) if column.low is None else (column.low, column.high)
+    halves = bool(np.all(np.mod(column.seen.to_numpy(zero_copy_only=False) * 2.0, 1) == 0))
+    return halves and 0 <= low <= 1 and high in (5, 10) and 4 <= column.distinct <= 11
+
+
 def _label_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
     entry = next(_of(entries, "label"), None)
     if entry is None:
-        yield f"# doubt: {NO_LABEL}"
+        yield f"# doubt: {_no_label(entries)}"
         yield "label: label"
         return
     yield from _doubts(entry)

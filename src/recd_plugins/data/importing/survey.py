@@ -30,7 +30,7 @@ from recd_plugins.errors import DataError, nearest
 __all__ = ["ColumnSurvey", "Seems", "Survey", "survey"]
 
 BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
-SEPARATORS = ("|", ";", ",", " ")
+SEPARATORS = ("|", ";", ",", "\t", " ")
 SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
 """An id with a weight in text, as 3:0.5."""
 DECIMAL = r"^-?(0|[1-9]\d{0,17})?(,\d+)?([eE][-+]?\d+)?$"
@@ -84,6 +84,8 @@ class ColumnSurvey:
     mean: float | None = None
     seen: pa.Array | None = None
     """The different values of the sample."""
+    counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    """The rows, or elements of lists, that have each of these."""
     ascending: bool = False
     """Whether its values never fall, in the order of the rows."""
     dates: tuple[TextDates, ...] = ()
@@ -206,7 +208,7 @@ def _typed(
         own = name not in file.partitions
         if own and file.format != "parquet" and pa.types.is_string(column.type):
             are = _commas_are(name, column, file, form, ids)
-            separator = " " if name in file.lists else "" if are else _separator(column)
+            separator = " " if name in file.lists else "" if are else _separator(column, file)
             separator = form.lists.get(name, separator)
             if scored := _scored_separator(column):
                 parted[name] = scored
@@ -334,7 +336,7 @@ def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return None
 
 
-def _separator(texts: pa.ChunkedArray) -> str:
+def _separator(texts: pa.ChunkedArray, file: ForeignFile) -> str:
     """The separator of elements, where texts look like lists; nothing where they do not."""
     present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
     if not len(present):
@@ -345,9 +347,11 @@ def _separator(texts: pa.ChunkedArray) -> str:
         escaped = "\\" + separator if separator == "|" else separator
         if separator == ";" and pc.any(pc.match_substring_regex(bare, r"\([^()|]*;")).as_py():
             continue  # a browser: "Mozilla/5.0 (X11; Linux)"
+        if separator == "\t" and (file.format != "text" or file.delimiter == "\t"):
+            continue  # prose may have tabs, and what is in quotes
         several = pc.mean(pc.match_substring(bare, separator)).as_py()
         # Words between blanks or commas are prose: only numbers are a list then.
-        element = r"[^|;]+" if separator in "|;" else r"\s*-?\d+\s*"
+        element = r"[^|;\t]+" if separator in "|;\t" else r"\s*-?\d+\s*"
         if brackets:
             element = r"[^,]*"
         pattern = f"^({element}({escaped}{element})*)?$"
@@ -481,6 +485,7 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
         whole=whole,
         mean=mean,
         seen=different,
+        counts=counts,
         ascending=ascending,
         dates=text_dates(different) if seems == "texts" and not lists else (),
     )

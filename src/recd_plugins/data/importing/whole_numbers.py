@@ -1,0 +1,114 @@
+"""Whole numbers without a telling name: whether they name things or count them, by how the values
+of a sample lie beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Kind", "kind_of"]
+
+I64 = np.ndarray[Any, np.dtype[np.int64]]
+
+FEWEST_ROWS = 100
+"""Rows below which a sample tells nothing."""
+FEW = 31
+"""Different values up to which it does little harm to take ids for counts."""
+FEWEST_PAIRS = 30
+"""Pairs of rows with the same value from which on their neighbours tell something."""
+SMOOTH = 0.35
+"""Of the evidence that `_smoothness` has, what counts have at least."""
+SURELY_SMOOTH = 0.9
+MANY = 100
+FILLED = 0.4
+"""The share of a range whose values ids have, which counts have of small ranges alone."""
+SPARSE = 0.05
+"""The share of a range below which counts with a long tail have its values."""
+HIGH = 1e9
+"""Counts that go as far are many times rarer there than near 0."""
+OFFSET = 1_000
+"""Where ids may begin that do not begin at 0."""
+YEARS = (1900, 2100)
+FEWEST_TIMES = 20
+"""Of fewer different values it may be chance that each is a time of day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What whole numbers seem to be, and why."""
+
+    ids: bool
+    why: str = ""
+    sure: bool = True
+    """Whether the sample speaks for counts; where not, they may well be ids."""
+
+
+def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
+    """The kind of a column with these different values, each in as many rows as its count."""
+    order = np.argsort(values)
+    values, counts = values[order], counts[order]
+    if len(values) and values[0] == -1:  # for what is not there
+        values, counts = values[1:], counts[1:]
+    rows = int(counts.sum())
+    if rows < FEWEST_ROWS or len(values) < 3 or values[0] < 0:
+        return Kind(ids=False)
+    low, high = int(values[0]), int(values[-1])
+    repeat = rows >= 2 * len(values)
+    if _are_times_of_day(values):
+        return Kind(ids=True, why="times of day as hhmm, which count nothing")
+    if ascending and len(values) >= FEW and repeat:
+        return Kind(ids=True, why="repeats, and never falls from row to row, as ids of users or "
+                    "sessions do that rows are sorted by")  # fmt: skip
+    if repeat and low >= OFFSET and low > high - low and not (low >= YEARS[0] and high <= YEARS[1]):
+        return Kind(ids=True, why=f"begins at {low:,}, where counts do not")
+    found = _smoothness(values, counts)
+    if found is not None and found < SMOOTH:
+        return Kind(ids=True, why="some of its values are common and those beside them are not, "
+                    "as with ids")  # fmt: skip
+    spread = high - low + 1
+    filled = len(values) / spread
+    if found is not None:
+        if found < SURELY_SMOOTH and len(values) >= MANY and filled > FILLED:
+            return Kind(ids=True, why="some of its values are more common than those beside them, "
+                        "and hardly any of its range lacks")  # fmt: skip
+        return Kind(ids=False, sure=found >= SURELY_SMOOTH or len(values) <= FEW or filled < SPARSE)
+    evenly = 0.25 < (float((values * (counts / rows)).sum()) - low) / spread < 0.75
+    if evenly and len(values) >= 50 and (filled > FILLED or high > HIGH):
+        return Kind(ids=True, why="its values lie evenly over a range")
+    return Kind(ids=False, sure=len(values) <= FEW or not evenly)
+
+
+def _are_times_of_day(values: I64) -> bool:
+    """Whether all are 0 to 2359 as clocks have them: of other numbers two fifths are not."""
+    clock = bool((values < 2400).all() and (values % 100 < 60).all())
+    return clock and len(values) >= FEWEST_TIMES and int(values[-1]) >= 1_000
+
+
+def _smoothness(values: I64, counts: I64) -> float | None:
+    """How near the frequencies of values are to those of the values beside them: 1 for what is
+    counted or measured, 0 where frequencies are dealt out to values by chance, as to ids; None
+    where the sample does not tell.
+
+    Pairs of rows with values beside each other, `sum n(v) n(v + 1)`, are held against those that
+    chance makes, and against the fewer of two: pairs with the same value, `sum n(v) (n(v) - 1)`,
+    which are as many where frequencies hardly change from value to value; and what neighbours had
+    if frequencies fell from value to value.
+    """
+    counts, values = counts[values != 0].astype(np.float64), values[values != 0]
+    if len(values) < 3:
+        return None
+    steps = np.diff(values)
+    unit = int(np.gcd.reduce(steps))
+    same = float((counts * (counts - 1)).sum())
+    if same < 2 * FEWEST_PAIRS:
+        return None
+    beside = float((counts[1:] * counts[:-1])[steps == unit].sum())
+    falling = np.sort(counts)[::-1]
+    most = min(same, float((falling[1:] * falling[:-1]).sum()))
+    slots = (int(values[-1]) - int(values[0])) / unit + 1
+    chance = float(counts.sum() ** 2 - (counts**2).sum()) / slots
+    if most - chance < 0.1 * most:
+        return None
+    return (beside - chance) / (most - chance)

@@ -1,0 +1,74 @@
+"""Value tests: whole numbers without a telling name are ids or counts by how they are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recd_plugins.data.importing.whole_numbers import Kind, kind_of
+
+DRAW = np.random.default_rng(0)
+ROWS = 2_000
+
+
+def popular(ids: int) -> np.ndarray:
+    """Rows of things, some far more popular than others, whatever their ids."""
+    return DRAW.permutation(ids)[(DRAW.zipf(1.3, ROWS) - 1) % ids]
+
+
+def kind(values: np.ndarray) -> Kind:
+    different, counts = np.unique(values.astype(np.int64), return_counts=True)
+    return kind_of(different, counts, ascending=bool(np.all(values[1:] >= values[:-1])))
+
+
+IDS = {
+    "items": popular(5_000),
+    "few categories": popular(40),
+    "items of a shop whose ids begin late": 214_500_000 + popular(5_000),
+    "users by whom rows are sorted": np.repeat(np.arange(50), 40),
+    "users with as many rows each": np.arange(ROWS) % 400,
+    "codes, and -1 for none": DRAW.choice([-1, -1, 84, 148, 111, 77], ROWS),
+    "hours and minutes": DRAW.integers(0, 24, ROWS) * 100 + DRAW.integers(0, 60, ROWS),
+    "whole hours": DRAW.integers(0, 24, ROWS) * 100,
+}
+COUNTS = {
+    "ages": np.clip(DRAW.normal(35, 12, ROWS), 10, 90),
+    "few": DRAW.poisson(0.2, ROWS),
+    "several": DRAW.poisson(5, ROWS),
+    "amounts in steps": DRAW.lognormal(5, 1, ROWS) // 50 * 50,
+    "milliseconds, of which hardly two are alike": DRAW.lognormal(10, 1, ROWS),
+    "followers": DRAW.lognormal(6, 3, ROWS),
+    "mostly 0": np.where(DRAW.random(ROWS) < 0.9, 0, DRAW.lognormal(7, 1, ROWS)),
+    "years": DRAW.integers(1_995, 2_020, ROWS),
+    "zipf": DRAW.zipf(1.4, ROWS) % 5_000,
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids(name: str) -> None:
+    assert kind(IDS[name]).ids
+    assert kind(IDS[name]).why
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts(name: str) -> None:
+    assert kind(COUNTS[name]) == Kind(ids=False)
+
+
+def test_numbers_over_a_wide_range_of_which_hardly_two_are_alike_may_be_either() -> None:
+    assert kind(DRAW.integers(0, 5_000_000, ROWS)) == Kind(ids=False, sure=False)
+
+
+def test_real_files(real_data: Callable[[str], Path]) -> None:
+    """Criteo's 13 counts, and the ids of MovieLens and Yoochoose, from a few rows on."""
+    for name in ("kaggle_2k", "terabyte_day11_3k"):
+        lines = real_data(f"criteo/{name}.tsv").read_text().splitlines()
+        for column in list(zip(*(one.split("\t") for one in lines), strict=True))[1:14]:
+            assert kind(np.array([int(one) for one in column if one])) == Kind(ids=False), name
+    for path, rows in (("ml100k/ml-100k.inter", 2_000), ("yoochoose/clicks.tsv", 3_000)):
+        lines = real_data(path).read_text().splitlines()[1 : rows + 1]
+        for column in list(zip(*(one.split("\t") for one in lines), strict=True))[:2]:
+            assert kind(np.array([int(float(one)) for one in column])).ids, path
