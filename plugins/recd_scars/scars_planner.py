@@ -38,6 +38,7 @@ from recd_plugins.api.planning import (
     TierPlanner,
     model_tables,
     profile_batches,
+    remembered,
     replica_factor,
     replica_passes,
     tier_plan,
@@ -357,10 +358,20 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
     ) -> ChosenSizes:
         """The number of rows of each that are cached, and why."""
-        config, context = self._config, self.context
-        k = replica_factor(tables.values(), self.fused)
-        stepped = replica_passes(tables.values(), self.fused, cluster)
-        prices = Prices(cluster=cluster, batch_size=context.batch_size, k=k, stepped=stepped)
+        prices = Prices(
+            cluster=cluster,
+            batch_size=self.context.batch_size,
+            k=replica_factor(tables.values(), self.fused),
+            stepped=replica_passes(tables.values(), self.fused, cluster),
+        )
+        # `recd advise` asks again for registries that differ in other things.
+        asked = ScarsPlanner, *tables.items(), prices, memory, repr(self._config)
+        return remembered(asked, lambda: self._sizes_of(tables, prices, memory))
+
+    def _sizes_of(
+        self, tables: Mapping[str, SequenceTable], prices: Prices, memory: DeviceMemory
+    ) -> ChosenSizes:
+        config, k = self._config, prices.k
         merged = MergedRows.of(tables)
         reasons = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
         hot = merged.per_table(self._taken(merged, memory, prices, reasons))
@@ -373,7 +384,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         if not merged.rows.lookups:
             reasons.append("nothing is cached before train.retier_every sees which rows are hot")
             return ChosenSizes(sizes=sizes, report=report, reason="\n".join(reasons))
-        reasons += lines(tables, sizes, batch_size=context.batch_size, k=k)
+        reasons += lines(tables, sizes, batch_size=prices.batch_size, k=k)
         return ChosenSizes(
             sizes={name: size for name, size in sizes.items() if size != TableSizes()},
             report=report,

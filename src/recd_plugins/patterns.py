@@ -33,8 +33,9 @@ def check_patterns(
     `kind` says what the names are of ("table"); `where` opens the message, `fix` ends it.
     """
     names = tuple(names)
+    itself = {"*", *names}
     for pattern in patterns:
-        if pattern != "*" and not matching([pattern], names):
+        if pattern not in itself and not matching([pattern], names):
             known = nearest(pattern, names)
             raise RegistryError(
                 f"no {kind} matches {shown(pattern)}; {known} {fix}".rstrip(), where

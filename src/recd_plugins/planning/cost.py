@@ -147,7 +147,7 @@ class Cost:
         """Static and dynamic bytes together."""
         return self.static_memory + self.dynamic_memory
 
-    @property
+    @cached_property
     def mean(self) -> Cost:
         """The cost of a rank on average, where ranks differ."""
         return Cost(*map(_mean, _all_of(self)))

@@ -154,7 +154,7 @@ class TableLedger:
         costs = [one.cost for one in every if one is not NONE]
         return costs[0] if len(costs) == 1 else Cost.of_all(costs)
 
-    @property
+    @cached_property
     def has_replicas(self) -> bool:
         """Whether any of its rows has a replica."""
         return bool(self.sizes.replicated or self.sizes.per_node)

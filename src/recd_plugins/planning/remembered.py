@@ -31,6 +31,8 @@ def remembered(key: Hashable, make: Callable[[], T]) -> T:
     found = _found.get()
     if found is None:
         return make()
-    if key not in found:
-        found[key] = make()
-    return cast("T", found[key])
+    # Once: keys with all tables of a model take their time to be hashed.
+    made = found.get(key, found)
+    if made is found:
+        made = found[key] = make()
+    return cast("T", made)

@@ -93,7 +93,7 @@ class _Promising(Proposer):
         for proposal in proposals:
             options = tuple(map(id, proposal))
             self._all.compared.add(options)
-            if sum(means[option] for option in options) < self._all.best * (1 + ROUNDING):
+            if sum(map(means.__getitem__, options)) < self._all.best * (1 + ROUNDING):
                 self._all.placed.add(options)
                 yield proposal
 
