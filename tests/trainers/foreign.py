@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -16,12 +17,13 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+import recd_plugins as rp
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
@@ -34,10 +36,22 @@ from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
-Side = Literal["plain", "tiers", "tiers and dedup"]
-"""Plain TorchRec row-wise; behind tiers; behind tiers, and on unique samples."""
+Side = Literal["plain", "tiers", "tiers and dedup", "registry"]
+"""Plain TorchRec row-wise; behind tiers; behind tiers, and on unique samples; and so, of tables
+that a registry's planner gives replicas, by the lines of docs/own-trainer.md."""
 
 SIDES: tuple[Side, ...] = ("plain", "tiers", "tiers and dedup")
+REGISTRY: dict[str, Any] = {
+    "plugins": ["recd_dedup", "recd_flexshard"],
+    "dedup": {"use": "exact", "groups": [["heard", "tags"], ["user"]]},
+    "sharding": {
+        "use": "flexshard",
+        "goal": "min_communication",
+        "profile_batches": 2,
+        "others": {"search": "greedy"},
+    },
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.02},
+}
 CPU = torch.device("cpu")
 ROWS = {"songs": 31, "users": 23, "tags": 17, "shops": 29}
 FEATURES = {"heard": "songs", "seen": "songs", "user": "users", "tags": "tags"}
@@ -132,32 +146,37 @@ def clicks(steps: int, side: Side) -> Iterator[Clicks]:
     """This rank's batches, the same on every side; some are deduplicated on one."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for step in range(steps):
-        draw = torch.Generator().manual_seed(step * world_size + rank)
-        size, unique = 6, 3
-        which = torch.randint(0, unique, (size,), generator=draw)
-        keys = [*FEATURES, "shops"]
-        rows: dict[str, list[Tensor]] = {}
-        for key in keys:
-            repeats = any(key in group for group in GROUPS)
-            num_rows = ROWS[FEATURES.get(key, "shops")]
-            lengths = torch.randint(0, 4, (unique if repeats else size,), generator=draw).tolist()
-            drawn = [torch.randint(0, num_rows, (n,), generator=draw) for n in lengths]
-            rows[key] = [drawn[i] for i in which.tolist()] if repeats else drawn
-        sparse = kjt({key: rows[key] for key in FEATURES})
-        shops = kjt({"shops": rows["shops"]})
-        scored = KeyedJaggedTensor(
-            keys=["shops"],
-            values=shops.values(),
-            lengths=shops.lengths(),
-            weights=0.5 + torch.rand(len(shops.values()), generator=draw),
-        )
-        batch = Clicks(
-            dense=torch.randn(size, 2, generator=draw),
-            sparse=sparse,
-            scored=scored,
-            clicked=torch.randint(0, 2, (size,), generator=draw).float(),
-        )
+        batch = drawn(step * world_size + rank)
         yield deduplicated(batch) if side == "tiers and dedup" else batch
+
+
+def drawn(seed: int) -> Clicks:
+    """A batch of 6 samples, of which 3 are unique in what repeats."""
+    draw = torch.Generator().manual_seed(seed)
+    size, unique = 6, 3
+    which = torch.randint(0, unique, (size,), generator=draw)
+    keys = [*FEATURES, "shops"]
+    rows: dict[str, list[Tensor]] = {}
+    for key in keys:
+        repeats = any(key in group for group in GROUPS)
+        num_rows = ROWS[FEATURES.get(key, "shops")]
+        lengths = torch.randint(0, 4, (unique if repeats else size,), generator=draw).tolist()
+        own = [torch.randint(0, num_rows, (n,), generator=draw) for n in lengths]
+        rows[key] = [own[i] for i in which.tolist()] if repeats else own
+    sparse = kjt({key: rows[key] for key in FEATURES})
+    shops = kjt({"shops": rows["shops"]})
+    scored = KeyedJaggedTensor(
+        keys=["shops"],
+        values=shops.values(),
+        lengths=shops.lengths(),
+        weights=0.5 + torch.rand(len(shops.values()), generator=draw),
+    )
+    return Clicks(
+        dense=torch.randn(size, 2, generator=draw),
+        sparse=sparse,
+        scored=scored,
+        clicked=torch.randint(0, 2, (size,), generator=draw).float(),
+    )
 
 
 def kjt(rows: Mapping[str, list[Tensor]]) -> KeyedJaggedTensor:
@@ -176,19 +195,40 @@ def deduplicated(batch: Clicks) -> Clicks:
     return replace(batch, sparse=SparseFeatures.of(plain, unique))
 
 
+class RowWiseBags(EmbeddingBagCollectionSharder):
+    """Offers what TorchRec's own offers on CUDA alone."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["row_wise"]
+
+
 Change = Callable[[Net], None]
+Collate = Callable[[Any], Any]
+MakeLoader = Callable[[Collate | None], Iterable[Clicks]]
+"""Makes a trainer's loader, by the `collate_fn` that makes its batches, if there is one."""
+
+
+def same_batches(collate: Collate | None) -> Iterable[Clicks]:
+    """As many as are counted; `Job.batches` are what is trained."""
+    batches = clicks(2, "plain")
+    return list(batches if collate is None else map(collate, batches))
 
 
 @dataclass
 class Job:
-    """A model as a stranger's trainer has it, sharded, and the optimizer of all that it steps."""
+    """A model as a stranger's trainer has it, sharded, the optimizer of all that it steps, its
+    loader, and what it has of a registry."""
 
     side: Side
     model: DistributedModelParallel
-    optimizer: CombinedOptimizer
+    optimizer: KeyedOptimizer
+    loader: Iterable[Clicks]
+    stack: rp.Stack | None = None
+    collate: Collate | None = None
 
     def batches(self, steps: int) -> Iterator[Clicks]:
-        return clicks(steps, self.side)
+        batches = clicks(steps, self.side)
+        return batches if self.collate is None else map(self.collate, batches)
 
     def trained(self) -> dict[str, Tensor]:
         """Tables and their optimizers' states in full, and dense parameters."""
@@ -200,7 +240,7 @@ class Job:
         return found
 
 
-def job(side: Side, change: Change | None = None) -> Job:
+def job(side: Side, change: Change | None = None, make_loader: MakeLoader = same_batches) -> Job:
     """`change` is what the trainer does to its model before it is sharded."""
     torch.manual_seed(0)
     net = Net()
@@ -214,8 +254,22 @@ def job(side: Side, change: Change | None = None) -> Job:
     if change is not None:
         change(net)
     plan = BySharding("row_wise")(net, OptimizerSettings()).plan
-    sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-    if side != "plain":
+    sharders: list[Any] = [RowWiseBags(), EmbeddingCollectionSharder()]
+    stack, collate = None, None
+    if side == "registry":
+        stack = rp.load(REGISTRY)
+        collate = stack.converting(features=attrgetter("sparse"))
+        net = stack.adapt(net, poolings=["summed"])
+    loader = make_loader(collate)
+    if stack is not None:
+        plan = stack.plan(
+            net,
+            batches=loader,
+            features=attrgetter("sparse", "scored"),
+            sharders=sharders,
+        )
+        sharders = stack.sharders()
+    elif side != "plain":
         sharders = tier_sharders(TierCluster(tier_plan()), sharders)
     if side == "tiers and dedup":
         adapt(net, GROUPS, poolings=["summed"])
@@ -226,7 +280,8 @@ def job(side: Side, change: Change | None = None) -> Job:
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
     )
-    return Job(side, model, CombinedOptimizer([model.fused_optimizer, dense]))
+    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    return Job(side, model, optimizer, loader, stack, collate)
 
 
 def tier_plan() -> TierPlan:
