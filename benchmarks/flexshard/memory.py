@@ -12,7 +12,7 @@ from benchmarks.harness import Figure, Limit, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.planning.tier_plan import CHUNK_ROWS
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import CollectiveSequence, Layout, Nodes
+from recd_plugins.tiers.collectives import CollectiveSequence, Nodes, TierLayout
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.reduction import Entries, GradientDivision, Reduction
 from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
@@ -70,7 +70,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     world = dist.group.WORLD
     assert world is not None
     nodes = Nodes(world, ranks_per_node)
-    layout = Layout(num_rows, ranks_per_node)
+    layout = TierLayout(num_rows, ranks_per_node)
     home = HomeTable(0, torch.zeros(0, dim), (torch.zeros(0, 1),))
     gradients = torch.ones(num_rows, dim)
     dist.barrier()

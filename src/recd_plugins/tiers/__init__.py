@@ -25,7 +25,7 @@ the order of time, with the file on the right.
 
 Imports run one way, from the collections down to the collectives; the import rules hold it. All of
 it stands on `collectives`, which also knows the nodes, and how a tier's rows lie over ranks
-(`Layout`); `tables` says which tables are alike, and so go this way together.
+(`TierLayout`); `tables` says which tables are alike, and so go this way together.
 
 Beside the way: `sharder` gives a collection that a tier plan names its tiered module;
 `tier_planner` makes such plans, given a policy (`table_profiles` has what it counts, `left_tables`

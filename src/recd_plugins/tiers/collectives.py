@@ -1,7 +1,7 @@
 """The ranks of a world and of a node, and the collectives that they run one after another.
 
-`Nodes` says which ranks are together, `Layout` where a tier's rows lie over the ranks of a node. A
-`CollectiveSequence` begins each of its collectives once the one before has ended.
+`Nodes` says which ranks are together, `TierLayout` where a tier's rows lie over the ranks of a
+node. A `CollectiveSequence` begins each of its collectives once the one before has ended.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = [
     "MOST_UNDER_WAY",
     "CollectiveSequence",
     "Collectives",
-    "Layout",
     "Nodes",
     "Peers",
     "Pending",
+    "TierLayout",
     "in_flight",
 ]
 
@@ -176,7 +176,7 @@ class Nodes:
         return self.node.size
 
 
-class Layout:
+class TierLayout:
     """The `count` positions of a tier, dealt out to S shares. Each rank of a node has a share of
     its own, or all ranks have one in common.
 

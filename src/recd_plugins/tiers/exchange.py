@@ -35,10 +35,10 @@ from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.collectives import (
     Collectives,
     CollectiveSequence,
-    Layout,
     Nodes,
     Peers,
     Pending,
+    TierLayout,
 )
 from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
@@ -116,7 +116,7 @@ class AskedIds:
     """[n] int64: which of the u each of this rank's n occurrences is."""
 
     @classmethod
-    def of(cls, positions: Tensor, layout: Layout) -> AskedIds:
+    def of(cls, positions: Tensor, layout: TierLayout) -> AskedIds:
         """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
         addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
         ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
-from recd_plugins.tiers.collectives import Layout, Nodes, Peers
+from recd_plugins.tiers.collectives import Nodes, Peers, TierLayout
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
@@ -66,7 +66,7 @@ class Tier:
     """This rank's share of a tier's rows. Every rank calls `fill` and `flush`: they exchange."""
 
     def __init__(
-        self, tables: Sequence[TierRows], share: Share, layout: Layout, nodes: Nodes
+        self, tables: Sequence[TierRows], share: Share, layout: TierLayout, nodes: Nodes
     ) -> None:
         self._tables = tables
         self._nodes = nodes
@@ -126,7 +126,7 @@ class PerNodeTier(Tier):
         tables: Sequence[TierRows],
         like: Tensor,
         state_width: int,
-        layout: Layout,
+        layout: TierLayout,
         nodes: Nodes,
     ) -> None:
         """The tier has the type, dimension and device of the rows `like` [0, D]."""
@@ -142,7 +142,7 @@ class ReplicatedTier(Tier):
         tables: Sequence[TierRows],
         like: Tensor,
         state_width: int,
-        layout: Layout,
+        layout: TierLayout,
         nodes: Nodes,
     ) -> None:
         """The tier has the type, dimension and device of the rows `like` [0, D]."""
@@ -166,8 +166,8 @@ class GroupReplicas:
     """The rows of each table that are replicated."""
     per_node_rows: tuple[TierRows, ...]
     """The rows of each table that are there once per node."""
-    replicated_layout: Layout
-    per_node_layout: Layout
+    replicated_layout: TierLayout
+    per_node_layout: TierLayout
     replicated_tier: ReplicatedTier | None = None
     per_node_tier: PerNodeTier | None = None
 
@@ -189,10 +189,10 @@ class GroupReplicas:
             router=Router(group.num_rows, rows[0], rows[1], device),
             replicated_rows=replicated,
             per_node_rows=per_node,
-            replicated_layout=Layout(
+            replicated_layout=TierLayout(
                 sum(map(len, rows[0])), shares_of_replicated(nodes.n_nodes, ranks)
             ),
-            per_node_layout=Layout(sum(map(len, rows[1])), ranks),
+            per_node_layout=TierLayout(sum(map(len, rows[1])), ranks),
         )
 
 
