@@ -279,7 +279,7 @@ def _judged(
     return Advice(
         groups=groups,
         unique_shares=tuple(sample.unique_share(group) for group in groups),
-        features=tuple(_advice(sample, name, groups, limits, worth) for name in sample.features),
+        features=tuple(_advice(sample, name, groups, worth) for name in sample.features),
         limits=limits,
         batch_size=batch_size,
         batches=counts.batches,
@@ -292,7 +292,6 @@ def _advice(
     sample: SampledBatches,
     name: str,
     groups: Sequence[tuple[str, ...]],
-    limits: Limits,
     worth: Worth,
 ) -> FeatureAdvice:
     counts = sample.repeats

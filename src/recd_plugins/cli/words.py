@@ -4,9 +4,9 @@ message."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,21 @@ class Meaning:
         return f"{self.name} ({self.kind})\n  {self.text}\n  {self.page}"
 
 
+Known = Iterator[tuple[list[str], Meaning]]
+"""Names, and what each of them means."""
+
+
 def meanings(asked: str) -> list[Meaning]:
     """All that a word means; where no word is meant, the messages that the text is a part of."""
     asked = " ".join(asked.split())
     known: dict[str, None] = {}
     words = len(asked.split())
-    sources = [_words, _settings, _commands, _records]
+    sources: list[Callable[[], Known]] = [_words, _settings, _commands, _records]
     if words > 1:  # two may be the name of a record
-        sources.insert(3 if words >= SEVERAL else 4, _messages)
+        sources.insert(3 if words >= SEVERAL else 4, partial(_messages, asked))
     for source in sources:
         found = []
-        for names, meaning in source(asked):
+        for names, meaning in source():
             known |= dict.fromkeys(names)
             if _plain(asked) in map(_plain, names):
                 found.append(meaning)
@@ -70,7 +74,7 @@ def _plain(word: str) -> str:
     return word.lower().replace("_", " ").replace("-", " ").removeprefix("train.").strip("`. ")
 
 
-def _words(asked: str) -> Iterator[tuple[list[str], Meaning]]:
+def _words() -> Known:
     for page in PAGES:
         kind = "metric" if page == "metrics" else "word"
         for row in ROW.finditer(_text(page)):
@@ -86,7 +90,7 @@ def _text(page: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _commands(asked: str) -> Iterator[tuple[list[str], Meaning]]:
+def _commands() -> Known:
     from recd_plugins.cli.main import app
 
     for name, command in commands(app):
@@ -114,7 +118,7 @@ def commands(app: Any) -> Iterator[tuple[str, Any]]:
     yield from below(typer.main.get_command(app))
 
 
-def _settings(asked: str) -> Iterator[tuple[list[str], Meaning]]:
+def _settings() -> Known:
     from recd_plugins.describe import nested, options_of
     from recd_plugins.planning.topology import Topology
     from recd_plugins.registry.settings import TrainSettings
@@ -140,7 +144,7 @@ def _settings(asked: str) -> Iterator[tuple[list[str], Meaning]]:
                 yield [name, option.name], meaning
 
 
-def _messages(asked: str) -> Iterator[tuple[list[str], Meaning]]:
+def _messages(asked: str) -> Known:
     """The messages that a text of several words is, or is a part of."""
     from recd_plugins.cli.messages import messages_like
 
@@ -150,7 +154,7 @@ def _messages(asked: str) -> Iterator[tuple[list[str], Meaning]]:
         yield [asked], Meaning(kind=kind, name=name, text=text, page=message.page)
 
 
-def _records(asked: str) -> Iterator[tuple[list[str], Meaning]]:
+def _records() -> Known:
     from recd_plugins.describe import options_of
     from recd_plugins.hooks.manager import Catalog, available
 
