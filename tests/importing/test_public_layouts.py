@@ -405,3 +405,50 @@ def test_ratings_below_a_line_of_their_film_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "c.csv").read_text().splitlines() == [
         "1,7,3,2005-09-06", "1,9,5,2005-05-13", "2,7,4,2004-01-02",
     ]  # fmt: skip
+
+
+def test_sessions_in_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Otto; the lines of the page make a row of each event, with what came before."""
+    kinds = ["clicks", "carts", "orders"]
+    start = 1_659_304_800_025
+    lines = [
+        {
+            "session": one,
+            "events": [
+                {"aid": (one * 7 + at * at) % 90, "ts": start + at, "type": kinds[at % 3]}
+                for at in range(3 + one % 5)
+            ],
+        }
+        for one in range(120)
+    ]
+    path = text(tmp_path / "train.jsonl", "".join(json.dumps(one) + "\n" for one in lines))
+    assert "Each row seems to be a whole session, its events in lists" in proposal(path)[1]
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    code = page.partition("# events.py\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    rows, found = imported(tmp_path / "rows.jsonl")
+    schema = found["schema"]
+    assert [schema[one] for one in ("session_id", "timestamp", "label")] == [
+        "session_id", "ts", "label",
+    ]  # fmt: skip
+    sparse = {one["name"]: one for one in schema["sparse"]}
+    assert sparse["seen"]["table"] == "item_id"
+    assert rows["seen"].to_pylist()[:3] == [[], [0], [0, 1]]
+    assert rows["label"].to_pylist()[:3] == [0, 0, 1]
+
+
+def test_whole_numbers_are_told_apart_in_floats_too(tmp_path: Path) -> None:
+    """As pandas writes integers of which some are missing."""
+    draw = np.random.default_rng(0)
+    items = draw.permutation(900)[(draw.zipf(1.3, 1_000) - 1) % 900].astype(np.float64)
+    seen = draw.poisson(3, 1_000).astype(np.float64)
+    items[::50], seen[::50] = np.nan, np.nan
+    path = tmp_path / "a.parquet"
+    clicks = draw.integers(0, 2, 1_000)
+    pq.write_table(pa.table({"click": clicks, "thing": items, "seen": seen}), path)
+    rows, found = imported(path)
+    assert [one["name"] for one in found["schema"]["sparse"]] == ["thing"]
+    assert [one["name"] for one in found["schema"]["dense"]] == ["seen"]
+    assert "thing: whole numbers, taken for ids" in "\n".join(found["doubts"])
+    assert [len(ids) for ids in rows["thing"].to_pylist()][49:52] == [1, 0, 1]

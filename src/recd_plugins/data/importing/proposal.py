@@ -193,6 +193,10 @@ NO_LABEL = (
     "--negatives 4` make it"
 )
 
+SESSIONS = (
+    ". Each row seems to be a whole session, its events in lists: write a row of each event "
+    "(docs/own-data.md has the lines)"
+)
 NO_FEATURE = "no column is a feature as it is: what is left out says why"
 
 EVENT_WORDS = frozenset(["event", "action", "behavior", "behaviour", "interaction"])
@@ -618,9 +622,10 @@ def _feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         if column.width is None:
             return _out(column, "lists of numbers that differ in length are no feature as they are")
         return _dense(column)
-    if column.seems == "numbers" and not (column.whole and _is(column, ID_WORDS)):
+    if column.seems == "numbers" and not column.whole:
         return _dense(column)
-    if column.seems == "numbers" and column.high is not None and column.high > MOST_EXACT:
+    named = _is(column, ID_WORDS)
+    if column.seems == "numbers" and named and column.high is not None and column.high > MOST_EXACT:
         return _out(
             column, "ids in floats beyond 2^53, where several are one: write them as integers"
         )
@@ -727,18 +732,17 @@ def _is_prose(column: ColumnSurvey) -> bool:
 def _kind(column: ColumnSurvey) -> Kind:
     """Whether whole numbers name things or count them: by the column's name, or by their values."""
     if column.low is not None and max(-column.low, column.high) > MOST_EXACT:
-        return Kind(ids=True)
+        return Kind(ids=column.seems == "integers")
     if _is(column, ID_WORDS):
         return Kind(ids=True)
     if column.two_valued or _is(column, COUNT_WORDS) or column.seen is None:
         return Kind(ids=False)
     if re.fullmatch(CATEGORY, column.name) and column.distinct > 2:
         return Kind(ids=True, why=f"it is called {column.name}, as categories without a name are")
-    if column.counts is None or not pa.types.is_integer(column.seen.type):
+    if column.counts is None:
         return Kind(ids=False)
-    return kind_of(
-        column.seen.to_numpy().astype(np.int64), column.counts, ascending=column.ascending
-    )
+    values = column.seen.to_numpy(zero_copy_only=False).astype(np.int64)
+    return kind_of(values, column.counts, ascending=column.ascending)
 
 
 def _dense(column: ColumnSurvey) -> ColumnEntry:
@@ -882,7 +886,8 @@ def _no_label(entries: Sequence[ColumnEntry]) -> str:
     """What to do without a label; and which columns may be one, by their values."""
     grades = [repr(one.column.name) for one in entries if _are_grades(one.column)]
     may_be = f". {' or '.join(grades[:3])} may be grades" if grades else ""
-    return f"{NO_LABEL}{may_be}"
+    whole = any(_are_times(one.column) for one in entries)
+    return f"{NO_LABEL}{may_be}{SESSIONS if whole else ''}"
 
 
 def _unless_grades(entry: ColumnEntry) -> ColumnEntry:
