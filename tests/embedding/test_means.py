@@ -1,38 +1,57 @@
-"""Two gloo ranks: sums and means of one collection, sharded in several ways."""
+"""Rung 3 (two gloo ranks): sums and means of one collection, sharded in several ways, are those of
+the unsharded collection."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed import DistributedModelParallel, comm
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
+    column_wise,
     construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
     row_wise,
+    table_row_wise,
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    get_embedding_names_by_table,
+)
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.torchrec import divided_wrongly
 from recd_plugins.data.batch import Batch
+from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.means import MeansSharder, with_means
+from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import without
 from recd_plugins.stack import load
 from recd_plugins.testing.arrange import Arranged
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
+META = torch.device("meta")
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
 ROWS, DIM = 12, 8
 TABLES: Mapping[str, tuple[PoolingType, list[str]]] = {
@@ -43,6 +62,20 @@ TABLES: Mapping[str, tuple[PoolingType, list[str]]] = {
     "read": (SUM, ["e"]),
 }
 KEYS = ["e", "a", "b", "c", "d"]
+GROUPS = (("a", "b"), ("c",))
+
+
+def configs_of(tables: Mapping[str, tuple[Any, ...]]) -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(
+            name=name,
+            embedding_dim=DIM if name in TABLES else DIM * (1 + number % 2),
+            num_embeddings=ROWS,
+            feature_names=[*features],
+            pooling=pooling,
+        )
+        for number, (name, (pooling, features, *_)) in enumerate(tables.items())
+    ]
 
 
 class Poolings(nn.Module):
@@ -50,17 +83,7 @@ class Poolings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        tables = [
-            EmbeddingBagConfig(
-                name=name,
-                embedding_dim=DIM,
-                num_embeddings=ROWS,
-                feature_names=features,
-                pooling=pooling,
-            )
-            for name, (pooling, features) in TABLES.items()
-        ]
-        self.bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+        self.bags = EmbeddingBagCollection(configs_of(TABLES), device=META)
         self.over = nn.Linear(6 * DIM, 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -86,6 +109,12 @@ def batch_of(seed: int, size: int = 6) -> Batch:
     )
 
 
+def deduplicated(batch: Batch) -> Batch:
+    unique = {key for group in GROUPS for key in group}
+    dedup = InverseKeyedJaggedTensor.from_kjt(batch.features, GROUPS)
+    return dataclasses.replace(batch, features=without(batch.features, unique), dedup=dedup)
+
+
 @dataclass(frozen=True)
 class InManyWays:
     """Row-wise but for one sum and one mean; by our sharder or by TorchRec's own."""
@@ -105,9 +134,204 @@ class InManyWays:
         return Arranged(model, ShardingPlan(plan={"bags": planned}), sharders)
 
 
+@dataclass(frozen=True)
+class BehindPlugins(InManyWays):
+    """Unique samples of `a` and `b`, and of `c`; rows of `seen` and `heard` are in tiers."""
+
+    coalesce: Coalesce = "none"
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        arranged = InManyWays(alone=False)(model, optimizer)
+        rows = np.arange(ROWS)
+        tables = {
+            name: TablePlan(
+                table=name, replicated=rows[::3], per_node=rows[1::3], coalesce=self.coalesce
+            )
+            for name in ("seen", "heard")
+        }
+        cluster = TierCluster(TierPlan(tables=tables, n_nodes=2, ranks_per_node=1))
+        adapt(model, GROUPS, unique_shares=(0.2, 0.9))
+        sharders = with_dedup(tier_sharders(cluster, arranged.sharders))
+        return arranged._replace(sharders=with_means(sharders, model))
+
+
+BATCHES = [[batch_of(2 * step + rank) for rank in range(2)] for step in range(4)]
+
+
 def test_means_alone_are_divided(gloo_pool: GlooPool) -> None:
-    batches = [[batch_of(2 * step + rank) for rank in range(2)] for step in range(4)]
-    check_parity(gloo_pool, Poolings, batches, arrange=InManyWays())
+    check_parity(gloo_pool, Poolings, BATCHES, arrange=InManyWays())
+
+
+@pytest.mark.parametrize("coalesce", ["none", "rank"])
+def test_behind_tiers_and_on_unique_samples(gloo_pool: GlooPool, coalesce: Coalesce) -> None:
+    unique = [[deduplicated(batch) for batch in step] for step in BATCHES]
+    check_parity(
+        gloo_pool,
+        Poolings,
+        unique,
+        arrange=BehindPlugins(coalesce=coalesce),
+        reference_batches=BATCHES,
+        tables=["sgd", "rowwise_adagrad"],
+    )
+
+
+# Any way that TorchRec shards bags, by their outputs.
+
+Tables = Mapping[str, tuple[PoolingType, list[str], str]]
+"""How each table pools, its features, and its way of `ways`."""
+
+MIXED: Tables = {
+    "a": (MEAN, ["f", "g"], "rows"),
+    "b": (SUM, ["f"], "rows"),
+    "c": (SUM, ["f"], "rows"),
+    "d": (MEAN, ["h"], "columns"),
+    "e": (SUM, ["h", "i"], "columns"),
+    "f": (MEAN, ["i"], "replicas"),
+    "g": (SUM, ["j"], "replicas"),
+    "h": (SUM, ["g", "k"], "rank 1"),
+    "i": (MEAN, ["l"], "rank 0"),
+    "j": (SUM, ["j"], "rank 0"),
+    "k": (MEAN, ["k"], "node"),
+    "l": (SUM, ["l"], "node"),
+    "m": (MEAN, ["m"], "grid"),
+    "n": (SUM, ["m", "n"], "grid"),
+}
+VARIABLE: Tables = {  # on the CPU, TorchRec has no two kernels for them on a rank
+    "a": (MEAN, ["f"], "rows"),
+    "b": (SUM, ["g"], "rank 1"),
+    "c": (MEAN, ["h", "i"], "rows"),
+}
+SHARED: Tables = {**VARIABLE, "d": (SUM, ["h"], "rank 0")}
+IN_ORDER: Tables = {
+    "a": (MEAN, ["i"], "rank 0"),
+    "b": (SUM, ["h"], "rank 1"),
+    "c": (MEAN, ["g"], "rows"),
+}
+MANY: Tables = {
+    "a": (MEAN, ["i"], "rank 0"),
+    "b": (SUM, ["g", "h"], "rank 1"),
+    "c": (MEAN, ["g"], "rows"),
+    "d": (SUM, ["g"], "rows"),
+    "e": (MEAN, ["f"], "columns"),
+}
+
+
+def ways() -> Mapping[str, ParameterShardingGenerator]:
+    return {
+        "rows": row_wise(),
+        "columns": column_wise(ranks=[1, 0]),
+        "replicas": data_parallel(),
+        "rank 0": table_wise(rank=0),
+        "rank 1": table_wise(rank=1),
+        "node": table_row_wise(host_index=0),
+        "grid": grid_shard(host_indexes=[0]),
+    }
+
+
+class Compared:
+    """On a rank: bags of the tables, sharded, beside those of the unsharded collection."""
+
+    def __init__(self, tables: Tables, *, alone: bool = True) -> None:
+        configs = configs_of(tables)
+        torch.manual_seed(0)
+        self.whole, model = (
+            nn.ModuleDict(
+                {"bags": EmbeddingBagCollection(configs, device=device), "over": nn.Linear(1, 1)}
+            )
+            for device in (torch.device("cpu"), META)
+        )
+        own: Any = EmbeddingBagCollectionSharder()
+        self.ways = {name: way for name, (_, _, way) in tables.items()}
+        self.sharded = DistributedModelParallel(
+            model,
+            device=torch.device("cpu"),
+            plan=ShardingPlan(plan={"bags": self.plan(own)}),
+            sharders=with_means([own], model) if alone else [own],
+        )
+        self.sharded.load_state_dict(self.whole.state_dict())
+
+    def plan(self, own: Any) -> Any:
+        generators = {name: ways()[way] for name, way in self.ways.items()}
+        bags = self.whole["bags"]
+        found = construct_module_sharding_plan(bags, generators, sharder=own, device_type="cpu")
+        for name, way in self.ways.items():
+            found[name].compute_kernel = "dense" if way == "replicas" else "fused"
+        return found
+
+    def differ(self, features: KeyedJaggedTensor) -> list[str]:
+        """The keys of bags that are not alike."""
+        theirs, ours = self.whole["bags"](features), self.sharded.module["bags"](features).wait()
+        assert sorted(theirs.keys()) == sorted(ours.keys())
+        theirs = theirs.to_dict()
+        return [key for key in theirs if not torch.allclose(ours[key], theirs[key], rtol=1e-5)]
+
+
+def features_of(tables: Tables, seed: int, *, variable: bool = False) -> KeyedJaggedTensor:
+    """Bags of 0 to 3 ids, of one feature none; keys in another order than the tables'."""
+    keys = sorted({feature for _, features, _ in tables.values() for feature in features})[::-1]
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [2 + number if variable else 5 for number in range(len(keys))]
+    none = torch.arange(len(keys)).eq(seed % len(keys)).repeat_interleave(torch.tensor(sizes))
+    lengths = torch.randint(0, 4, (sum(sizes),), generator=draw).masked_fill(none, 0)
+    inverse = [torch.randint(0, size, (5,), generator=draw) for size in sizes]
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw),
+        lengths=lengths,
+        stride_per_key_per_rank=[[size] for size in sizes] if variable else None,
+        inverse_indices=(keys, torch.stack(inverse)) if variable else None,
+    )
+
+
+@contextmanager
+def own_nodes() -> Iterator[None]:
+    """TorchRec keeps the groups of nodes for good, which are those of another world in a pool."""
+    comm._INTRA_PG = comm._CROSS_PG = None
+    yield
+    comm._INTRA_PG = comm._CROSS_PG = None
+
+
+def in_every_way(*, alone: bool) -> tuple[list[str], list[list[str]]]:
+    """What is said to be wrong, and what is, batch by batch."""
+    with own_nodes():
+        compared = Compared(MIXED, alone=alone)
+        batches = [features_of(MIXED, 2 * step + dist.get_rank()) for step in range(4)]
+        return divided_wrongly(compared.sharded), [compared.differ(batch) for batch in batches]
+
+
+def test_every_way_that_tables_are_sharded(gloo_pool: GlooPool) -> None:
+    (wrong, differ), _ = gloo_pool.run(in_every_way, alone=False)
+    by_table = dict(zip(MIXED, get_embedding_names_by_table(configs_of(MIXED)), strict=True))
+    keys = {key for batch in differ for key in batch}
+    assert wrong == [name for name in MIXED if keys & {*by_table[name]}]
+    for wrong, differ in gloo_pool.run(in_every_way, alone=True):
+        assert not wrong
+        assert not any(differ)
+
+
+def of_variable_sizes(tables: Tables) -> list[list[str]]:
+    compared = Compared(tables)
+    return [compared.differ(features_of(tables, step, variable=True)) for step in range(3)]
+
+
+@pytest.mark.parametrize("tables", [VARIABLE, SHARED], ids=["a feature each", "shared"])
+def test_keys_that_differ_in_batch_size(gloo_pool: GlooPool, tables: Tables) -> None:
+    assert gloo_pool.run(of_variable_sizes, tables) == [[[], [], []]] * 2
+
+
+def moved(tables: Tables) -> list[list[str]]:
+    """A step, and others once two tables have changed their ranks."""
+    compared = Compared(tables)
+    before = compared.differ(features_of(tables, 0))
+    compared.ways |= {"a": "rank 1", "b": "rank 0"}
+    plan = compared.plan(EmbeddingBagCollectionSharder())
+    compared.sharded.reshard({"bags": (0.0, {name: plan[name] for name in "ab"})}, "bags")
+    return [before, *(compared.differ(features_of(tables, seed)) for seed in (1, 2))]
+
+
+@pytest.mark.parametrize("tables", [IN_ORDER, MANY], ids=["in order", "many"])
+def test_tables_that_move(gloo_pool: GlooPool, tables: Tables) -> None:
+    assert gloo_pool.run(moved, tables) == [[[], [], []]] * 2
 
 
 def outputs(arrange: InManyWays) -> tuple[list[str], dict[str, list[float]]]:
@@ -132,9 +356,10 @@ def outputs(arrange: InManyWays) -> tuple[list[str], dict[str, list[float]]]:
 def test_a_sharder_of_torchrec_divides_more(gloo_pool: GlooPool) -> None:
     """If this fails, TorchRec has mended it: `MeansSharder` may go."""
     (wrong, found), _ = gloo_pool.run(outputs, InManyWays(alone=False), world_size=2)
-    assert wrong == ["seen", "bought", "liked"]
+    assert wrong == ["seen", "bought", "liked", "heard"]
     assert found["a@seen"][0] == pytest.approx(2.0 / (1 + 1e-6))  # a mean
-    assert found["c"][0] == pytest.approx(2.0 / (2 + 1e-6))  # a sum
+    assert found["a@heard"][0] == pytest.approx(2.0 / (2 + 1e-6))  # a sum
+    assert found["c"][0] == pytest.approx(2.0 / (2 + 1e-6))  # another
     assert found["d"][0] == pytest.approx(1.0 / (2 + 1e-6))  # a mean of ones
     (wrong, found), _ = gloo_pool.run(outputs, InManyWays(), world_size=2)
     assert not wrong
@@ -168,13 +393,13 @@ def test_a_stack_mends_it_or_says_so(gloo_pool: GlooPool) -> None:
     (wrong, said), _ = gloo_pool.run(stack_shards, ours=True, world_size=2)
     assert (wrong, said) == ([], [])
     (wrong, said), _ = gloo_pool.run(stack_shards, ours=False, world_size=2)
-    assert wrong == ["seen", "bought", "liked"]
+    assert wrong == ["seen", "bought", "liked", "heard"]
     (notice,) = said
-    assert notice.startswith("the pooling of seen, bought, liked is computed wrongly: ")
+    assert notice.startswith("the pooling of seen, bought, liked, heard is computed wrongly: ")
     assert "sharders=stack.sharders()" in notice
 
 
-def test_only_bags_with_means_beside_others_are_wrapped() -> None:
+def test_only_bags_of_models_with_means_are_wrapped() -> None:
     own: Any = EmbeddingBagCollectionSharder()
     assert isinstance(with_means([own], Poolings())[0], MeansSharder)
     assert with_means([own], nn.Linear(1, 1)) == [own]

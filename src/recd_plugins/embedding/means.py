@@ -1,4 +1,4 @@
-"""Sums and means of one collection, each table sharded in a way of its own."""
+"""Means and sums of bags, each table sharded in a way of its own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ OF_BAGS = (
 
 
 class MeansSharder(WrappedSharder):
-    """Has means alone divided by the sizes of bags; TorchRec would divide sums too that are not
-    row-wise, beside means that are."""
+    """Has means alone divided by the sizes of bags, in what any sharder of bags makes.
+
+    `DistributedModelParallel.reshard` asks the `inner` sharder, and the module divides as before.
+    """
 
     def shard(
         self,
@@ -41,18 +43,12 @@ class MeansSharder(WrappedSharder):
         divide_means_alone(sharded)
         return sharded
 
-    def reshard(self, *given: Any, **options: Any) -> Any:
-        sharded: nn.Module = self._inner.reshard(*given, **options)
-        divide_means_alone(sharded)
-        return sharded
-
 
 def with_means(
     sharders: Iterable[ModuleSharder[nn.Module]], model: nn.Module
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders; where a collection of the model has means beside other tables, those of bags
-    divide them alone."""
-    if not any(_has_means_beside_others(module) for module in model.modules()):
+    """The sharders; where a collection of the model has means, those of bags divide them alone."""
+    if not any(_has_means(module) for module in model.modules()):
         return list(sharders)
     return [
         MeansSharder(sharder) if issubclass(sharder.module_type, OF_BAGS) else sharder
@@ -60,8 +56,7 @@ def with_means(
     ]
 
 
-def _has_means_beside_others(module: nn.Module) -> bool:
-    if not isinstance(module, EmbeddingBagCollection):
-        return False
-    configs = module.embedding_bag_configs()
-    return len(configs) > 1 and any(one.pooling is PoolingType.MEAN for one in configs)
+def _has_means(module: nn.Module) -> bool:
+    return isinstance(module, EmbeddingBagCollection) and any(
+        config.pooling is PoolingType.MEAN for config in module.embedding_bag_configs()
+    )

@@ -227,16 +227,16 @@ class Usage:
             self._watching[model].append(self._watch_order(model, planner))
 
     def _divided_wrongly(self, model: nn.Module) -> None:
-        """Means and sums in one collection, which none of `stack.sharders()` has sharded."""
+        """Means that none of `stack.sharders()` has sharded, and sums beside them."""
         from recd_plugins.compat.torchrec import divided_wrongly
 
         if tables := divided_wrongly(model):
             self._give(
                 Wrong(
                     what=f"the pooling of {', '.join(tables)}",
-                    why="another table of the collection is row-wise and pools by the mean, and "
-                    "TorchRec then divides sums that are not row-wise by their bags' sizes, means "
-                    "twice, and no mean of a feature that is summed too",
+                    why="beside a row-wise table that pools by the mean, TorchRec divides other "
+                    "sums by their bags' sizes, other means twice, and some means not at all, as "
+                    "it does those of grids",
                     cure="Write `DistributedModelParallel(model, plan=plan, "
                     "sharders=stack.sharders())`, which divide means alone, or have sums and means "
                     "in collections of their own.",

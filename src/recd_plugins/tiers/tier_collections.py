@@ -42,6 +42,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.torchrec import (
+    SUMMED_IN_PARTS,
     ShardedOrder,
     bags_of,
     divide_as_whole,
@@ -495,9 +496,8 @@ class TierRowBagCollection(ShardedParts):
 
 
 def _row_wise(shardings: Mapping[str, ParameterSharding]) -> set[str]:
-    """The tables whose bags are summed on several ranks, in parts."""
-    kinds = ("row_wise", "table_row_wise")
-    return {name for name, sharding in shardings.items() if sharding.sharding_type in kinds}
+    """The tables whose bags are summed on several ranks, in parts; those of grids are too."""
+    return {name for name, one in shardings.items() if one.sharding_type in SUMMED_IN_PARTS}
 
 
 def is_coalesced(plan: TierPlan, table: str) -> bool:
