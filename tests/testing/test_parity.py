@@ -111,6 +111,19 @@ def test_a_number_alone_has_a_bound_of_its_own() -> None:
     assert bounds["step"] == FACTOR * (1 + 2 * torch.finfo(torch.float32).eps)
 
 
+class WithAnEmptyLayer(Probe):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("nothing", nn.Parameter(torch.empty(3, 0)))
+
+
+def test_parameters_without_elements_are_at_parity() -> None:
+    batches = random_batches(SCHEMA, steps=2)
+    reference = reference_of(WithAnEmptyLayer, batches, optimizer=settings("sgd"))
+    assert reference.bounds["dense parameter 'nothing'"].shape == (3, 0)
+    assert_parity(reference.trained, *reference)
+
+
 def test_a_wrong_loss_is_named_by_step_and_rank() -> None:
     left = trained(items=[[1.0]])
     right = dataclasses.replace(left, losses=torch.tensor([[0.5, 0.75]]))

@@ -214,7 +214,7 @@ def _with_bounds(train: Callable[..., Trained]) -> Reference:
     expected = trained.tensors()
     spreads = spreads_of(lambda rounding: train(rounding=rounding).tensors(), expected)
     bounds = bounds_of(spreads, expected)
-    dense = [name for name in bounds if name.startswith("dense parameter")]
+    dense = [name for name in bounds if name.startswith("dense parameter") and bounds[name].numel()]
     if dense:
         widest = torch.stack([bounds[name].max() for name in dense]).max()
         bounds |= dict.fromkeys(dense, widest)

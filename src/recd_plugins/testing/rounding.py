@@ -203,6 +203,6 @@ def _bound(spread: Tensor, expected: Tensor) -> Tensor:
 
 def _widest(values: Tensor) -> Tensor:
     """The largest element of each row, [R, 1, ...]; of what has no columns each is its own row."""
-    if values.dim() < 2:
+    if values.dim() < 2 or not values.numel():
         return values
     return values.amax(dim=tuple(range(1, values.dim())), keepdim=True)
