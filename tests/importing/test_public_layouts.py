@@ -4,6 +4,7 @@ reads of them."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -452,3 +453,21 @@ def test_whole_numbers_are_told_apart_in_floats_too(tmp_path: Path) -> None:
     assert [one["name"] for one in found["schema"]["dense"]] == ["seen"]
     assert "thing: whole numbers, taken for ids" in "\n".join(found["doubts"])
     assert [len(ids) for ids in rows["thing"].to_pylist()][49:52] == [1, 0, 1]
+
+
+def test_what_describes_an_item_and_is_not_drawn_with_it_is_told(tmp_path: Path) -> None:
+    """As the artist's name beside its id in Last.fm, and a price."""
+    lines = [
+        f"{one % 70},{one * one % 40},A{one * one % 40},{one * one % 40 / 8},{one % 11 / 8}"
+        for one in range(400)
+    ]
+    head = "user_id,artist_id,artist,price,age"
+    path = text(tmp_path / "a.csv", head + "\n" + "\n".join(lines) + "\n")
+    words = ("data", "import", path, tmp_path / "t", "--negatives", 1, "--item", "artist_id")
+    told = recd(*words)
+    assert re.findall(r"doubt: (\w+): is the same wherever an item is", told) == [
+        "artist", "price",
+    ]  # fmt: skip
+    every = ("--item", "artist", "--item", "price")
+    told = recd(*words[:3], tmp_path / "u", *words[4:], *every)
+    assert "is the same wherever an item is" not in told

@@ -143,7 +143,7 @@ def import_(
     """
     with reported(debug):
         from recd_plugins.data.importing.formats import foreign_files
-        from recd_plugins.data.importing.negatives import Negatives
+        from recd_plugins.data.importing.negatives import Negatives, undrawn
         from recd_plugins.data.importing.proposal import propose
         from recd_plugins.data.importing.schema_file import load_schema_and_form, parsed
         from recd_plugins.data.importing.splits import SplitBy
@@ -173,6 +173,14 @@ def import_(
                 _check_settled(proposal)
         items = tuple(item or ())
         drawn = Negatives(count=negatives, by=by, seed=seed, items=items) if negatives else None
+        if drawn is not None:
+            for name in undrawn(asked.conformed, drawn, found.sample):
+                print(
+                    f"doubt: {name}: is the same wherever an item is, and no negative has that of "
+                    f"its own item, which tells it from a click: say `--item` of all that describe "
+                    f"an item, its id first, and of {name} too; or leave it out of the schema",
+                    file=sys.stderr,
+                )
         with progress() as show:
             imported = TableImport(
                 found.files,

@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["filled_by", "tells"]
+from recd_plugins.data.conform.values import is_list
+
+__all__ = ["describes", "filled_by", "tells"]
 
 FEWEST = 20
 """Rows of each label, and rows with a value, below which a sample tells nothing."""
@@ -48,6 +50,27 @@ def filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
         return None
     share = pc.sum(pc.equal(known, found[0])).as_py() / len(known)
     return found[0].as_py() if share ** len(beside) < CHANCE else None
+
+
+def describes(column: pa.ChunkedArray, item: pa.ChunkedArray) -> bool:
+    """Whether a column has one value for each item wherever that is, and not by chance."""
+    if len(column) != len(item) or is_list(column.type) or is_list(item.type):
+        return False
+    items, values = (_places(one) for one in (item, column))
+    pairs = np.unique(items * (int(values.max(initial=0)) + 1) + values)
+    different = len(np.unique(items))
+    again = len(items) - different
+    if len(pairs) != different or again < FEWEST:
+        return False
+    shares = np.bincount(values) / len(values)
+    return bool((shares**2).sum() ** again < CHANCE)
+
+
+def _places(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """[N] the place of each value among the different ones, of which null is one."""
+    coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    places: np.ndarray[Any, np.dtype[np.int64]] = coded.indices.to_numpy().astype(np.int64)
+    return places
 
 
 def _floats(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:

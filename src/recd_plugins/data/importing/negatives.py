@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,10 +12,18 @@ import pyarrow as pa
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.hashing import hash_integers
+from recd_plugins.data.importing.leaks import describes
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, RegistryError, nearest
 
-__all__ = ["Catalogue", "CatalogueBuilder", "Negatives", "item_columns", "with_negatives"]
+__all__ = [
+    "Catalogue",
+    "CatalogueBuilder",
+    "Negatives",
+    "item_columns",
+    "undrawn",
+    "with_negatives",
+]
 
 I64 = npt.NDArray[np.int64]
 ATTEMPTS = 8
@@ -90,6 +98,19 @@ class CatalogueBuilder:
         rows = pa.concat_tables([one.rows for one in parts]).take(pa.array(first))
         self._whole = Catalogue(ids=ids, counts=counts, rows=rows.combine_chunks())
         self._parts, self._size = [], 0
+
+
+def undrawn(
+    schema: Schema, negatives: Negatives, sample: Mapping[str, pa.ChunkedArray]
+) -> list[str]:
+    """The features that describe an item in a sample, and that negatives have of the clicked
+    one."""
+    drawn = item_columns(schema, negatives)
+    item = sample.get(drawn[0])
+    if item is None:
+        return []
+    others = [one for one in (*schema.sparse_names, *schema.dense) if one not in drawn]
+    return [name for name in others if name in sample and describes(sample[name], item)]
 
 
 def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
