@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel, comm
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
@@ -32,6 +33,13 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     get_embedding_names_by_table,
+)
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    ManagedCollisionModule,
+    MCHManagedCollisionModule,
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -332,6 +340,47 @@ def moved(tables: Tables) -> list[list[str]]:
 @pytest.mark.parametrize("tables", [IN_ORDER, MANY], ids=["in order", "many"])
 def test_tables_that_move(gloo_pool: GlooPool, tables: Tables) -> None:
     assert gloo_pool.run(moved, tables) == [[[], [], []]] * 2
+
+
+def managed() -> dict[str, float]:
+    """Bags of three ones, whose ids are managed: the module makes the divisor of its collection."""
+    configs = configs_of({"a": (MEAN, ["g"]), "b": (SUM, ["f"]), "c": (SUM, ["f"])})
+    managers: dict[str, ManagedCollisionModule] = {
+        config.name: MCHManagedCollisionModule(
+            zch_size=ROWS,
+            device=torch.device("cpu"),
+            input_hash_size=100,
+            eviction_interval=2,
+            buckets=2,  # TorchRec plans as many for each rank
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+        )
+        for config in configs
+    }
+    bags = ManagedCollisionEmbeddingBagCollection(
+        EmbeddingBagCollection(configs, device=META),
+        ManagedCollisionCollection(managers, configs),
+    )
+    own: Any = ManagedCollisionEmbeddingBagCollectionSharder()
+    rows = {config.name: row_wise(compute_kernel="fused") for config in configs}
+    plan = construct_module_sharding_plan(bags, rows, sharder=own, device_type="cpu")
+    model = nn.ModuleDict({"bags": bags})
+    sharded = DistributedModelParallel(
+        model,
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan={"bags": plan}),
+        sharders=with_means([own], model),
+    )
+    for name, weight in sharded.state_dict().items():
+        for shard in weight.local_shards() if name.endswith(".weight") else []:
+            shard.tensor.fill_(1.0)
+    ids = KeyedJaggedTensor(keys=["f", "g"], values=torch.arange(6), lengths=torch.tensor([3, 3]))
+    pooled = sharded.module["bags"](ids)[0].wait()
+    return {key: bag[0, 0].item() for key, bag in pooled.to_dict().items()}
+
+
+def test_ids_that_are_managed(gloo_pool: GlooPool) -> None:
+    expected = pytest.approx({"g": 1.0, "f@b": 3.0, "f@c": 3.0}, rel=2e-6)
+    assert gloo_pool.run(managed) == [expected] * 2
 
 
 def outputs(arrange: InManyWays) -> tuple[list[str], dict[str, list[float]]]:
