@@ -1,5 +1,5 @@
-"""Memory that is handed out again: the kernel clears each page that it gives, which took more of a
-reader's processor time than laying its rows in order."""
+"""Memory that is handed out again: the kernel clears each page that it gives, and of a reader's
+processor time a fifth was the kernel's."""
 
 from __future__ import annotations
 
