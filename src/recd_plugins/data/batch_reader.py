@@ -2,9 +2,8 @@
 
 Memory holds, per stream of the consumer, the window in use and those that are loaded behind it, one
 for each thread that loads; one of these twice while it is gathered (decoded, and in its order).
-While an epoch goes on, the memory of batches that nobody holds any more stays for those behind
-them; allocators keep what else is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a
-length or float; of the features that a `dedup` converter takes, each different row once.
+Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or
+float; of the features that a `dedup` converter takes, each different row once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
-from recd_plugins.sparse.rows.reused import ReusedMemory
 from recd_plugins.storage.uri import Location
 
 __all__ = ["BatchReader", "StripeReader", "key_column"]
@@ -97,7 +95,6 @@ class BatchReader:
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
-        self._memory = ReusedMemory()
         self._threads = pa.cpu_count() if threads else 1
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
@@ -213,7 +210,7 @@ class BatchReader:
             _taken([piece.dense for piece in pieces], of_parts),
             _taken([piece.labels for piece in pieces], of_parts),
             weights,
-            gather_blocks(features, order, sizes, each, self._memory.empty),
+            gather_blocks(features, order, sizes, each),
             Picked.of(unjoined, order).cut(sizes),
             self._asked(pieces, of_parts),
             strict=True,
@@ -319,7 +316,6 @@ class StripeReader:
         ]
         self._file_columns = table.file_columns(self._columns)
         self._files: dict[Location, OpenedFile] = {}
-        self._memory = ReusedMemory()
         self._kept = kept_stripes()  # of the thread that makes it: others may decode
         self._io = 0.0
 
@@ -364,7 +360,7 @@ class StripeReader:
         if file is None:
             if len(self._files) == OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            file = self._table.opened(path, memory=self._memory)
+            file = self._table.opened(path)
         self._files[path] = file
         return file
 

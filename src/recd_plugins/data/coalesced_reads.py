@@ -14,9 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from recd_plugins.sparse.rows.reused import ReusedMemory
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["HOLE", "MOST", "FetchedFile", "coalesced"]
@@ -33,49 +30,32 @@ AT_ONCE = 16
 class FetchedFile(io.RawIOBase):
     """A file that answers from the spans that `fetch` brought, and else asks for what it is."""
 
-    def __init__(self, file: Location, source: Any, memory: ReusedMemory | None = None) -> None:
-        """What a file on disk has is read into `memory`, if there is one to share."""
+    def __init__(self, file: Location, source: Any) -> None:
         super().__init__()
-        self._memory = memory or ReusedMemory()
         self._uri = file if isinstance(file, Uri) else None
         self._source = source
         self._size: int = source.size()
         self._at = 0
         self._starts: list[int] = []
-        self._spans: list[bytes | memoryview] = []
+        self._spans: list[bytes] = []
 
     def fetch(self, spans: Iterable[tuple[int, int]]) -> None:
         """Bring spans of (first byte, size); those of before are given up."""
         ios = coalesced(spans, hole=LOCAL_HOLE if self._uri is None else HOLE, most=MOST)
-        self.forget()
+        self._starts, self._spans = [], []
         asked = map if self._uri is None else _requests(os.getpid()).map
         found = list(asked(lambda one: self._ask(*one), ios))
         self._starts = [first for first, _ in ios]
         self._spans = found
 
-    def forget(self) -> None:
-        """Give up what was brought."""
-        self._starts, self._spans = [], []
-
-    def _ask(self, first: int, end: int) -> bytes | memoryview:
-        if self._uri is None:
-            return self._from_disk(first, end)
-
+    def _ask(self, first: int, end: int) -> bytes:
         def read() -> bytes:
             found: bytes = self._source.read_at(end - first, first)
             if len(found) < end - first:
                 raise ConnectionError(f"{len(found)} of {end - first} bytes came")
             return found
 
-        return self._uri.reading(read)
-
-    def _from_disk(self, first: int, end: int) -> memoryview:
-        room = self._memory.empty(end - first, np.uint8)
-        self._source.seek(first)
-        found = self._source.readinto(room)
-        if found < end - first:
-            raise ConnectionError(f"{found} of {end - first} bytes came")
-        return room.data
+        return read() if self._uri is None else self._uri.reading(read)
 
     def readable(self) -> bool:
         return True
@@ -107,7 +87,7 @@ class FetchedFile(io.RawIOBase):
         return bytes(self.read())
 
     def close(self) -> None:
-        self.forget()
+        self._starts, self._spans = [], []
         if not self.closed:
             self._source.close()
         super().close()

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
 from recd_plugins.errors import DataError
-from recd_plugins.sparse.rows.reused import ReusedMemory
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 
@@ -88,16 +87,10 @@ def read_footer(file: Location) -> Footer:
         raise _not_whole(file, error) from error
 
 
-def opened(
-    file: Location,
-    facts: FileFacts | None = None,
-    *,
-    buffer_size: int = 0,
-    memory: ReusedMemory | None = None,
-) -> OpenedFile:
+def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int = 0) -> OpenedFile:
     """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet, and
     for what is not what it was when its `facts` were found. Of a file on disk a buffer keeps huge
-    columns from being read whole; without one its bytes are read into `memory`."""
+    columns from being read whole."""
     _check_is_file(file)
     try:
         source = _source(file)
@@ -110,7 +103,7 @@ def opened(
         if isinstance(file, Path) and buffer_size:
             source.close()
             source = None
-        return OpenedFile(file, source, footer, facts, buffer_size=buffer_size, memory=memory)
+        return OpenedFile(file, source, footer, facts, buffer_size=buffer_size)
     except DataError:
         raise
     except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
@@ -129,21 +122,17 @@ class OpenedFile(pq.ParquetFile):
         facts: FileFacts | None,
         *,
         buffer_size: int = 0,
-        memory: ReusedMemory | None = None,
     ) -> None:
         self.location = location
         self.digest = footer.digest
         self.partitions = {} if facts is None else dict(facts.partitions)
-        self._fetched = None if source is None else FetchedFile(location, source, memory)
+        self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
         super().__init__(
             location if self._fetched is None else pa.PythonFile(self._fetched, mode="r"),
             buffer_size=buffer_size if self._fetched is None else 0,
             metadata=footer.metadata,
             page_checksum_verification=True,
-            # Of a store, what was not fetched is then read ahead; of a disk, Arrow would hold the
-            # bytes of a stripe until it reads the next of this file.
-            pre_buffer=isinstance(location, Uri),
         )
 
     def read_row_group(
@@ -156,8 +145,6 @@ class OpenedFile(pq.ParquetFile):
             self._fetched.fetch(_spans(self.metadata, i, own))
             self._io += time.perf_counter() - began
         rows = super().read_row_group(i, own, *args, **options)
-        if self._fetched is not None:
-            self._fetched.forget()
         return self._with_partitions(rows, columns)
 
     def close(self, force: bool = False) -> None:

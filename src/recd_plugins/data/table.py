@@ -40,7 +40,6 @@ from recd_plugins.data.side_table import PAIRS, SideTable
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.patterns import matching
-from recd_plugins.sparse.rows.reused import ReusedMemory
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = [
@@ -176,11 +175,9 @@ class Table:
             paths, whole, held, source, absent=columns.types, facts=facts, joins=tuple(joins)
         )
 
-    def opened(
-        self, file: Location, *, buffer_size: int = 0, memory: ReusedMemory | None = None
-    ) -> OpenedFile:
+    def opened(self, file: Location, *, buffer_size: int = 0) -> OpenedFile:
         """A file of the table, if it is still what it was when the table was opened."""
-        return opened(file, self.facts.get(file), buffer_size=buffer_size, memory=memory)
+        return opened(file, self.facts.get(file), buffer_size=buffer_size)
 
     def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a stripe: all columns of the schema, or some of them."""

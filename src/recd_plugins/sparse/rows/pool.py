@@ -45,8 +45,6 @@ Column: TypeAlias = "Sequence[Jagged | WeightedJagged]"
 """The rows of a feature, in parts: all of them with weights, or none."""
 Each: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 """A call for each number: `map`, or that of an executor."""
-Empty: TypeAlias = Callable[[int, type[np.int64]], I64]
-"""So many ids, whatever they are: `np.empty`, or that of a `ReusedMemory`."""
 
 
 class RowBlock(NamedTuple):
@@ -75,20 +73,18 @@ def gather_blocks(
     rows: I64,
     sizes: Sequence[int],
     each: Each = map,
-    empty: Empty = np.empty,
 ) -> list[RowBlock]:
     """Rows `rows` [N], in this order, cut into blocks of `sizes`.
 
     `columns` are the features; the rows of each come in parts, the same rows for all of them.
-    Where `each` is an executor's, several features are copied at a time. The ids of each block lie
-    in an array of `empty`.
+    Where `each` is an executor's, several features are copied at a time.
     """
     cuts = np.cumsum([0, *sizes])
     if not columns:
         return [RowBlock(np.empty(0, np.int64), np.empty((0, size), np.int32)) for size in sizes]
     lengths = np.stack([_lengths(parts) for parts in columns]).take(rows, axis=1)
     numels = np.add.reduceat(lengths, cuts[:-1], axis=1, dtype=np.int64)  # [K, blocks]
-    values = [empty(numel, np.int64) for numel in numels.sum(axis=0)]
+    values = [np.empty(numel, np.int64) for numel in numels.sum(axis=0)]
     scored = any(map(_is_scored, columns))
     weights = [np.ones(numel, np.float32) for numel in numels.sum(axis=0)] if scored else []
     of_ids, of_weights = _targets(values, numels), _targets(weights, numels)
