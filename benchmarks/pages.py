@@ -200,6 +200,21 @@ TABLES = (
         ),
     ),
     SuiteTable(
+        page="advise.md",
+        suite="advise",
+        figures=(
+            "regret: sequences, S 16, Zipf 1.05, 200 mbit",
+            "regret: sequences, S 4, Zipf 1.2, 200 mbit",
+            "regret: sequences, S 1, Zipf 1.2, 200 mbit",
+            "regret: sequences, S 16, Zipf 0.8, 50 mbit",
+            "regret: pooled, S 8, Zipf 1.2, 200 mbit",
+            "regret: pooled, S 1, Zipf 1.05, 50 mbit",
+            "regret, the median of the settings",
+            "advice, with what would change it",
+            "advice, peak memory",
+        ),
+    ),
+    SuiteTable(
         page="dsi.md",
         suite="dsi",
         figures=(

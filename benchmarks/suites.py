@@ -85,6 +85,12 @@ SUITES = (
         minutes=13,
     ),
     Suite(
+        module="advise",
+        about="Advice on a hundred large tables; its regret over 44 registries in six settings.",
+        minutes=70,
+        limits=True,
+    ),
+    Suite(
         module="honesty",
         arguments=("--only", "coverage"),
         about="Coverage of caches in 21 tables, forecast of a part of each, beside what it was.",
