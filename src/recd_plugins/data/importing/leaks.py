@@ -1,7 +1,9 @@
-"""Columns that tell a label: in the rows of a sample, one alone says what the label is."""
+"""Columns that tell a label: by their names, as measured after it; or in the rows of a sample,
+where one alone says what the label is."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,70 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.importing.column_entry import ColumnEntry, entries_of, left_out
+from recd_plugins.data.importing.column_names import (
+    AFTER_FLAGS,
+    BEFORE_WORDS,
+    ID_WORDS,
+    is_called,
+    is_stay,
+    words_of,
+)
+from recd_plugins.data.importing.label_columns import answer_in
+from recd_plugins.data.importing.survey import ColumnSurvey, Survey
 
-__all__ = ["describes", "filled_by", "tells"]
+__all__ = ["describes", "filled_by", "tells", "unless_leak"]
 
 FEWEST = 20
 """Rows of each label, and rows with a value, below which a sample tells nothing."""
 MOST_AUC = 0.98
 CHANCE = 1e-6
 """The chance, if labels had nothing to do with it, below which values stand beside one alone."""
+
+
+def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Survey) -> ColumnEntry:
+    """The entry of a feature, left out if it is measured after the answer or tells it."""
+    column = entry.column
+    if entry.part not in ("dense", "sparse"):
+        return entry
+    label = next(entries_of(entries, "label"), None)
+    if label is not None and _is_after(column):
+        return left_out(
+            column, "is measured after the answer, by its name, which as a feature would tell it: "
+            "name it under `dense` if it is known before"
+        )  # fmt: skip
+    rows = survey.sample.get(column.name)
+    answers = [one.column for one in entries if one.part == "out" and answer_in(one.column)]
+    if label is not None and label.column.two_valued:
+        answers.insert(0, label.column)
+        labels = survey.sample.get(label.column.name)
+        single = column.is_number and not is_called(column, ID_WORDS) and rows is not None
+        if single and labels is not None and tells(labels, rows):
+            return left_out(
+                column, f"alone tells {label.column.name!r} in the sample: name it under "
+                f"`{entry.part}` if it is known before"
+            )  # fmt: skip
+    for answer in answers:
+        beside = survey.sample.get(answer.name)
+        if rows is None or beside is None:
+            continue
+        only = filled_by(beside, rows)
+        if only is not None and (not answer.two_valued or only == 1):
+            return left_out(
+                column, f"has values only where {answer.name!r} is {only}, so it tells the answer: "
+                f"name it under `{entry.part}` if it is known before"
+            )  # fmt: skip
+    return entry
+
+
+def _is_after(column: ColumnSurvey) -> bool:
+    """Whether its name is of what a user does once the answer is given."""
+    words = words_of(column.name)
+    if not column.is_number or not BEFORE_WORDS.isdisjoint(words):
+        return False
+    if column.two_valued and "_".join(words).removeprefix("is_") in AFTER_FLAGS:
+        return True
+    return is_stay(column)
 
 
 def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:

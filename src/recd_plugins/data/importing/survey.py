@@ -96,6 +96,16 @@ class ColumnSurvey:
         """Whether next to every value is another one."""
         return self.values >= 100 and self.distinct >= 0.98 * self.values
 
+    @property
+    def is_number(self) -> bool:
+        """Whether each row has a number."""
+        return not self.is_list and self.seems in ("integers", "numbers", "booleans")
+
+    @property
+    def may_name(self) -> bool:
+        """Whether its values may name something."""
+        return not self.is_list and self.seems in ("integers", "texts")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:

@@ -1,0 +1,220 @@
+"""The words of columns' names, and what a column is by its name alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from recd_plugins.data.importing.survey import ColumnSurvey
+
+__all__ = ["is_called", "is_split", "is_stay", "words_of"]
+
+LABEL_WORDS = frozenset(
+    [
+        "label",
+        "labels",
+        "target",
+        "click",
+        "clicks",
+        "clicked",
+        "clk",
+        "conversion",
+        "converted",
+        "purchase",
+        "purchased",
+        "bought",
+        "like",
+        "liked",
+        "y",
+        "response",
+        "is_click",
+        "install",
+    ]
+)
+TARGETS = frozenset(["label", "target", "y", "response"])
+"""The names that a label has, whatever numbers it holds."""
+NO_LABEL_WORDS = frozenset(["verified"])
+"""Those of a column that is known before: verified_purchase of a review."""
+GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance", "overall"])
+SESSION_WORDS = frozenset(["session", "sess", "sessionid", "visit", "visitid", "sid"])
+TIME_WORDS = frozenset(
+    ["time", "timestamp", "ts", "date", "datetime", "hour", "day", "created", "eventtime"]
+)
+WEIGHT_WORDS = frozenset(["weight", "weights"])
+USER_WORDS = frozenset(
+    [
+        "user",
+        "users",
+        "uid",
+        "userid",
+        "customer",
+        "member",
+        "visitor",
+        "visitorid",
+        "account",
+        "device",
+        "reviewer",
+    ]
+)
+ID_WORDS = frozenset(
+    [
+        "id",
+        "ids",
+        "item",
+        "items",
+        "user",
+        "users",
+        "uid",
+        "userid",
+        "itemid",
+        "visitorid",
+        "product",
+        "sku",
+        "category",
+        "categories",
+        "cat",
+        "brand",
+        "shop",
+        "city",
+        "country",
+        "region",
+        "zip",
+        "type",
+        "code",
+        "ad",
+        "ads",
+        "campaign",
+        "site",
+        "domain",
+        "app",
+        "device",
+        "model",
+        "publisher",
+        "genre",
+        "genres",
+        "tag",
+        "tags",
+        "keyword",
+        "keywords",
+        "history",
+        "hist",
+        "slot",
+        "channel",
+        "os",
+        "browser",
+        "hash",
+        "gender",
+        "sex",
+        "occupation",
+        "platform",
+        "tab",
+        "zipcode",
+        "postcode",
+        "cluster",
+        "bucket",
+        "segment",
+        "cate",
+        "language",
+        "lang",
+        "carrier",
+        "weekday",
+        "currency",
+        "operator",
+        "hourmin",
+        "hhmm",
+    ]
+)
+COUNT_WORDS = frozenset(
+    [
+        "count",
+        "counts",
+        "cnt",
+        "num",
+        "total",
+        "sum",
+        "avg",
+        "mean",
+        "median",
+        "price",
+        "amount",
+        "cost",
+        "income",
+        "salary",
+        "balance",
+        "budget",
+        "qty",
+        "quantity",
+        "age",
+        "duration",
+        "length",
+        "width",
+        "height",
+        "size",
+        "score",
+        "vote",
+        "votes",
+        "views",
+        "impressions",
+        "followers",
+        "pct",
+        "percent",
+        "ratio",
+        "rate",
+        "seconds",
+        "secs",
+        "minutes",
+        "ms",
+        "year",
+        "depth",
+        "position",
+        "rank",
+    ]
+)
+"""Names of what is counted or measured, whatever its numbers look like."""
+EVENT_WORDS = frozenset(["event", "action", "behavior", "behaviour", "interaction"])
+EVENTS = LABEL_WORDS | {
+    "view", "pv", "impression", "cart", "addtocart", "buy", "order", "transaction", "fav", "play",
+    "listen", "skip", "dislike", "unlike",
+}  # fmt: skip
+"""What a log says that a user did."""
+AFTER_FLAGS = frozenset(
+    [
+        "follow", "share", "comment", "forward", "hate", "favorite", "long_view", "profile_enter",
+    ]
+)  # fmt: skip
+"""What a user does with what was shown, beside `is_` or alone, as 0 or 1."""
+AFTER_TIMES = frozenset(
+    [
+        "play_time", "watch_time", "watching_time", "watching_times", "stay_time", "dwell_time",
+        "playtime", "dwell",
+    ]
+)  # fmt: skip
+"""How long a user stayed with what was shown."""
+BEFORE_WORDS = frozenset(
+    ["avg", "average", "mean", "median", "total", "sum", "count", "cnt", "num", "hist", "history",
+     "last", "prev", "previous", "past", "rate"]
+)  # fmt: skip
+"""Those of what is known of earlier rows."""
+SPLITS = frozenset(["is_test", "is_train", "split", "fold"])
+UNNAMED = "column_"
+"""What the columns of a file without a header are called here."""
+
+
+def words_of(name: str) -> list[str]:
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
+    return [part.lower() for part in parts]
+
+
+def is_called(column: ColumnSurvey, words: frozenset[str]) -> bool:
+    return not words.isdisjoint([*words_of(column.name), column.name.lower()])
+
+
+def is_stay(column: ColumnSurvey) -> bool:
+    """Whether its name is of how long something took, which is no time of day."""
+    words = words_of(column.name)
+    pairs = {"_".join(pair) for pair in itertools.pairwise(words)}
+    return not AFTER_TIMES.isdisjoint([*words, *pairs])
+
+
+def is_split(column: ColumnSurvey) -> bool:
+    return "_".join(words_of(column.name)) in SPLITS

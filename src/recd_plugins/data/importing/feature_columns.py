@@ -1,0 +1,256 @@
+"""What a column is as a feature: ids or numbers, or why none; and which features share a table."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.importing.column_entry import (
+    ColumnEntry,
+    empty_share,
+    entries_of,
+    left_out,
+)
+from recd_plugins.data.importing.column_names import (
+    COUNT_WORDS,
+    ID_WORDS,
+    TIME_WORDS,
+    USER_WORDS,
+    is_called,
+    is_split,
+)
+from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
+from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
+from recd_plugins.data.importing.whole_numbers import Kind, kind_of
+
+__all__ = ["feature_entry", "share_tables"]
+
+CATEGORY = r"[Cc](at|ate)?_?\d+"
+MOST_EXACT = 2**53
+"""Beyond it a float does not hold each integer: such numbers count nothing."""
+MOST_VOCABULARY = 5_000_000
+"""Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
+ALIKE = 0.5
+"""The share of common values from which on two columns are taken for the same things."""
+
+
+def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    if column.seems == "unknown" and not pa.types.is_null(column.type):
+        return left_out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
+    if not column.values and column.seems != "scored ids":
+        return left_out(column, "no value in the sample")
+    if is_split(column) and column.distinct <= MOST_EVENTS and not column.is_list:
+        return left_out(
+            column, "says which rows are for a test: `recd data import --split-by` parts rows"
+        )
+    if column.seems == "texts" and (answer := answer_in(column)):
+        return left_out(column, answer)
+    if column.is_list and column.seems == "texts" and have_labels(column):
+        why = (
+            "elements end in -0 and -1, as labels do: write a row for each, the label as a column "
+            "(docs/own-data.md has the lines)"
+        )
+        return left_out(column, why)
+    if column.seems == "times" or column.dates or is_since(column):
+        return left_out(
+            column, "is a time beside the one above; make hours or days of it to use it"
+        )
+    if is_date(column):
+        return left_out(
+            column, "is a date beside the time above; make hours or days of it to use it"
+        )
+    if are_times(column):
+        return left_out(column, "lists of times, which are no ids")
+    if column.distinct == 1 and not column.is_list and column.nulls:
+        shown = f"{column.examples[0]}; {empty_share(column)} empty"
+        return left_out(column, f"the same value in every row of the sample that has one ({shown})")
+    if column.distinct == 1 and not column.is_list:
+        return left_out(column, f"the same value in every row of the sample ({column.examples[0]})")
+    if column.is_list and column.seems == "numbers":
+        if column.width is None:
+            return left_out(
+                column, "lists of numbers that differ in length are no feature as they are"
+            )
+        return _dense(column)
+    if column.seems == "numbers" and not column.whole:
+        return _dense(column)
+    named = is_called(column, ID_WORDS)
+    if column.seems == "numbers" and named and column.high is not None and column.high > MOST_EXACT:
+        return left_out(
+            column, "ids in floats beyond 2^53, where several are one: write them as integers"
+        )
+    user = is_called(column, USER_WORDS)
+    if (
+        column.seems == "texts"
+        and not column.is_list
+        and column.unique
+        and is_called(column, TIME_WORDS)
+    ):
+        shown = f"is called a time, but {column.examples[0]} is none that is read"
+        return left_out(column, f"{shown}: write it as ISO 8601, or in seconds since 1970")
+    if parts := _controls(column):
+        return left_out(
+            column, f"has features within it, parted by {parts}: write a column of each feature, "
+            "or `id:weight`s with | between them"
+        )  # fmt: skip
+    if column.seems == "texts" and not column.is_list and column.unique and not user:
+        return left_out(column, "another text in each row: a key, or prose")
+    if _is_prose(column):
+        return left_out(column, "long texts: prose?")
+    if column.seems == "booleans":
+        return _dense(column)
+    kind = Kind(ids=True)
+    if column.seems in ("integers", "numbers") and not column.is_list:
+        kind = _kind(column)
+    if not kind.ids:
+        entry = _dense(column)
+        doubt = "whole numbers: counts, or ids of something? Taken for counts"
+        if not kind.sure:
+            entry.settle(doubt)
+        elif column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
+            entry.doubts.append(doubt)
+        return entry
+    if column.unique and not column.is_list and column.ascending:
+        return left_out(column, "another number in each row, ascending: the number of the row")
+    entry = _sparse(column, survey)
+    if kind.why:
+        entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
+    return entry
+
+
+def _controls(column: ColumnSurvey) -> str:
+    """The control characters that part what its texts hold, as those of Ali-CCP do."""
+    seen = column.seen
+    if seen is None or not pa.types.is_string(seen.type) or column.is_list:
+        return ""
+    found = [one for one in range(1, 4) if pc.any(pc.match_substring(seen, chr(one))).as_py()]
+    return " and ".join(f"^{chr(64 + one)}" for one in found)
+
+
+def _is_prose(column: ColumnSurvey) -> bool:
+    return (
+        column.seems == "texts"
+        and not column.is_list
+        and sum(map(len, column.examples)) > 24 * len(column.examples)
+        and any(one.count(" ") >= 2 and one.endswith("...'") for one in column.examples)
+        and column.distinct > 0.5 * column.values
+    )
+
+
+def _kind(column: ColumnSurvey) -> Kind:
+    """Whether whole numbers name things or count them: by the column's name, or by their values."""
+    if column.low is not None and max(-column.low, column.high) > MOST_EXACT:
+        return Kind(ids=column.seems == "integers")
+    if is_called(column, ID_WORDS):
+        return Kind(ids=True)
+    if column.two_valued or is_called(column, COUNT_WORDS) or column.seen is None:
+        return Kind(ids=False)
+    if re.fullmatch(CATEGORY, column.name) and column.distinct > 2:
+        return Kind(ids=True, why=f"it is called {column.name}, as categories without a name are")
+    if column.counts is None:
+        return Kind(ids=False)
+    values = column.seen.to_numpy(zero_copy_only=False).astype(np.int64)
+    return kind_of(values, column.counts, ascending=column.ascending)
+
+
+def _dense(column: ColumnSurvey) -> ColumnEntry:
+    value: dict[str, Any] = {"name": column.name}
+    entry = ColumnEntry(column=column, part="dense", value=value)
+    if column.is_list:
+        value["width"] = column.width
+    if column.nulls:
+        value["nulls"] = {"value": 0}
+        entry.doubts.append(f"{empty_share(column)} of its rows are empty: 0 stands for them")
+    if column.low is not None and max(abs(column.low), abs(column.high)) > 1_000:
+        value["scale"] = "log"
+        entry.doubts.append(f"values up to {column.high:,.10g}: their logarithm is taken")
+    return entry
+
+
+def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    value: dict[str, Any] = {"name": column.name}
+    entry = ColumnEntry(column=column, part="sparse", value=value)
+    whole = survey.exact_rows and survey.sampled == survey.rows
+    fits = (
+        column.seems == "integers"
+        and whole
+        and column.low is not None
+        and column.low >= 0
+        and column.high < 4 * column.estimate + 1_000
+    )
+    if column.seems == "scored ids":
+        value |= {"num_ids": 100_000, "ids": "hash", "scored": True}
+        entry.doubts.append("ids with weights: how many there are was not counted")
+    elif fits:
+        value["num_ids"] = int(column.high) + 1
+    elif column.most <= MOST_VOCABULARY and not _is_binary(column):
+        value |= {"num_ids": _rounded(1.1 * column.most + 10), "ids": "vocabulary"}
+    else:
+        value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
+    if column.seems == "integers" and column.low == -1:
+        entry.doubts.append("-1, which may say that there is none, has an id of its own")
+    if column.unique and column.distinct > 1_000:
+        entry.doubts.append("almost another value in each row: how many there are is a guess")
+    if is_called(column, USER_WORDS):
+        value["kind"] = "user"
+    if column.is_list:
+        value["sequence"] = True
+    if "." in column.name:  # PyTorch names a module after the table
+        value["table"] = column.name.replace(".", "_")
+    return entry
+
+
+def _is_binary(column: ColumnSurvey) -> bool:
+    """Whether its values are bytes, which a vocabulary cannot spell."""
+    kind = column.type.value_type if column.is_list else column.type
+    types = pa.types
+    spelled = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return column.seems == "texts" and not spelled
+
+
+def _rounded(number: float) -> int:
+    """Up to two figures."""
+    unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
+    return math.ceil(number / unit) * unit
+
+
+def share_tables(entries: Sequence[ColumnEntry]) -> None:
+    """A list whose elements are another feature's values is a history of it: one table for both."""
+    sparse = list(entries_of(entries, "sparse"))
+    for entry in (one for one in sparse if one.column.is_list):
+        shares = [
+            (_common(entry.column, other.column), other)
+            for other in sparse
+            if not other.column.is_list and other.column.seems == entry.column.seems
+        ]
+        share, other = max(shares, key=lambda one: one[0], default=(0.0, entry))
+        if share >= ALIKE:
+            entry.value["table"] = other.value.get("table", other.column.name)
+            sizes = max(entry.value["num_ids"], other.value["num_ids"])
+            entry.value["num_ids"] = other.value["num_ids"] = sizes
+            if entry.value.get("ids") != other.value.get("ids"):
+                for one in (entry, other):
+                    one.value["ids"] = "vocabulary"
+            entry.doubts.append(
+                f"its elements are values of {other.column.name!r}, so both share a table: is it a "
+                "history of it?"
+            )
+
+
+def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
+    """The share of the values that either has which both have; 0 of few."""
+    if lists.seen is None or single.seen is None or min(lists.distinct, single.distinct) < 20:
+        return 0.0
+    try:
+        elements = lists.seen.cast(single.seen.type)
+        common = pc.sum(pc.is_in(elements, value_set=single.seen)).as_py() or 0
+    except pa.ArrowException:  # bytes that are no text, or numbers that are larger
+        return 0.0
+    return float(common / (lists.distinct + single.distinct - common))

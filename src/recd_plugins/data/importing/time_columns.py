@@ -1,0 +1,114 @@
+"""Which column is the time, in which unit, and which others are times or dates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from recd_plugins.data.conform.dates import date_digits
+from recd_plugins.data.importing.column_entry import ColumnEntry
+from recd_plugins.data.importing.column_names import (
+    ID_WORDS,
+    TIME_WORDS,
+    is_called,
+    is_stay,
+    words_of,
+)
+from recd_plugins.data.importing.survey import ColumnSurvey
+
+__all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry", "unit_of"]
+
+UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
+"""Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
+
+
+def unit_of(column: ColumnSurvey) -> str | None:
+    """The unit that a number counts, or that a text has, if it is a time."""
+    if column.seems == "times":
+        return "ms"
+    if column.dates:
+        return column.dates[0]
+    if not column.is_number or column.low is None or column.two_valued:
+        return None
+    return next((unit for low, high, unit in UNITS if low <= column.high < high), None)
+
+
+def time_among(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
+    """The column of the time: by type, by name and range, or by name alone."""
+    typed = [one for one in columns if (one.seems == "times" and not one.is_list) or one.dates]
+    named = [
+        one for one in columns
+        if is_called(one, TIME_WORDS) and one.is_number and one.distinct > 2 and not is_stay(one)
+    ]  # fmt: skip
+    ranged = [one for one in named if unit_of(one)]
+    since = [one for one in columns if is_since(one)]
+    named_so = [*(one for one in typed if is_called(one, TIME_WORDS)), *ranged]
+    # The finest: the day that a folder names is coarser than a time.
+    finest = sorted(named_so, key=lambda one: -one.distinct)
+    return next(iter((*finest, *typed, *since, *named)), None)
+
+
+def is_since(column: ColumnSurvey) -> bool:
+    """Whether its numbers are times since 1990, before 2100 and near each other, whatever its name,
+    if that names nothing."""
+    unit = unit_of(column) if column.is_number and not is_called(column, ID_WORDS) else None
+    if unit is None:
+        return False
+    if unit == "ns" and not _ends_in_zeros(column):
+        return False  # ids that hold a time, as those of posts, are as large
+    second = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+    near = column.low > 0.8 * column.high
+    return bool(near and 6.3e8 * second < column.low and column.high < 4.1e9 * second)
+
+
+def _ends_in_zeros(column: ColumnSurvey) -> bool:
+    """Whether all of its integers are multiples of a thousand."""
+    seen = pa.array([]) if column.seen is None else column.seen
+    return pa.types.is_integer(seen.type) and not np.mod(seen.to_numpy(), 1_000).any()
+
+
+def time_entry(column: ColumnSurvey) -> ColumnEntry:
+    entry = ColumnEntry(column=column, part="time", value=unit_of(column))
+    if column.whole and column.seen is not None:
+        digits = date_digits(column.seen)
+        if digits is not None:
+            entry.value = digits
+            entry.doubts.append("dates written as digits, in UTC?")
+            return entry
+    if len(column.dates) > 1:
+        entry.doubts.append(
+            f"dates as {' or as '.join(column.dates)}? Each fits them all: the first is taken"
+        )
+    if entry.value is None:
+        entry.value = "s"
+        entry.doubts.append(
+            f"its numbers ({column.low:g} to {column.high:g}) are no time since 1970: their order "
+            "alone is right"
+        )
+    elif not is_called(column, TIME_WORDS):
+        entry.doubts.append("taken for the time, by what its values are")
+    return entry
+
+
+def is_date(column: ColumnSurvey) -> bool:
+    """Whether its numbers are the digits of dates, and its name is that of a time."""
+    if (
+        not (column.is_number and column.whole and is_called(column, TIME_WORDS))
+        or column.seen is None
+    ):
+        return False
+    return date_digits(column.seen) is not None
+
+
+def are_times(column: ColumnSurvey) -> bool:
+    """Whether it has lists of times, by name, or by name and range, since 1970."""
+    if not column.is_list or column.seems != "integers":
+        return False
+    if not {"timestamp", "timestamps", "times"}.isdisjoint(words_of(column.name)):
+        return True
+    if not is_called(column, TIME_WORDS):
+        return False
+    low = 0 if column.low is None else column.low
+    return any(first <= low and column.high < last for first, last, _ in UNITS if low)
