@@ -81,9 +81,9 @@ HEADLINES = (
         figure="step with coalescing, Zipf 1.05, sequences",
     ),
     Headline(
-        what="Forecasts: a cache's coverage, against what it then served; the worst",
+        what="Forecasts: a cache's coverage, against what it served, rows drift; the worst",
         suite="honesty --only coverage",
-        figure="coverage, forecast against served, stationary: worst",
+        figure="coverage, forecast against served, drifting: worst",
     ),
     Headline(
         what="DSI: popular columns first and reads coalesced: I/Os",
