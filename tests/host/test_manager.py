@@ -258,7 +258,7 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         ),
         (
             "@hookimpl\ndef recd_pooling():\n    return 3\n",
-            "its hook recd_pooling raised TypeError: 'int' object is not iterable",
+            "its hook recd_pooling must return a list of records, but returned one int.",
         ),
         (
             POOLING.replace("recd_pooling()", "recd_model()"),

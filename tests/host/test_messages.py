@@ -86,6 +86,7 @@ REGISTRIES = {
         GOOD.replace("[recd_dlrm]", "[]"),
         [
             "no enabled plugin provides",
+            "Installed and not enabled: recd_dedup, recd_dlrm, ",
             "A plugin is enabled by its name under `plugins`. `recd plugins dataset` lists",
         ],
     ),

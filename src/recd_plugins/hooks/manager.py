@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distribution, distributions
@@ -140,10 +140,12 @@ class Catalog:
                 if claims
                 else nearest(name, [claim.record.name for claim in self.of(slot)])
             )
+            off = [one for one in available() if one not in self.providers]
+            others = f" Installed and not enabled: {', '.join(sorted(off))}." if off else ""
             raise RegistryError(
-                f"no enabled plugin provides {slot} {shown(use)}; {hint} A plugin is enabled by "
-                f"its name under `plugins`. `recd plugins {slot}` lists what all installed ones "
-                "provide."
+                f"no enabled plugin provides {slot} {shown(use)}; {hint}{others} A plugin is "
+                f"enabled by its name under `plugins`. `recd plugins {slot}` lists what all "
+                "installed ones provide."
             )
         providers, first = [str(claim.provider) for claim in named], named[0].provider.owner
         if len(set(providers)) < len(providers):  # plugins of one distribution
@@ -239,12 +241,20 @@ class Catalog:
         plugin, provider = self._manager.get_plugin(name), self.providers[name]
         caller = self._manager.subset_hook_caller(hook, self._manager.get_plugins() - {plugin})
         try:
-            return [one for group in caller() for one in group]
+            returned = caller()
+            records = [one for some in returned if isinstance(some, Iterable) for one in some]
         except Exception as error:
             raise PluginError(
                 f"plugin {name!r} ({provider}): its hook {hook} raised "
                 f"{type(error).__name__}: {error}. Run with --debug for its traceback."
             ) from error
+        for one in returned:
+            if not isinstance(one, Iterable):
+                raise PluginError(
+                    f"plugin {name!r} ({provider}): its hook {hook} must return a list of records, "
+                    f"but returned one {type(one).__name__}. Put it into brackets."
+                )
+        return records
 
 
 def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
