@@ -147,20 +147,8 @@ class Counting(IterableDataset[KeyedJaggedTensor]):
         self.loaded = state
 
 
-class CountingAlone(IterableDataset[KeyedJaggedTensor]):
-    """It goes on where it was left, and tells nobody where that is."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
-        while True:
-            self.number += 1
-            yield kjt(self.number)
-
-
 class GoesOn:
-    """Iterated anew, it goes on where it was left."""
+    """Iterated anew, it goes on where it was left, and tells nobody where that is."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -169,6 +157,14 @@ class GoesOn:
         while True:
             self.number += 1
             yield kjt(self.number)
+
+
+class GoesOnAsDataset(GoesOn, IterableDataset[KeyedJaggedTensor]):
+    """The same as a dataset of torch."""
+
+
+class GoesOnFromState(GoesOn):
+    """It tells where it was left, and goes on from where it is told."""
 
     def state_dict(self) -> dict[str, int]:
         return {"number": self.number}
@@ -203,10 +199,10 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "workers that persist": lambda: DataLoader(
         Noisy(), batch_size=None, shuffle=True, num_workers=1, persistent_workers=True
     ),
-    "with a state": GoesOn,
+    "with a state": GoesOnFromState,
     "of a dataset with a state": lambda: DataLoader(Counting(), batch_size=None),
-    "of a dataset that goes on": lambda: DataLoader(CountingAlone(), batch_size=None),
-    "a dataset that goes on": CountingAlone,
+    "of a dataset that goes on": lambda: DataLoader(GoesOnAsDataset(), batch_size=None),
+    "a dataset that goes on": GoesOnAsDataset,
     "torchdata's": lambda: StatefulDataLoader(Counting(), batch_size=None),
     "torchdata's, resumed": lambda: resumed(0),
     "torchdata's, resumed, workers": lambda: resumed(2),
