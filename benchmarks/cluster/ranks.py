@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from benchmarks.cluster.network import DEVICE, Network
 from recd_plugins.launch.environment import rank_environment
-from recd_plugins.launch.ranks import Place, Ranks
+from recd_plugins.launch.ranks import Ranks, RankStart
 
 __all__ = ["ClusterRanks"]
 
@@ -32,11 +32,11 @@ class ClusterRanks:
         self.network = network
         self.ranks_per_node = ranks_per_node
         self.world_size = network.n_nodes * ranks_per_node
-        self._ranks = Ranks([self._place(rank) for rank in range(self.world_size)])
+        self._ranks = Ranks([self._start(rank) for rank in range(self.world_size)])
         self.run(_join)
 
-    def _place(self, rank: int) -> Place:
-        return Place(
+    def _start(self, rank: int) -> RankStart:
+        return RankStart(
             environment=rank_environment(
                 rank,
                 self.world_size,

@@ -31,7 +31,7 @@ from recd_plugins.launch.environment import HOST, die_with_parent, rank_environm
 from recd_plugins.launch.fork_server import fork_server
 from recd_plugins.launch.packed import Reference, pack, unpack
 
-__all__ = ["Group", "Place", "Ranks", "RanksFailed"]
+__all__ = ["Group", "RankStart", "Ranks", "RanksFailed"]
 
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ cannot use it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place where a rank lives."""
+class RankStart:
+    """How the process of a rank is started."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the rank imports torch."""
@@ -111,11 +111,11 @@ class RanksFailed(Exception):
 class Ranks:
     """Processes that live through the same calls; those that one call fails in are gone."""
 
-    def __init__(self, places: Sequence[Place], *, preload: Sequence[str] = PRELOADED) -> None:
+    def __init__(self, starts: Sequence[RankStart], *, preload: Sequence[str] = PRELOADED) -> None:
         self._processes: list[_Process] = []
         try:
-            for place in places:
-                self._processes.append(_Process(place, preload))
+            for start in starts:
+                self._processes.append(_Process(start, preload))
             _collect(self._processes, START_LIMIT, "starting a rank")
         except BaseException:
             self.close()
@@ -176,15 +176,15 @@ class Ranks:
 class _Process:
     """One rank's process, as its parent sees it."""
 
-    def __init__(self, place: Place, preload: Sequence[str]) -> None:
+    def __init__(self, start: RankStart, preload: Sequence[str]) -> None:
         os.environ.setdefault(NVML_CHECK, "1")  # for the server, which inherits it
         context = fork_server(*preload)
         self.connection, theirs = context.Pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-")
         self._printed = Path(self._folder.name) / "printed"
         self._printed.touch()
-        self._start = 0
-        self._process = context.Process(target=_serve, args=(theirs, self._printed, place))
+        self._printed_before = 0
+        self._process = context.Process(target=_serve, args=(theirs, self._printed, start))
         self._process.start()
         theirs.close()
 
@@ -192,7 +192,7 @@ class _Process:
         return self._process.is_alive()
 
     def call(self, call: _Call) -> None:
-        self._start = self._printed.stat().st_size
+        self._printed_before = self._printed.stat().st_size
         with contextlib.suppress(OSError):  # it died since it was ready: `report` says so
             self.connection.send_bytes(pickle.dumps(call))
 
@@ -223,10 +223,10 @@ class _Process:
     def output(self) -> str:
         """The output that it printed since it was called, or the last of it."""
         with self._printed.open("rb") as file:
-            start = max(self._start, file.seek(0, os.SEEK_END) - SHOWN)
+            start = max(self._printed_before, file.seek(0, os.SEEK_END) - SHOWN)
             file.seek(start)
             text = file.read().decode(errors="replace")
-        return text if start == self._start else f"[...]{text}"
+        return text if start == self._printed_before else f"[...]{text}"
 
     def kill(self) -> None:
         """End it and the processes that it started."""
@@ -310,11 +310,11 @@ class _Call:
     payload: bytes
 
 
-def _serve(connection: Connection, printed: Path, place: Place) -> None:
+def _serve(connection: Connection, printed: Path, start: RankStart) -> None:
     """Report, wait to be released, take the next call; until the parent closes or dies."""
     os.setsid()  # Ctrl-C is the parent's business; and what a rank starts is killed with it
-    if place.enter is not None:
-        place.enter()  # before there is a second thread, which would stay outside
+    if start.enter is not None:
+        start.enter()  # before there is a second thread, which would stay outside
     die_with_parent()
     with printed.open("wb") as file:
         os.dup2(file.fileno(), 1)
@@ -323,7 +323,7 @@ def _serve(connection: Connection, printed: Path, place: Place) -> None:
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
     faulthandler.enable(sys.stderr)
     faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
-    os.environ.update(place.environment)
+    os.environ.update(start.environment)
     import torch
     import torch.distributed as dist
     import torchrec  # noqa: F401  # its seconds pass here, not in a call

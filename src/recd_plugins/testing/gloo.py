@@ -11,7 +11,7 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from recd_plugins.launch.environment import loopback_store, rank_environment
-from recd_plugins.launch.ranks import PRELOADED, Group, Place, Ranks, RanksFailed
+from recd_plugins.launch.ranks import PRELOADED, Group, Ranks, RanksFailed, RankStart
 
 __all__ = ["PRELOADED_FOR_TESTS", "GlooPool", "RanksFailed"]
 
@@ -86,10 +86,11 @@ class GlooPool:
         if ranks is None or not ranks.alive():
             if ranks is not None:
                 ranks.close()
-            places = [
-                Place(environment=rank_environment(rank, world_size)) for rank in range(world_size)
+            starts = [
+                RankStart(environment=rank_environment(rank, world_size))
+                for rank in range(world_size)
             ]
-            ranks = self._ranks[world_size] = Ranks(places, preload=PRELOADED_FOR_TESTS)
+            ranks = self._ranks[world_size] = Ranks(starts, preload=PRELOADED_FOR_TESTS)
         return ranks
 
 
