@@ -11,10 +11,10 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, TextIO
 
 from recd_plugins.errors import CapabilityError
+from recd_plugins.storage.uri import Location
 
 __all__ = [
     "NOTICE",
@@ -148,7 +148,7 @@ class Unwatched(Notice):
 
 
 class Empty(Notice):
-    """Its key stands in registry.yaml, and nothing behind it."""
+    """Its key stands in registry.yaml, or in a schema's file, and nothing behind it."""
 
     verdict = "has nothing behind it"
     refused = True
@@ -170,11 +170,11 @@ class Notices:
         self,
         *,
         strict: bool = False,
-        path: Path | None = None,
+        path: Location | None = None,
         lines: Mapping[str, int] | None = None,
     ) -> None:
         """`strict`: what is not used is an error, on every rank that gives the notice. A warning
-        names the line of registry.yaml (`path`), of which `lines` has that of each key."""
+        names the line of the file (`path`), of which `lines` has that of each key."""
         self._strict = strict
         self._path = str(path or "registry")
         self._lines = lines or {}

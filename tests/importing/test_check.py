@@ -15,6 +15,9 @@ from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
 from recd_plugins.data.importing import reading
+from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.errors import RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.probe import SCHEMA
 
@@ -142,3 +145,14 @@ def test_a_table_is_checked_by_its_own_schema(tmp_path: Path) -> None:
     assert "train: 200 rows, 1 problem\n" in wrong.stdout
     assert "'shop' holds id 99 in row 121, outside [0, 7)" in wrong.stdout
     assert "test: 50 rows, no problem" in wrong.stdout
+
+
+def test_a_key_of_a_schema_with_nothing_behind_it_is_told(tmp_path: Path) -> None:
+    """What was commented out below it is else left out in silence."""
+    file = text(tmp_path / "s.yaml", "label: click\nsession_id:\n# - visit\ntimestamp: null\n")
+    with pytest.warns(NoticeWarning, match=r"session_id has nothing behind it: .*s\.yaml:2") as got:
+        assert load_schema(file).session_id is None
+    assert len(got) == 1
+    file = text(tmp_path / "s.yaml", "sparse:\n- {name: item, num_ids: 9, nulls: }\n")
+    with pytest.raises(RegistryError, match=r"nulls.*by default it is 'empty'"):
+        load_schema(file)

@@ -280,7 +280,7 @@ def test_dicts_of_python_are_named(tmp_path: Path) -> None:
 def test_clicks_without_a_label_are_told_what_to_do(tmp_path: Path) -> None:
     """A browser's name is no list, whatever semicolons it has."""
     browsers = ["Mozilla/5.0 (X11; Linux)", "Opera/9.8 (Windows; U; en)"]
-    lines = [f"{one % 90}::{one % 40}::{browsers[one % 2]}" for one in range(200)]
+    lines = [f"{one % 90}::{one % 40}::{browsers[one // 7 % 2]}" for one in range(200)]
     path = text(tmp_path / "clicks.dat", "user_id::item_id::agent\n" + "\n".join(lines) + "\n")
     told = recd("data", "import", path, tmp_path / "no", fails=2)
     assert "doubt: no column looks like a label: name it; or" in told
@@ -455,7 +455,7 @@ def test_whole_numbers_are_told_apart_in_floats_too(tmp_path: Path) -> None:
     assert [len(ids) for ids in rows["thing"].to_pylist()][49:52] == [1, 0, 1]
 
 
-def test_what_describes_an_item_and_is_not_drawn_with_it_is_told(tmp_path: Path) -> None:
+def test_what_describes_an_item_and_is_not_drawn_with_it_stops_an_import(tmp_path: Path) -> None:
     """As the artist's name beside its id in Last.fm, and a price."""
     lines = [
         f"{one % 70},{one * one % 40},A{one * one % 40},{one * one % 40 / 8},{one % 11 / 8}"
@@ -464,10 +464,16 @@ def test_what_describes_an_item_and_is_not_drawn_with_it_is_told(tmp_path: Path)
     head = "user_id,artist_id,artist,price,age"
     path = text(tmp_path / "a.csv", head + "\n" + "\n".join(lines) + "\n")
     words = ("data", "import", path, tmp_path / "t", "--negatives", 1, "--item", "artist_id")
-    told = recd(*words)
+    told = recd(*words, fails=2)
     assert re.findall(r"doubt: (\w+): is the same wherever an item is", told) == [
         "artist", "price",
     ]  # fmt: skip
+    assert "nobody has settled" in told
+    assert not (tmp_path / "t").exists()
+    schema = tmp_path / "a.yaml"
+    recd("data", "schema", path, "--out", schema)
+    assert "nobody has settled" in recd(*words, "--schema", schema, fails=2)
+    recd(*words, "--accept-doubts")
     every = ("--item", "artist", "--item", "price")
     told = recd(*words[:3], tmp_path / "u", *words[4:], *every)
     assert "is the same wherever an item is" not in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,7 +28,6 @@ from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
-    from recd_plugins.data.importing.proposal import Proposal
     from recd_plugins.data.importing.splits import SplitBy
     from recd_plugins.data.importing.table_import import Imported
 
@@ -109,7 +109,7 @@ Accept = Annotated[
     bool,
     typer.Option(
         "--accept-doubts",
-        help="Without a schema: import by what columns seem to be, whatever is in doubt.",
+        help="Import by what columns seem to be, whatever is in doubt.",
     ),
 ]
 
@@ -164,23 +164,24 @@ def import_(
             form=form,
             ids=() if asked is None else [one.name for one in asked.sparse],
         )
+        doubts: tuple[str, ...] = ()
+        guesses: tuple[str, ...] = ()
         if asked is None:
             proposal = propose(found)
             asked, _ = parsed(proposal.schema, "schema")
-            for doubt in proposal.doubts:
-                print(f"doubt: {doubt}", file=sys.stderr)
-            if not accept_doubts:
-                _check_settled(proposal)
+            doubts, guesses = proposal.doubts, proposal.to_settle
         items = tuple(item or ())
         drawn = Negatives(count=negatives, by=by, seed=seed, items=items) if negatives else None
-        if drawn is not None:
-            for name in undrawn(asked.conformed, drawn, found.sample):
-                print(
-                    f"doubt: {name}: is the same wherever an item is, and no negative has that of "
-                    f"its own item, which tells it from a click: say `--item` of all that describe "
-                    f"an item, its id first, and of {name} too; or leave it out of the schema",
-                    file=sys.stderr,
-                )
+        lacking = () if drawn is None else tuple(
+            f"{name}: is the same wherever an item is, and no negative has that of its own item, "
+            "which tells it from a click: say `--item` of all that describe an item, its id first, "
+            f"and of {name} too; or leave it out of the schema"
+            for name in undrawn(asked.conformed, drawn, found.sample)
+        )  # fmt: skip
+        for doubt in (*doubts, *lacking):
+            print(f"doubt: {doubt}", file=sys.stderr)
+        if not accept_doubts:
+            _check_settled(guesses, lacking)
         with progress() as show:
             imported = TableImport(
                 found.files,
@@ -198,15 +199,22 @@ def import_(
     _show(table, imported, as_json)
 
 
-def _check_settled(proposal: Proposal) -> None:
-    """Refuse to import by guesses that would train a wrong model if they are wrong."""
-    if proposal.to_settle:
-        listed = "".join(f"\n  {one}" for one in proposal.to_settle)
-        raise DataError(
-            f"nobody has settled what a model would be trained wrongly by, if it is wrong:{listed}"
-            "\nWrite the guesses with `recd data schema FILE --out schema.yaml`, mend them, and "
-            "import with `--schema schema.yaml`; or take them as they are with `--accept-doubts`."
+def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:
+    """Refuse to import by guesses that would train a wrong model if they are wrong, and negatives
+    that other columns tell from clicks."""
+    if not (guesses or undrawn):
+        return
+    listed = "".join(f"\n  {one}" for one in (*guesses, *undrawn))
+    cure = "Mend it as each line says"
+    if guesses:
+        cure = (
+            "Write the guesses with `recd data schema FILE --out schema.yaml`, mend them, and "
+            "import with `--schema schema.yaml`"
         )
+    raise DataError(
+        f"nobody has settled what a model would be trained wrongly by, if it is wrong:{listed}"
+        f"\n{cure}; or take them as they are with `--accept-doubts`."
+    )
 
 
 def _wanted(schema: ForeignSchema | None, split: SplitBy | None, negatives: int) -> set[str]:
