@@ -477,3 +477,16 @@ def test_what_describes_an_item_and_is_not_drawn_with_it_stops_an_import(tmp_pat
     every = ("--item", "artist", "--item", "price")
     told = recd(*words[:3], tmp_path / "u", *words[4:], *every)
     assert "is the same wherever an item is" not in told
+
+
+def test_several_histories_share_one_table_of_one_size(tmp_path: Path) -> None:
+    """As clicks, carts and orders, one of which has -1 for nothing."""
+    draw = np.random.default_rng(0)
+    items = draw.integers(0, 300, 1_000)
+    lists = [draw.integers(0, 300, 10).tolist() for _ in items]
+    padded = [[-1, *one[1:]] for one in lists]
+    columns = {"click": items % 2, "item_id": items, "clicked_items": lists, "cart_items": padded}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    features = proposal(tmp_path / "a.parquet")[0]["sparse"]
+    assert {one.get("table", one["name"]) for one in features} == {"item_id"}
+    assert len({(one["num_ids"], one.get("ids")) for one in features}) == 1

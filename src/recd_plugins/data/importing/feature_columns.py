@@ -242,6 +242,12 @@ def share_tables(entries: Sequence[ColumnEntry]) -> None:
                 f"its elements are values of {other.column.name!r}, so both share a table: is it a "
                 "history of it?"
             )
+    for entry in sparse:  # a table may have several histories
+        table = entry.value.get("table", entry.column.name)
+        alike = [one for one in sparse if one.value.get("table", one.column.name) == table]
+        entry.value["num_ids"] = max(one.value["num_ids"] for one in alike)
+        if any(one.value.get("ids") != entry.value.get("ids") for one in alike):
+            entry.value["ids"] = "vocabulary"
 
 
 def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
