@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -36,6 +38,7 @@ from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
+ShardingKind = Literal["row_wise", "table_wise", "column_wise"]
 Side = Literal["plain", "tiers", "tiers and dedup", "registry"]
 """Plain TorchRec row-wise; behind tiers; behind tiers, and on unique samples; and so, of tables
 that a registry's planner gives replicas, by the lines of docs/own-trainer.md."""
@@ -233,15 +236,40 @@ class Job:
     def trained(self) -> dict[str, Tensor]:
         """Tables and their optimizers' states in full, and dense parameters."""
         found = {name: gather_table(value) for name, value in self.model.state_dict().items()}
-        for name, states in self.optimizer.state_dict()["state"].items():
-            for key, value in states.items():
-                if isinstance(value, Tensor) or hasattr(value, "local_shards"):
-                    found[f"{name}/{key}"] = gather_table(value)
+        mine = {
+            f"{name}/{key}": value
+            for name, states in self.optimizer.state_dict()["state"].items()
+            for key, value in states.items()
+            if isinstance(value, Tensor) or hasattr(value, "local_shards")
+        }
+        # A table that lies on one rank has its states there alone: all ranks gather the others,
+        # and the rank itself tells this one.
+        everyones: list[set[str]] = [set() for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyones, set(mine))
+        shared = set.intersection(*everyones)
+        found.update({name: gather_table(mine[name]) for name in sorted(shared)})
+        own = {name: _whole(value) for name, value in mine.items() if name not in shared}
+        told: list[dict[str, Tensor]] = [{} for _ in everyones]
+        dist.all_gather_object(told, own)
+        for states in told:
+            found.update(states)
         return found
 
 
-def job(side: Side, change: Change | None = None, make_loader: MakeLoader = same_batches) -> Job:
-    """`change` is what the trainer does to its model before it is sharded."""
+def _whole(state: Any) -> Tensor:
+    """A state of a table that lies on this rank alone."""
+    (shard,) = state.local_shards()
+    return shard.tensor.detach().clone()
+
+
+def job(
+    side: Side,
+    change: Change | None = None,
+    make_loader: MakeLoader = same_batches,
+    bags: ShardingKind = "row_wise",
+) -> Job:
+    """`change` is what the trainer does to its model before it is sharded; `bags` is how it has the
+    tables of its bags, none of which has replicas then, unless they are row-wise."""
     torch.manual_seed(0)
     net = Net()
     initialisers = table_initialisers(net)
@@ -255,6 +283,15 @@ def job(side: Side, change: Change | None = None, make_loader: MakeLoader = same
         change(net)
     plan = BySharding("row_wise")(net, OptimizerSettings()).plan
     sharders: list[Any] = [RowWiseBags(), EmbeddingCollectionSharder()]
+    constraints = None
+    if bags != "row_wise":
+        other = BySharding(bags)(net, OptimizerSettings()).plan
+        plan = ShardingPlan({**other.plan, "history": plan.plan["history"]})
+        sharders[0] = EmbeddingBagCollectionSharder()
+        held = ParameterConstraints(
+            sharding_types=[bags], compute_kernels=["fused"], min_partition=4
+        )
+        constraints = dict.fromkeys(("users", "tags", "shops"), held)
     stack, collate = None, None
     if side == "registry":
         stack = rp.load(REGISTRY)
@@ -267,6 +304,7 @@ def job(side: Side, change: Change | None = None, make_loader: MakeLoader = same
             batches=loader,
             features=attrgetter("sparse", "scored"),
             sharders=sharders,
+            constraints=constraints,
         )
         sharders = stack.sharders()
     elif side != "plain":
