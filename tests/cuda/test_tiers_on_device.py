@@ -29,9 +29,9 @@ from recd_plugins.sparse.keyed import marked
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers import update
+from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.tiers.tier_collections import TieredModule
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 

@@ -35,7 +35,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike, check_parity
-from recd_plugins.tiers.tier_collections import TieredModule
+from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 

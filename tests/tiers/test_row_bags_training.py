@@ -33,7 +33,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.tier_collections import TierRowBagCollection
+from recd_plugins.tiers.collections.row_bags import TierRowBagCollection
 
 ROW_BAGS = ByTiers(ranks_per_node=2, seed=3, coalesce="rank")
 SOME_ROWS = SomeRows("artists", sums="row_wise")

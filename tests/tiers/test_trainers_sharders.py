@@ -47,8 +47,8 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import FACTOR, plain_of
 from recd_plugins.testing.trained import gather_table
+from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-from recd_plugins.tiers.tier_collections import TierEmbeddingCollection
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -28,7 +28,7 @@ from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
-from recd_plugins.tiers.tier_collections import TierEmbeddingCollection
+from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
 

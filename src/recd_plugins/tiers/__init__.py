@@ -4,12 +4,12 @@ The way of a batch. TorchRec calls a tiered module as it calls its own; what the
 the order of time, with the file on the right.
 
     TorchRec                  tiers
-    input_dist                TieredModule.input_dist                         tier_collections
+    input_dist                TieredModule.input_dist                         collections
                               Tiers.route makes a RoutedBatch of the KJT:     tiers
                                 Router.route finds tier and position of ids   router
                                 HomeIds.of coalesces those that miss          exchange
                                 AskedIds.of sorts those of `per_node`         exchange
-                              the ids that miss go home by TorchRec's own     tier_collections
+                              the ids that miss go home by TorchRec's own     collections
                               GroupRequest: the node is asked for rows        routed_batch
     waits for splits          the ids of `per_node` go to ranks of the node   routed_batch
     waits for ids             GroupAnswer: rows asked for, rows touched       routed_batch

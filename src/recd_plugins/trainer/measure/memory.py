@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins.compat.torchrec import kernel_tensors
-from recd_plugins.tiers.tier_collections import TieredModule
+from recd_plugins.tiers.collections.tiered_module import TieredModule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

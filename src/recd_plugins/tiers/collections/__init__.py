@@ -1,0 +1,1 @@
+"""The collections that TorchRec sharded, with tiers in front of their tables."""

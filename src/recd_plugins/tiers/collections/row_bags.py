@@ -1,0 +1,179 @@
+"""An EmbeddingBagCollection with tiers whose rows travel, not their sums.
+
+Where the tier plan coalesces a pooled table, each row that misses travels once, and is pooled on
+the rank that asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDict
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    get_embedding_names_by_table,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recd_plugins.compat.torchrec import (
+    ShardedOrder,
+    bags_of,
+    divide_as_whole,
+    optimizer_of,
+    sequences_of,
+)
+from recd_plugins.embedding.input_check import InputCheck
+from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
+from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
+from recd_plugins.tiers.bags import Divisor, PooledRows, RowBagsAwaitable, divisors_of
+from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection, summed_in_parts
+from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection, TierSequenceContext
+from recd_plugins.tiers.collections.tiered_module import TieredModule
+from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.tiers import Tiers
+
+__all__ = ["TierRowBagCollection", "is_coalesced"]
+
+
+class _RowsOfDimension(TierEmbeddingCollection):
+    """The tables of one dimension, whose rows come one by one, to be pooled."""
+
+    def __init__(
+        self, module: EmbeddingCollection, divisors: Mapping[str, Divisor], **options: Any
+    ) -> None:
+        """`divisors` are those of tables' sums."""
+        super().__init__(module, **options)
+        self._divisors = [divisors.get(feature.table) for feature in self.tiers.features]
+        for _, kernel in optimizer_of(self).optimizers:
+            kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
+
+    def _joined(
+        self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[Any]:
+        assert ctx.update is not None
+        return PooledRows(self.tiers, ctx.update, home, self._divisors)
+
+
+class TierRowBagCollection(ShardedParts):
+    """Parts by dimension, for TorchRec's sequences are of one; as a whole, TorchRec's module.
+
+    Tables that the plan does not coalesce are one part more, which TorchRec sums wherever its plan
+    has them. Parameters, state dict and optimizer are named as an EmbeddingBagCollection's. Every
+    rank must call `state_dict`, as for a checkpoint, for then the replicas bring rows home.
+    """
+
+    TABLES, TABLES_OF_PART = "embedding_bags", "embeddings"
+
+    def __init__(
+        self,
+        module: EmbeddingBagCollection,
+        parameters: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        *,
+        plan: TierPlan,
+        nodes: Nodes,
+        chunk_rows: int = CHUNK_ROWS,
+        **options: Any,
+    ) -> None:
+        """`options` are those of TorchRec's modules."""
+        configs = module.embedding_bag_configs()
+        fused, device = options.get("fused_params"), options.get("device")
+        # Asked first, for on the meta device it has the shards placed there, as for TorchRec's own.
+        order = ShardedOrder.of(module, parameters, env, fused, device)
+        tiers: dict[str, Any] = {"plan": plan, "nodes": nodes, "chunk_rows": chunk_rows}
+        travelling = [config for config in configs if is_coalesced(plan, config.name)]
+        row_wise = summed_in_parts(parameters) | {config.name for config in travelling}
+        divisors = divisors_of(configs, row_wise)
+        rows = [
+            _RowsOfDimension(
+                sequences_of(module, tables),
+                divisors=divisors,
+                parameters={name: parameters[name] for name in tables},
+                env=env,
+                **tiers,
+                **options,
+            )
+            for tables in _by_dimension(travelling)
+        ]
+        keys = dict(zip((c.name for c in configs), _keys(configs), strict=True))
+        self._names: list[Mapping[Any, str]] = [
+            {one: keys[one.table][one.feature] for one in part.tiers.features} for part in rows
+        ]
+        parts: list[Any] = [*rows]
+        if summed := [config for config in configs if config not in travelling]:
+            of_part = bags_of(module, [config.name for config in summed])
+            own = {config.name: parameters[config.name] for config in summed}
+            if any(config.name in plan.tables for config in summed):
+                parts.append(
+                    TierEmbeddingBagCollection(
+                        of_part, own, env, divisors=divisors, **tiers, **options
+                    )
+                )
+            else:
+                parts.append(ShardedEmbeddingBagCollection(of_part, own, env, **options))
+                divide_as_whole(parts[-1], means="size" in divisors.values())
+            # Beside the tables that are left out here, a feature may have another name.
+            self._names.append(
+                {
+                    name: keys[config.name][feature]
+                    for config, names in zip(summed, _keys(summed), strict=True)
+                    for feature, name in names.items()
+                }
+            )
+        super().__init__(
+            parts,
+            [config.name for config in configs],
+            EmbeddingBagCollection,
+            order.tables,
+            qcomm_codecs_registry=options.get("qcomm_codecs_registry"),
+        )
+        self._keys = order.columns
+        self._check = InputCheck(configs)
+
+    @property
+    def tiered(self) -> list[Tiers]:
+        """The tiers of those parts that have any."""
+        return [part.tiers for part in self.parts if isinstance(part, TieredModule)]
+
+    def _attribute(self, part: Any) -> str:
+        return self.TABLES_OF_PART if isinstance(part, _RowsOfDimension) else self.TABLES
+
+    def _inputs(
+        self, ctx: PartsContext, features: KeyedJaggedTensor | TensorDict
+    ) -> list[KeyedJaggedTensor]:
+        features = maybe_td_to_kjt(features)
+        self._check.first(features)
+        return [features] * len(self.parts)
+
+    def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[KeyedTensor]:
+        return RowBagsAwaitable(parts, self._names, self._keys)
+
+
+def is_coalesced(plan: TierPlan, table: str) -> bool:
+    return table in plan.tables and plan.tables[table].coalesce != "none"
+
+
+def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
+    tables: dict[int, list[str]] = {}
+    for config in configs:
+        tables.setdefault(config.embedding_dim, []).append(config.name)
+    return list(tables.values())
+
+
+def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
+    """The keys of each table's features in what a collection of these yields."""
+    return [
+        dict(zip(config.feature_names, names, strict=True))
+        for config, names in zip(configs, get_embedding_names_by_table([*configs]), strict=True)
+    ]
+
+
+def _of_bags(name: str) -> str:
+    """`embeddings.NAME.weight` as an EmbeddingBagCollection has it."""
+    return "embedding_bags." + name.removeprefix("embeddings.")

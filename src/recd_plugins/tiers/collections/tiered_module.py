@@ -1,0 +1,149 @@
+"""What the collections with tiers do alike: a batch's way beside TorchRec's own, and the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import LazyAwaitable, ShardedModule
+from torchrec.optim.keyed import KeyedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+from torchrec.streamable import Multistreamable
+
+from recd_plugins.compat.torchrec import refuse_trackers
+from recd_plugins.errors import CapabilityError
+from recd_plugins.tiers.routed_batch import RoutedBatch
+from recd_plugins.tiers.tiers import Tiers
+from recd_plugins.tiers.update import Update
+
+__all__ = ["TierContext", "TieredModule"]
+
+
+@dataclass
+class TierContext(Multistreamable):
+    """The context of a batch beside TorchRec's own, which comes next in the order of bases."""
+
+    batch: RoutedBatch | None = None
+    """There from `input_dist` on."""
+    update: Update | None = None
+    """There from `compute` on: what the batch's backward will do to the replicas."""
+
+    @property
+    def is_hot(self) -> bool:
+        return self.batch is not None and self.batch.hot
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        super().record_stream(stream)
+        if self.batch is not None:
+            self.batch.record_stream(stream)
+
+
+class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
+    """Comes before TorchRec's class in the order of bases, and hands it the ids that missed.
+
+    Parameters, state dict and optimizer are TorchRec's: those of the tables at home. Every rank
+    must call `state_dict`, as for a checkpoint, for then the replicas bring rows home.
+    """
+
+    tiers: Tiers
+
+    def put_in_front(self, tiers: Tiers) -> None:
+        """Have the replicas' rows at home whenever someone asks for the state, or loads one."""
+        self.tiers = tiers
+        self.register_state_dict_pre_hook(lambda *_: tiers.flush())
+        self.register_load_state_dict_pre_hook(lambda *_: tiers.flush())
+        if tiers.has_replicas:
+            refuse_trackers(self, self.register_post_lookup_tracker_fn)
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        return self.tiers.optimizer
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        """Refused where rows have replicas: TorchRec records the lookups that its kernels make."""
+        if not self.tiers.has_replicas:
+            super().register_post_lookup_tracker_fn(record_fn)
+            return
+        tables = ", ".join(sorted(self.tiers.tables))
+        raise CapabilityError(
+            f"tiers: TorchRec's delta tracker would miss the rows of {tables} that have replicas. "
+            "Leave these tables to TorchRec (`tables` of the planner in registry.yaml names those "
+            "that may have any), or the tracker out."
+        )
+
+    def input_dist(
+        self, ctx: Any, features: KeyedJaggedTensor | TensorDict
+    ) -> KJTListSplitsAwaitable[Any]:
+        """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
+
+        A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
+        """
+        with torch.no_grad():
+            batch = ctx.batch = self.tiers.route(maybe_td_to_kjt(features))
+            home = self._send_home(ctx, batch)
+            requests = self.tiers.begin_requests(batch)
+        return KJTListSplitsAwaitable([*home, *requests], ctx)
+
+    def prefetch(
+        self,
+        dist_input: KJTList,
+        forward_stream: torch.Stream | None = None,
+        ctx: Any = None,
+    ) -> None:
+        """Have TorchRec's caches take in the ids that are its own; those that this rank is asked
+        for by its node come behind them, and alone in a hot batch."""
+        if not ctx.is_hot:
+            own = KJTList(dist_input.features[: len(ctx.sharding_contexts)])
+            super().prefetch(own, forward_stream, ctx)
+
+    def compute(self, ctx: Any, dist_input: KJTList) -> list[Any]:
+        own = self._answer_node(ctx, dist_input)
+        found: list[Any] = [] if ctx.is_hot else super().compute(ctx, own)
+        return found
+
+    def output_dist(self, ctx: Any, output: list[Any]) -> LazyAwaitable[Any]:
+        home = self._nothing_from_home() if ctx.is_hot else super().output_dist(ctx, output)
+        return self._output(ctx, home)
+
+    def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
+        """Answer the node first: its rows travel while TorchRec looks up its own."""
+        own = self._answer_node(ctx, input)
+        if ctx.is_hot:
+            return self._output(ctx, self._nothing_from_home())
+        return self._output(ctx, super().compute_and_output_dist(ctx, own))
+
+    def _send_home(self, ctx: Any, batch: RoutedBatch) -> Sequence[Any]:
+        """Send the ids that miss home, and yield the splits of it; a hot batch has none."""
+        raise NotImplementedError
+
+    def _exchange(self, ctx: Any, ids: KeyedJaggedTensor) -> KJTListSplitsAwaitable[Any]:
+        """Have TorchRec exchange ids, and yield the splits of it."""
+        request: Any = super().input_dist(ctx, ids)
+        return cast("KJTListSplitsAwaitable[Any]", request)
+
+    def _answer_node(self, ctx: Any, input: KJTList) -> KJTList:
+        """Send the node the rows that it asked for. What is left of the input are the ids that
+        TorchRec exchanged, as it takes them."""
+        count = len(ctx.sharding_contexts)
+        ctx.update = self.tiers.answer_node(ctx.batch, input.features[count:])
+        return KJTList(input.features[:count])
+
+    def _output(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
+        # The exchanges of batches to come have had time while this one was looked up.
+        self.tiers.advance_deferred()
+        return self._joined(ctx, home)
+
+    def _nothing_from_home(self) -> LazyAwaitable[Any]:
+        """The output that TorchRec would yield if it were given no id: the whole of a hot batch is
+        here."""
+        raise NotImplementedError
+
+    def _joined(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
+        """The output, joined of what comes from home and what the tiers have."""
+        raise NotImplementedError
