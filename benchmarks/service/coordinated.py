@@ -97,13 +97,13 @@ class _Simulated:
             "seconds_made": 0.0,
             "buffer_bytes": 1 << 28,
             "wanted_bytes": 1 << 27,
-            "slot": None,
+            "seat": None,
         }
 
         def speak(caller: Caller) -> float:
             about["made"] += 100
             answer = caller.act("heartbeat", about, 10.0)
-            about["slot"] = answer["slot"]
+            about["seat"] = answer["seat"]
             return float(answer["interval"])
 
         return speak
@@ -125,7 +125,7 @@ class _Simulated:
             body["taken"] += 100
             answer = caller.act("workers", body, 10.0)
             body["workers"] = [
-                {"slot": one["slot"], "address": one["address"]} for one in answer["workers"]
+                {"seat": one["seat"], "address": one["address"]} for one in answer["workers"]
             ]
             return float(answer["interval"])
 

@@ -454,16 +454,16 @@ def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_th
     fleet = Fleet(NO_CREDENTIALS, 3)
     watch_members(fleet, address, NO_CREDENTIALS, "ab", 0, 3)
     until(lambda: len(fleet.remotes()) == 3)
-    before = [(remote.slot, remote.address) for remote in fleet.remotes()]
+    before = [(remote.seat, remote.address) for remote in fleet.remotes()]
     first.shutdown()
     again = Coordinator(port=port)
     had: list[int] = []
     try:
         until(lambda: had.append(len(fleet.remotes())) or len(again.members) == 3)
-        there = [(one["slot"], one["address"]) for one in again.members.there()]
+        there = [(one["seat"], one["address"]) for one in again.members.there()]
         assert there == before
         until(lambda: all(one["id"].startswith("w") for one in again.known()["workers"]))
-        assert [(one.slot, one.address) for one in fleet.remotes()] == before
+        assert [(one.seat, one.address) for one in fleet.remotes()] == before
         assert {*had} == {3}
     finally:
         fleet.close()
@@ -473,20 +473,20 @@ def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_th
 def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
     """Of 20 workers it has heard one; those that say nothing in the end are gone."""
     members = Members(100.0)
-    had = [{"slot": slot, "address": f"h:{slot}"} for slot in range(20)]
-    assert members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, 100.5) == 7
+    had = [{"seat": seat, "address": f"h:{seat}"} for seat in range(20)]
+    assert members.hear({"id": "w", "address": "h:7", "seat": 7, "delivery": "ab"}, 100.5) == 7
     members.believe(had, "ab", 100.6)
-    assert [one["slot"] for one in members.there()] == [*range(20)]
-    assert members.hear({"id": "n", "address": "h:99", "slot": None}, 100.7) == 20
+    assert [one["seat"] for one in members.there()] == [*range(20)]
+    assert members.hear({"id": "n", "address": "h:99", "seat": None}, 100.7) == 20
     for rank in range(5):  # each asks others
         asked = {one["address"] for one in members.chosen("ab", rank, 4)}
         assert len(asked) == 4
         assert "h:99" not in asked
         had = [one for one in had if one["address"] not in asked]
     assert not had
-    members.believe([{"slot": 30, "address": "late"}], "ab", 104.0)
+    members.believe([{"seat": 30, "address": "late"}], "ab", 104.0)
     silent = 100.6 + SILENCE * MOST_INTERVAL
-    members.hear({"id": "w", "address": "h:7", "slot": 7, "delivery": "ab"}, silent - 1.0)
+    members.hear({"id": "w", "address": "h:7", "seat": 7, "delivery": "ab"}, silent - 1.0)
     members.forget(silent + 1.0)
     assert [one["address"] for one in members.there()] == ["h:7"]
 

@@ -81,7 +81,7 @@ def all_taken(state: dict[str, Any]) -> bool:
 def test_the_numbers_are_those_of_workers_and_clients(page: Page) -> None:
     state = once(lambda: json.loads(get(page, "/state")), all_taken)
     (worker,), (client,) = state["workers"], state["clients"]
-    assert worker["slot"] == "0"
+    assert worker["seat"] == "0"
     assert worker["buffer_bytes"] > 0
     assert client["read_here"] == 0
     text = get(page, "/metrics")

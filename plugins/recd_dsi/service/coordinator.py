@@ -59,7 +59,7 @@ def interval_of(count: int) -> float:
 @dataclass
 class _Member:
     about: dict[str, Any]
-    slot: int
+    seat: int
     until: float
     """When it is gone, if it says nothing before."""
 
@@ -70,7 +70,7 @@ class Members:
     def __init__(self, now: float) -> None:
         self._began = self._forgot = now
         self._members: dict[str, _Member] = {}
-        """By address: a worker that is started again at its address has the slot of before."""
+        """By address: a worker that is started again at its address has the seat of before."""
         self._chosen: dict[str, list[dict[str, Any]]] = {}
         """Workers as clients hear of them, by delivery; empty after each change."""
 
@@ -83,35 +83,35 @@ class Members:
         return interval_of(len(self._members))
 
     def hear(self, about: dict[str, Any], now: float) -> int:
-        """A worker is there; its slot: the one that it has, unless another one has it."""
+        """A worker is there; its seat: the one that it has, unless another one has it."""
         who, address = about.get("id"), about.get("address")
         if not (isinstance(who, str) and isinstance(address, str) and 0 < len(who) <= 64):
             raise DataError("a heartbeat says neither who it is nor where.")
         known = self._members.get(address)
         if known is None:
-            known = self._add(about, about.get("slot"))
+            known = self._add(about, about.get("seat"))
         elif known.about.get("delivery") != about.get("delivery"):
             self._chosen.clear()
         known.about, known.until = about, now + SILENCE * self.interval
-        return known.slot
+        return known.seat
 
     def believe(self, workers: Any, delivery: str, now: float) -> None:
         """A client says which workers it has: news to a coordinator that has just begun."""
         if now > self._began + SILENCE * INTERVAL or not isinstance(workers, list):
             return
-        taken = {member.slot for member in self._members.values()}
+        taken = {member.seat for member in self._members.values()}
         for one in (one for one in workers if isinstance(one, dict)):
-            address, slot = one.get("address"), one.get("slot")
-            if not (isinstance(address, str) and isinstance(slot, int)):
+            address, seat = one.get("address"), one.get("seat")
+            if not (isinstance(address, str) and isinstance(seat, int)):
                 continue
-            if address not in self._members and slot not in taken:
+            if address not in self._members and seat not in taken:
                 about = {"id": address[:64], "address": address, "delivery": delivery}
-                known = self._add(about, slot)
-                taken.add(known.slot)
+                known = self._add(about, seat)
+                taken.add(known.seat)
                 known.until = now + SILENCE * MOST_INTERVAL
 
     def forget(self, now: float) -> None:
-        """Those that were silent for too long are gone, and their slots free."""
+        """Those that were silent for too long are gone, and their seats free."""
         if now < self._forgot + INTERVAL / 4:
             return
         self._forgot = now
@@ -124,9 +124,9 @@ class Members:
             self._chosen.clear()
 
     def there(self) -> list[dict[str, Any]]:
-        """All of them, by slot."""
-        members = sorted(self._members.values(), key=lambda member: member.slot)
-        return [{**member.about, "slot": member.slot} for member in members]
+        """All of them, by seat."""
+        members = sorted(self._members.values(), key=lambda member: member.seat)
+        return [{**member.about, "seat": member.seat} for member in members]
 
     def chosen(self, delivery: str, rank: int, most: int) -> list[dict[str, Any]]:
         """The workers that a rank asks: of its delivery, others than its neighbours ask.
@@ -143,16 +143,16 @@ class Members:
         if not self._chosen:
             self._chosen[""] = []
             for one in self.there():
-                entry = {name: one.get(name) for name in ("slot", "address", "delivery")}
+                entry = {name: one.get(name) for name in ("seat", "address", "delivery")}
                 self._chosen[""].append(entry)
                 self._chosen.setdefault(str(one.get("delivery")), []).append(entry)
         return self._chosen.get(delivery, [])
 
-    def _add(self, about: dict[str, Any], slot: Any) -> _Member:
-        taken = {member.slot for member in self._members.values()}
+    def _add(self, about: dict[str, Any], seat: Any) -> _Member:
+        taken = {member.seat for member in self._members.values()}
         if len(taken) >= MOST_WORKERS:
             raise DataError(f"{MOST_WORKERS} workers are there: no more may join.")
-        wanted = slot if isinstance(slot, int) and 0 <= slot < MOST_WORKERS else None
+        wanted = seat if isinstance(seat, int) and 0 <= seat < MOST_WORKERS else None
         if wanted is None or wanted in taken:
             wanted = next(n for n in range(len(taken) + 1) if n not in taken)
         self._chosen.clear()
@@ -183,8 +183,8 @@ class Coordinator(flight.FlightServerBase):
             with self._lock:
                 self.members.forget(now)
                 if action.type == "heartbeat":
-                    slot = self.members.hear(body, now)
-                    return json_result({"slot": slot, "interval": self.members.interval})
+                    seat = self.members.hear(body, now)
+                    return json_result({"seat": seat, "interval": self.members.interval})
                 if action.type == "workers":
                     return json_result(self._workers_for(body, now))
             raise DataError(f"there is no action {action.type[:40]!r}: heartbeat or workers.")
@@ -206,7 +206,7 @@ class Coordinator(flight.FlightServerBase):
             return [client for _, client in self._clients.values()]
 
     def has_started(self, there: dict[int, str]) -> None:
-        """Its own workers, by slot: those that ended are gone at once."""
+        """Its own workers, by seat: those that ended are gone at once."""
         with self._lock:
             for address in self._started - {*there.values()}:
                 self.members.drop(address)
@@ -241,12 +241,12 @@ def join(worker: Worker, coordinator: str, credentials: Credentials) -> None:
     caller = Caller(coordinator, credentials)
 
     def speak() -> None:
-        slot = None
+        seat = None
         while True:
             try:
-                about = {**worker.about(), "slot": slot}
+                about = {**worker.about(), "seat": seat}
                 answer = caller.act("heartbeat", about, TIMEOUT)
-                slot, pause = answer["slot"], float(answer["interval"])
+                seat, pause = answer["seat"], float(answer["interval"])
             except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError):
                 pause = INTERVAL
             time.sleep(pause)
@@ -264,11 +264,11 @@ def watch_members(
         while not fleet.closed:
             try:
                 client = {"delivery": delivery, "rank": rank, "most": most}
-                had = [{"slot": one.slot, "address": one.address} for one in fleet.remotes()]
+                had = [{"seat": one.seat, "address": one.address} for one in fleet.remotes()]
                 answer = caller.act("workers", {**fleet.about(), **client, "workers": had}, TIMEOUT)
                 there, pause = answer["workers"], float(answer["interval"])
                 if there:
-                    fleet.now({int(one["slot"]): str(one["address"]) for one in there})
+                    fleet.now({int(one["seat"]): str(one["address"]) for one in there})
             except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError):
                 pause = INTERVAL  # the list that we have stands
             time.sleep(pause)

@@ -28,7 +28,7 @@ class Backend(Protocol):
 
     @property
     def pids(self) -> list[int | None]:
-        """Their processes, by slot."""
+        """Their processes, by seat."""
         ...
 
     def wait(self) -> None:
@@ -55,8 +55,8 @@ class CountedLoader(Protocol):
 class Remote:
     """One worker, as a client sees it."""
 
-    def __init__(self, slot: int, address: str, credentials: Credentials) -> None:
-        self.slot, self.address = slot, address
+    def __init__(self, seat: int, address: str, credentials: Credentials) -> None:
+        self.seat, self.address = seat, address
         self._credentials = credentials
         self.caller = Caller(address, credentials)
         self.failures = 0
@@ -95,11 +95,11 @@ class Remote:
 
 
 class Fleet:
-    """Workers by slot; a slot keeps its turns while workers come and go in it."""
+    """Workers by seat; a seat keeps its turns while workers come and go in it."""
 
-    def __init__(self, credentials: Credentials, slots: int) -> None:
-        """`slots`: how many workers there are when all are there."""
-        self._credentials, self._slots = credentials, slots
+    def __init__(self, credentials: Credentials, seats: int) -> None:
+        """`seats`: how many workers there are when all are there."""
+        self._credentials, self._seats = credentials, seats
         self.scaler: Scaler | None = None
         """Who says how many that is, if anybody does."""
         self.closed = False
@@ -112,27 +112,27 @@ class Fleet:
         """Who started them, if this process did."""
 
     def now(self, addresses: Mapping[int, str]) -> None:
-        """Who is there by now, by slot."""
+        """Who is there by now, by seat."""
         with self._lock:
-            for slot in [*self._remotes.keys() - addresses.keys()]:
-                self._drop(slot)
-            for slot, address in addresses.items():
-                known = self._remotes.get(slot)
+            for seat in [*self._remotes.keys() - addresses.keys()]:
+                self._drop(seat)
+            for seat, address in addresses.items():
+                known = self._remotes.get(seat)
                 if known is None or known.address != address:
-                    self._drop(slot)
-                    self._remotes[slot] = Remote(slot, address, self._credentials)
+                    self._drop(seat)
+                    self._remotes[seat] = Remote(seat, address, self._credentials)
 
     def remotes(self) -> list[Remote]:
-        """All of them, by slot."""
+        """All of them, by seat."""
         with self._lock:
-            return [self._remotes[slot] for slot in sorted(self._remotes)]
+            return [self._remotes[seat] for seat in sorted(self._remotes)]
 
     def of_turn(self, turn: int) -> Remote | None:
-        """The worker whose turn it is: round robin over slots, or over those that are up, where one
+        """The worker whose turn it is: round robin over seats, or over those that are up, where one
         is not."""
         remotes = self.remotes()
-        # In the order of their slots, so that all clients have a turn made by the same worker.
-        first = next((one for one in remotes if one.slot % self._slots == turn % self._slots), None)
+        # In the order of their seats, so that all clients have a turn made by the same worker.
+        first = next((one for one in remotes if one.seat % self._seats == turn % self._seats), None)
         if first is not None and first.up:
             return first
         up = [remote for remote in remotes if remote.up]
@@ -150,7 +150,7 @@ class Fleet:
 
     def resize(self, workers: int) -> None:
         """Have so many workers from now on, of those that this process starts."""
-        self._slots = workers
+        self._seats = workers
         if self.backend is not None:
             self.backend.resize(workers)
 
@@ -162,10 +162,10 @@ class Fleet:
         if self.backend is not None:
             self.backend.close()
         with self._lock:
-            for slot in [*self._remotes]:
-                self._drop(slot)
+            for seat in [*self._remotes]:
+                self._drop(seat)
 
-    def _drop(self, slot: int) -> None:
-        remote = self._remotes.pop(slot, None)
+    def _drop(self, seat: int) -> None:
+        remote = self._remotes.pop(seat, None)
         if remote is not None:
             remote.down_until = float("inf")

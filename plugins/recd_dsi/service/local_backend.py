@@ -34,7 +34,7 @@ UNGUARDED = (
 
 
 class LocalBackend:
-    """N workers of one registry; `changed` hears who is there, by slot."""
+    """N workers of one registry; `changed` hears who is there, by seat."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class LocalBackend:
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes, by slot."""
+        """The processes, by seat."""
         return [None if one is None else one.process.pid for one in self._processes]
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on; of the last slots those end that are too many."""
+        """Have so many from now on; of the last seats those end that are too many."""
         with self._lock:
             more = workers - len(self._processes)
             gone = self._processes[workers:]
@@ -95,11 +95,11 @@ class LocalBackend:
             with self._lock:
                 if self._closed:
                     return
-                for slot in range(len(self._processes)):
-                    self._look(slot)
+                for seat in range(len(self._processes)):
+                    self._look(seat)
                 there = {
-                    slot: one.address
-                    for slot, one in enumerate(self._processes)
+                    seat: one.address
+                    for seat, one in enumerate(self._processes)
                     if one is not None and one.address
                 }
             if there != before:
@@ -109,12 +109,12 @@ class LocalBackend:
                 self._first.set()
             time.sleep(LOOK)
 
-    def _look(self, slot: int) -> None:
+    def _look(self, seat: int) -> None:
         """Start what is not there."""
-        one = self._processes[slot]
+        one = self._processes[seat]
         if one is None:
-            if time.monotonic() >= self._again[slot]:
-                self._start(slot)
+            if time.monotonic() >= self._again[seat]:
+                self._start(seat)
             return
         found = one.look()
         if isinstance(found, RecdError):
@@ -122,7 +122,7 @@ class LocalBackend:
         if one.process.is_alive():
             return
         if not one.address:
-            self._again[slot] = time.monotonic() + PAUSE
+            self._again[seat] = time.monotonic() + PAUSE
             self._ended += 1
             if self._ended == ENDED:
                 self._fail(
@@ -132,14 +132,14 @@ class LocalBackend:
                     )
                 )
         one.end()
-        self._processes[slot] = None
+        self._processes[seat] = None
 
-    def _start(self, slot: int) -> None:
+    def _start(self, seat: int) -> None:
         try:
-            self._processes[slot] = _WorkerProcess(self._context, self._text, self._options)
+            self._processes[seat] = _WorkerProcess(self._context, self._text, self._options)
         except (OSError, RuntimeError) as error:
             what = str(error).strip().partition("\n")[0].strip()
-            self._again[slot] = time.monotonic() + PAUSE
+            self._again[seat] = time.monotonic() + PAUSE
             self._fail(
                 CapabilityError(f"reader: no worker's process can be started ({what}). {UNGUARDED}")
             )

@@ -145,7 +145,7 @@ def metrics(known: Known) -> str:
 
 def _plain(one: Mapping[str, Any], kind: str) -> dict[str, Any]:
     numbers = {name: _number(one.get(name)) for name in (*COUNTERS[kind], *GAUGES[kind])}
-    texts = {name: str(one.get(name, ""))[:120] for name in ("id", "address", "slot", "delivery")}
+    texts = {name: str(one.get(name, ""))[:120] for name in ("id", "address", "seat", "delivery")}
     return {**texts, **numbers}
 
 
@@ -191,7 +191,7 @@ const whole = n => Math.round(n || 0).toLocaleString("en");
 const share = n => (100 * (n || 0)).toFixed(1) + "%";
 const mib = n => ((n || 0) / 1048576).toFixed(1);
 const columns = {
-  workers: [["slot", "slot", String], ["address", "address", String],
+  workers: [["seat", "seat", String], ["address", "address", String],
     ["batches/s", "made_per_s", n => (n || 0).toFixed(1)], ["rows/s", "rows_per_s", whole],
     ["made", "made", whole], ["given", "served", whole], ["from the buffer", "hits", whole],
     ["windows", "windows", whole], ["buffer, MiB", "buffer_bytes", mib],

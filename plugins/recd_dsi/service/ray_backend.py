@@ -35,7 +35,7 @@ START = 300.0
 
 
 class RayBackend:
-    """N workers of one registry; `changed` hears who is there, by slot."""
+    """N workers of one registry; `changed` hears who is there, by seat."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class RayBackend:
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes, by slot; a node of another machine has numbers of its own."""
-        return [int(one["pid"]) if one else None for one in self._by_slot()]
+        """The processes, by seat; a node of another machine has numbers of its own."""
+        return [int(one["pid"]) if one else None for one in self._by_seat()]
 
     @property
     def nodes(self) -> list[str | None]:
-        """On which node of Ray each is, by slot."""
-        return [one.get("node") for one in self._by_slot()]
+        """On which node of Ray each is, by seat."""
+        return [one.get("node") for one in self._by_seat()]
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on; of the last slots those end that are too many."""
+        """Have so many from now on; of the last seats those end that are too many."""
         with self._lock:
             gone = self._actors[workers:]
             del self._actors[workers:]
@@ -109,7 +109,7 @@ class RayBackend:
             with contextlib.suppress(Exception):  # Ray has ended already
                 self._ray.kill(actor)
 
-    def _by_slot(self) -> list[dict[str, str]]:
+    def _by_seat(self) -> list[dict[str, str]]:
         with self._lock:
             return [self._found.get(actor, {}) for actor in self._actors]
 
@@ -132,7 +132,7 @@ class RayBackend:
                     self._error = CapabilityError(f"reader: Ray does not answer: {error}")
                     self._first.set()
                 return
-            there = {slot: one["address"] for slot, one in enumerate(self._by_slot()) if one}
+            there = {seat: one["address"] for seat, one in enumerate(self._by_seat()) if one}
             if there != before:
                 self._changed(there)
                 before = there
