@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
 from recd_plugins.errors import DataError
@@ -128,12 +129,14 @@ class OpenedFile(pq.ParquetFile):
         self.partitions = {} if facts is None else dict(facts.partitions)
         self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
-        super().__init__(
-            location if self._fetched is None else pa.PythonFile(self._fetched, mode="r"),
-            buffer_size=buffer_size if self._fetched is None else 0,
-            metadata=footer.metadata,
-            page_checksum_verification=True,
-        )
+        bytes_of = location if self._fetched is None else pa.PythonFile(self._fetched, mode="r")
+        options = {
+            "buffer_size": buffer_size if self._fetched is None else 0,
+            "metadata": footer.metadata,
+            "page_checksum_verification": True,
+        }
+        super().__init__(bytes_of, **options)
+        decode_into_kept(self, bytes_of, **options)
 
     def read_row_group(
         self, i: int, columns: Sequence[str] | None = None, *args: Any, **options: Any

@@ -1,0 +1,73 @@
+"""Value tests: what is decoded and gathered lies in kept memory, unless another pool was chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.compat.kept_memory import LEAST, kept_empty, kept_memory
+from recd_plugins.data.parquet_file import opened
+
+pytestmark = pytest.mark.skipif(
+    "jemalloc" not in pa.supported_memory_backends() or kept_memory() is None,
+    reason="Arrow has no jemalloc here, or another pool was chosen",
+)
+
+
+def held() -> int:
+    pool = kept_memory()
+    assert pool is not None
+    return pool.bytes_allocated()
+
+
+def test_a_stripe_is_decoded_into_it_and_leaves_it(tmp_path: Path) -> None:
+    ids = pa.array(np.arange(100_000))
+    pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet")
+    before = held()
+    with opened(tmp_path / "ids.parquet") as file:
+        rows = file.read_row_group(0)
+        assert held() - before >= ids.nbytes
+        assert rows["id"].combine_chunks().equals(ids)
+    del rows
+    assert held() == before
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_large_arrays_are_of_it_and_can_be_written_to(kind: type) -> None:
+    before = held()
+    array = kept_empty(LEAST, kind)
+    array[:] = np.arange(LEAST)
+    assert array.dtype == kind
+    assert array.sum(dtype=np.float64) == LEAST * (LEAST - 1) / 2
+    assert held() - before >= array.nbytes
+    view = array[:1]
+    del array
+    assert held() > before  # a view holds it
+    del view
+    assert held() == before
+
+
+def test_small_arrays_are_malloc_s() -> None:
+    before = held()
+    array = kept_empty(8, np.int64)
+    assert len(array) == 8
+    assert held() == before
+
+
+def test_a_pool_that_was_chosen_is_left_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": np.arange(100_000)}), tmp_path / "ids.parquet")
+    usual, chosen, before = pa.default_memory_pool(), pa.system_memory_pool(), held()
+    pa.set_memory_pool(chosen)
+    try:
+        assert kept_memory() is None
+        others = chosen.bytes_allocated()
+        with opened(tmp_path / "ids.parquet") as file:
+            rows = file.read_row_group(0)
+            assert chosen.bytes_allocated() - others >= rows.nbytes
+    finally:
+        pa.set_memory_pool(usual)
+    assert held() == before
