@@ -185,6 +185,53 @@ def test_scored_ids_are_ids_and_weights(
     assert found["cart_weights"].to_pylist() == weights
 
 
+@pytest.mark.parametrize(
+    ("column", "left"),
+    [
+        (pa.array([[3, -1], [-1, -1], None, [0, 5]]), [[3], [], [], [5]]),
+        (pa.array([[3, -1], [-1], [], [5, 0]], pa.list_(pa.int32())), [[3], [], [], [5]]),
+        (pa.array([3, -1, None, 0]), [[3], [], [], []]),
+        (pa.array([3.0, -1.0, float("nan"), 5.0]), [[3], [], [], [5]]),
+        (pa.array([3, 0, 255, 5], pa.uint8()), [[3], [], [255], [5]]),
+        (pa.array([3, -1, 3, 0]).dictionary_encode(), [[3], [], [3], []]),
+    ],
+)
+def test_a_value_that_stands_for_a_null_is_one(column: pa.Array, left: list[list[int]]) -> None:
+    given = schema(sparse=[{"name": "f", "num_ids": 256, "missing": [-1, "0"]}])
+    table = pa.table({"label": [0.0] * 4, "f": column})
+    assert conform(table, given, "t")["f"].to_pylist() == left
+
+
+def test_texts_may_stand_for_a_null_and_have_no_bucket() -> None:
+    feature = {"name": "f", "num_ids": 1_000, "ids": "hash"}
+    rows = [["a", "-1", "none"], ["none"], ["b"], ["-1", "a"]]
+    for kind in (pa.string(), pa.large_string(), pa.binary()):
+        table = pa.table({"label": [0.0] * 4, "f": pa.array(rows).cast(pa.list_(kind))})
+        found = conform(table, schema(sparse=[{**feature, "missing": [-1, "none"]}]), "t")
+        whole = conform(table, schema(sparse=[feature]), "t")["f"].to_pylist()
+        assert found["f"].to_pylist() == [whole[0][:1], [], whole[2], whole[3][1:]]
+
+
+def test_what_stands_for_a_null_is_treated_as_nulls_are() -> None:
+    feature = {"name": "f", "num_ids": 10, "missing": [-1]}
+    table = pa.table({"label": [0.0] * 3, "f": [4, -1, 2]})
+    filled = schema(sparse=[{**feature, "nulls": {"value": 7}}])
+    assert conform(table, filled, "t")["f"].to_pylist() == [[4], [7], [2]]
+    dropped = Counter[str]()
+    left = conform(table, schema(sparse=[{**feature, "nulls": "drop"}]), "t", dropped=dropped)
+    assert (left["f"].to_pylist(), dropped) == ([[4], [2]], {"f": 1})
+    with pytest.raises(DataError, match="'f' holds a null in row 1"):
+        conform(table, schema(sparse=[{**feature, "nulls": "error"}]), "t")
+
+
+def test_a_pair_whose_id_stands_for_a_null_is_left_out_with_its_weight() -> None:
+    pairs = pa.array([[(1, 0.5), (-1, 2.0)], [(3, 4.0)]], pa.map_(pa.int64(), pa.float32()))
+    given = schema(sparse=[{"name": "f", "num_ids": 10, "scored": True, "missing": [-1]}])
+    found = conform(pa.table({"label": [0.0, 1.0], "f": pairs}), given, "t")
+    assert found["f"].to_pylist() == [[1], [3]]
+    assert found[given.conformed.sparse[0].weights_name].to_pylist() == [[0.5], [4.0]]
+
+
 def test_a_scored_feature_needs_pairs() -> None:
     mine = schema(sparse=[{"name": "cart", "num_ids": 10, "scored": True}])
     with pytest.raises(DataError, match=r"column 'cart' is list<item: int64>, but scored ids are"):

@@ -335,6 +335,21 @@ def proposal(path: Path, *options: str) -> tuple[dict[str, Any], str]:
     return found["schema"], "\n".join(found["doubts"])
 
 
+def test_what_fills_lists_up_is_no_id(tmp_path: Path) -> None:
+    """As in KuaiRec's tensors of histories: lists of one length, with -1 where there is nothing."""
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(0, 11, 500)
+    history = np.where(np.arange(10) < lengths[:, None], draw.integers(0, 300, (500, 10)), -1)
+    rows = {"clicked": draw.integers(0, 2, 500), "item_history": [*history]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    made, found = imported(tmp_path / "a.parquet")
+    (feature,) = found["schema"]["sparse"]
+    assert feature["missing"] == [-1]
+    doubt = "item_history: -1 is taken for what fills its lists up, and left out of them"
+    assert doubt in found["doubts"]
+    assert [*map(len, made["item_history"].to_pylist())] == lengths.tolist()
+
+
 def test_codes_and_ids_without_names_are_ids(tmp_path: Path) -> None:
     """As in Avazu, KuaiRand, and MovieLens without a header."""
     draw = np.random.default_rng(0)

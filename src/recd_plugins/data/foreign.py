@@ -59,6 +59,9 @@ class ForeignFeature(SparseFeature):
     """Another seed spreads `ids: hash` otherwise."""
     nulls: Nulls = "empty"
     """The treatment of nulls: of a list, of an id within one, or of a sample's only one."""
+    missing: tuple[int | str, ...] = ()
+    """The values that stand for a null, as -1 or the 0 by which lists are filled up: `nulls` says
+    what becomes of them. An integer and the text that spells it are one value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,6 +23,7 @@ from recd_plugins.data.conform.values import (
     plain,
     plain_type,
     text_error,
+    with_nulls,
 )
 from recd_plugins.data.foreign import ForeignFeature
 from recd_plugins.data.schema import IDS, WEIGHTS, Fill
@@ -125,9 +126,9 @@ def _by_vocabulary(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt
     return found.encode(hashes(values, spot))
 
 
-def missing_rows(array: pa.Array, scored: bool = False) -> npt.NDArray[np.bool_]:
+def missing_rows(array: pa.Array, feature: ForeignFeature) -> npt.NDArray[np.bool_]:
     """[N] which rows are null, or have a null within their list."""
-    elements = _elements(array, scored)
+    elements = _elements(array, feature)
     absent, null_rows = elements.absent, elements.null_rows
     rows = np.zeros(len(array), np.bool_) if absent is None else elements.row_of(absent)
     return rows if null_rows is None else rows | null_rows
@@ -194,7 +195,11 @@ def id_error(
 def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
     """The same memory, where it is int64 lists without nulls already."""
     kind = array.type
-    if feature.ids != "as_is" or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if (
+        feature.ids != "as_is"
+        or feature.missing
+        or not (pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    ):
         return None
     if kind.value_type != pa.int64() or array.null_count or array.values.null_count:
         return None
@@ -205,7 +210,7 @@ def _converted(
     array: pa.Array, feature: ForeignFeature, spot: Spot
 ) -> tuple[pa.Array, pa.Array | None]:
     """Lists of ids, and of a scored feature lists of their weights."""
-    elements = _elements(array, feature.scored)
+    elements = _elements(array, feature)
     if elements.weights is not None and isinstance(feature.nulls, Fill):
         weighed = np.nan_to_num(elements.weights, nan=1, posinf=1, neginf=1)
         elements = elements._replace(weights=weighed)
@@ -245,7 +250,15 @@ def _both(lengths: I64, ids: I64, weights: F32 | None) -> tuple[pa.Array, pa.Arr
     return _lists(offsets, ids), None if weights is None else _lists(offsets, weights, WEIGHTS)
 
 
-def _elements(array: pa.Array, scored: bool = False) -> Elements:
+def _elements(array: pa.Array, feature: ForeignFeature) -> Elements:
+    """The rows' elements, null where one stands for a null."""
+    elements = _as_stored(array, feature.scored)
+    if not feature.missing:
+        return elements
+    return elements._replace(values=with_nulls(elements.values, feature.missing))
+
+
+def _as_stored(array: pa.Array, scored: bool) -> Elements:
     array = plain(array) if not isinstance(array, pa.DictionaryArray) else array
     if isinstance(array, pa.DictionaryArray) and is_list(array.type.value_type):
         array = array.dictionary_decode()

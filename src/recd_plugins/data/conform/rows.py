@@ -234,7 +234,7 @@ class FeatureRole(Role):
         return feature_type_problem(kind, self.feature)
 
     def missing(self, array: pa.Array) -> Mask:
-        return missing_rows(array, self.feature.scored)
+        return missing_rows(array, self.feature)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
         return ids_of(array, self.feature, spot, in_range=self.in_range)

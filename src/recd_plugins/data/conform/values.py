@@ -7,6 +7,7 @@ and bytes are as a text of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "is_list",
     "missing",
     "plain",
+    "with_nulls",
 ]
 
 INTEGERS = (
@@ -104,6 +106,32 @@ def missing(array: pa.Array) -> npt.NDArray[np.bool_]:
     nulls = array.is_null(nan_is_null=pa.types.is_floating(array.type))
     mask: npt.NDArray[np.bool_] = nulls.to_numpy(zero_copy_only=False)
     return mask
+
+
+def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
+    """The same values, but null where they are one of the marks: an integer, or what spells it."""
+    array = plain(array)
+    if pa.types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    found = [*filter(None, (_as_value(mark, array.type) for mark in marks))]
+    if not found:
+        return array
+    marked = pc.is_in(array, value_set=pa.concat_arrays(found))
+    return pc.if_else(marked, pa.scalar(None, array.type), array)
+
+
+def _as_value(mark: int | str, kind: pa.DataType) -> pa.Array | None:
+    """[1] the mark among values of a type; None where the type has no such value."""
+    if pa.types.is_null(kind) or pa.types.is_boolean(kind):
+        return None
+    try:
+        return (
+            pa.array([mark if are_texts(kind) else int(mark)])
+            .cast(pa.string() if are_texts(kind) else kind)
+            .cast(kind)
+        )
+    except (pa.ArrowInvalid, ValueError, OverflowError):
+        return None
 
 
 def has_missing(array: pa.Array) -> bool:

@@ -19,7 +19,14 @@ import pyarrow.parquet as pq
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.values import are_texts, hashes, integers, is_list, plain
+from recd_plugins.data.conform.values import (
+    are_texts,
+    hashes,
+    integers,
+    is_list,
+    plain,
+    with_nulls,
+)
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri, input_file
 from recd_plugins.storage.whole_file import whole_file
@@ -183,9 +190,10 @@ def present(array: pa.Array) -> pa.Array:
     return array.drop_null()
 
 
-def counted(columns: Sequence[pa.Array], spot: Spot) -> Counted:
-    """`VocabularyCounts.of` of all values of some arrays."""
-    return VocabularyCounts.of(pa.concat_arrays([present(one) for one in columns]), spot)
+def counted(columns: Sequence[pa.Array], spot: Spot, missing: Sequence[int | str] = ()) -> Counted:
+    """`VocabularyCounts.of` of all values of some arrays, but those that stand for a null."""
+    values = pa.concat_arrays([present(one) for one in columns])
+    return VocabularyCounts.of(with_nulls(values, missing).drop_null() if missing else values, spot)
 
 
 @kernel

@@ -178,11 +178,12 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     value: dict[str, Any] = {"name": column.name}
     entry = ColumnEntry(column=column, part="sparse", value=value)
     whole = survey.exact_rows and survey.sampled == survey.rows
+    filled = column.is_list and column.seems == "integers" and column.low == -1
     fits = (
         column.seems == "integers"
         and whole
         and column.low is not None
-        and column.low >= 0
+        and column.low >= (-1 if filled else 0)
         and column.high < 4 * column.estimate + 1_000
     )
     if column.seems == "scored ids":
@@ -194,7 +195,10 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         value |= {"num_ids": _rounded(1.1 * column.most + 10), "ids": "vocabulary"}
     else:
         value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
-    if column.seems == "integers" and column.low == -1:
+    if filled:
+        value["missing"] = [-1]
+        entry.doubts.append("-1 is taken for what fills its lists up, and left out of them")
+    elif column.seems == "integers" and column.low == -1:
         entry.doubts.append("-1, which may say that there is none, has an id of its own")
     if column.unique and column.distinct > 1_000:
         entry.doubts.append("almost another value in each row: how many there are is a guess")

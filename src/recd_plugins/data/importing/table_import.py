@@ -407,7 +407,7 @@ class TableImport:
                 # Features of one table may be of several types.
                 return {
                     table: [
-                        counted(rows[one.name].chunks, Spot(where, one.name))
+                        counted(rows[one.name].chunks, Spot(where, one.name), one.missing)
                         for one in bare
                         if one.table_name == table and rows[one.name].num_chunks
                     ]
