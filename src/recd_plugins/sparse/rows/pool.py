@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.kept_memory import kept_empty
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.gather import AHEAD
@@ -85,7 +84,7 @@ def gather_blocks(
         return [RowBlock(np.empty(0, np.int64), np.empty((0, size), np.int32)) for size in sizes]
     lengths = np.stack([_lengths(parts) for parts in columns]).take(rows, axis=1)
     numels = np.add.reduceat(lengths, cuts[:-1], axis=1, dtype=np.int64)  # [K, blocks]
-    values = [kept_empty(numel, np.int64) for numel in numels.sum(axis=0)]
+    values = [np.empty(numel, np.int64) for numel in numels.sum(axis=0)]
     scored = any(map(_is_scored, columns))
     weights = [np.ones(numel, np.float32) for numel in numels.sum(axis=0)] if scored else []
     of_ids, of_weights = _targets(values, numels), _targets(weights, numels)
@@ -242,7 +241,7 @@ class RowPool:
 
     def __init__(self, num_ids: int, num_rows: int) -> None:
         """Room for so many ids and rows; memory is taken only as far as it is filled."""
-        self.values = kept_empty(num_ids, np.int64)
+        self.values = np.empty(num_ids, np.int64)
         self.offsets = np.empty(num_rows + 2, np.int64)
         self.offsets[:2] = 0
         self.num_rows = 1
