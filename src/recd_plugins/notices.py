@@ -148,7 +148,8 @@ class Unwatched(Notice):
 
 
 class Empty(Notice):
-    """Its key stands in registry.yaml, or in a schema's file, and nothing behind it."""
+    """Its key stands in registry.yaml, or in the file of a schema or a topology, and nothing behind
+    it."""
 
     verdict = "has nothing behind it"
     refused = True

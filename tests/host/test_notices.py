@@ -99,6 +99,21 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
         f"topology.device has nothing behind it: it is read as `null` ({path}:2). {cure} "
         "`topology.device: null`.",
     ]
+    file = tmp_path / "cluster.yaml"
+    file.write_text("ranks_per_node: 2\nop_us:  # 5\nmarks_ns: null\noverlap:\n")
+    path.write_text(f"plugins: []\ntopology: {{use: {file}, overlap: 0.5}}\n")
+    with pytest.warns(NoticeWarning) as found:
+        Usage(Registry.load(path)).empty()
+    assert [(str(one.message), one.lineno) for one in found] == [
+        (
+            f"topology: op_us has nothing behind it: it is read as `null` ({file}:2). {cure} "
+            "`null` behind it.",
+            2,
+        )
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Usage(Registry.load({"topology": {"use": str(file), "op_us": 5, "overlap": 1}})).empty()
     path.write_text("plugins: [recd_dlrm]\ndataset: {use: random, samples: 64}\n"
                     "model: {use: dlrm}\nsharding:\nstrict: true\n")  # fmt: skip
     told = CliRunner().invoke(app, ["plan", "-r", str(path)])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from recd_plugins.errors import RegistryError, shown
+from recd_plugins.notices import Empty
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 
@@ -52,6 +53,18 @@ class Document(NamedTuple):
     `preprocess[0].modulo`)."""
     empty: tuple[str, ...]
     """The paths of keys with nothing behind them, not even `null`."""
+
+    def notices(self, path: Location, what: str = "") -> list[Empty]:
+        """A notice of each of these keys, behind which something may have been commented out."""
+        cure = "Write what is meant, take the line out, or write `null` behind it."
+        return [
+            Empty(
+                what=f"{what}{key}",
+                why=f"it is read as `null` ({path}:{self.lines[key]})",
+                cure=cure,
+            )
+            for key in self.empty
+        ]
 
 
 class PlainLoader(yaml.SafeLoader):

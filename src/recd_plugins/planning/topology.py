@@ -13,6 +13,7 @@ import yaml
 from recd_plugins.config import Config, Range, parse
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.notices import Empty
 from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "load_topology",
     "save_topology",
     "stated",
+    "topology_and_notices",
 ]
 
 GB = 1 << 30
@@ -173,8 +175,13 @@ def save_topology(topology: Topology, path: Path) -> None:
 
 def load_topology(path: Path, where: str) -> Topology:
     """The topology that `save_topology` or a person wrote; `where` opens error messages."""
+    return topology_and_notices(path, where)[0]
+
+
+def topology_and_notices(path: Path, where: str) -> tuple[Topology, dict[str, Empty]]:
+    """The same, and by its key a notice of each that has nothing behind it."""
     try:
-        options = read_yaml(text_of(path), str(path)).values
+        document = read_yaml(text_of(path), str(path))
     except FileNotFoundError:
         raise RegistryError(
             f"{path}: there is no such file to read. `recd topology measure` writes one; presets "
@@ -183,9 +190,11 @@ def load_topology(path: Path, where: str) -> Topology:
         ) from None
     except RegistryError as error:
         raise RegistryError(error.message, where) from None
-    if not isinstance(options, dict):
+    if not isinstance(document.values, dict):
         raise RegistryError(f"{path}: must hold a mapping of a topology's options.", where)
-    return parse(Topology, options, f"{where}: {path}")
+    notices = document.notices(path, f"{where}: ")
+    topology: Topology = parse(Topology, document.values, f"{where}: {path}")
+    return topology, dict(zip(document.empty, notices, strict=True))
 
 
 INTRA_NODE_GBPS = 600.0

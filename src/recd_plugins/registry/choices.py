@@ -13,8 +13,9 @@ from typing import Any
 from recd_plugins.config import Config, parse, path_of
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks.manager import Catalog, Provider
+from recd_plugins.notices import Empty
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.topology import PRESETS, Topology, load_topology
+from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.registry.source import Source
@@ -94,6 +95,8 @@ class Registry:
     """Whether what is switched on and not used is an error, rather than a warning."""
     source: Source = field(repr=False)
     catalog: Catalog = field(repr=False)
+    empty: tuple[Empty, ...] = ()
+    """The keys of a topology's file that have nothing behind them."""
 
     @classmethod
     def load(
@@ -179,7 +182,7 @@ def _checked(source: Source) -> Registry:
             hint = f"did you mean 'train.{key}'?" if of_train else nearest(str(key), KEYS)
             raise RegistryError(f"unknown key {shown(key)}; {hint}", str(key))
     train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
-    topology = _topology(values.get("topology"), source.base)
+    topology, empty = _topology(values.get("topology"), source.base)
     plugins = plugin_names(values.get("plugins"))
     catalog = _catalog(plugins, source)
     filled = {slot: {"use": use} for slot, use in DEFAULT_USES.items()}
@@ -204,6 +207,7 @@ def _checked(source: Source) -> Registry:
         strict=_strict(values.get("strict")),
         source=source,
         catalog=catalog,
+        empty=tuple(empty.values()),
     )
 
 
@@ -349,20 +353,22 @@ def plugin_names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _topology(value: Any, base: Path) -> Topology:
+def _topology(value: Any, base: Path) -> tuple[Topology, dict[str, Empty]]:
+    """The topology; and by its key a notice of each that has nothing behind it in a file."""
     if value is None:
-        return PRESETS["local"]
+        return PRESETS["local"], {}
     if isinstance(value, str):
         if value.endswith((".yaml", ".yml")):
-            return load_topology(base / path_of(value, "topology"), "topology")
+            return topology_and_notices(base / path_of(value, "topology"), "topology")
         if value not in PRESETS:
             raise RegistryError(
                 f"unknown preset {shown(value)}; {nearest(value, PRESETS)}", "topology"
             )
-        return PRESETS[value]
+        return PRESETS[value], {}
     options = dict(_mapping(value, "topology"))
-    preset = _topology(options.pop("use", None), base)
-    return parse(Topology, {**dataclasses.asdict(preset), **options}, "topology")
+    preset, empty = _topology(options.pop("use", None), base)
+    topology = parse(Topology, {**dataclasses.asdict(preset), **options}, "topology")
+    return topology, {key: one for key, one in empty.items() if key.split(".")[0] not in options}
 
 
 def _features(value: Any, where: str) -> tuple[str, ...]:

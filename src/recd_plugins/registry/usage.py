@@ -80,8 +80,10 @@ class Usage:
         self._give(*notices)
 
     def empty(self) -> None:
-        """Keys of registry.yaml have nothing behind them, which may be what was commented out."""
+        """Keys of registry.yaml, or of a topology's file, have nothing behind them, which may be
+        what was commented out."""
         source = self._registry.source
+        self._give(*self._registry.empty)
         for key in source.empty:
             why = "its defaults hold"
             if "." in key:

@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from recd_plugins.config import parse
-from recd_plugins.config.yaml_text import Document, read_yaml, text_of
+from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, RegistryError
-from recd_plugins.notices import Empty, Notices
+from recd_plugins.notices import Notices
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = [
@@ -48,21 +48,9 @@ def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
     if not isinstance(inner, dict):
         raise RegistryError(f"{path}: `schema` must be a mapping.")
     schema, form = parsed(inner, str(path))
-    _tell_empty(document, path)
+    Notices(path=path, lines=document.lines).give(document.notices(path), rank=0)
     sparse = tuple(_located(feature, path.parent) for feature in schema.sparse)
     return dataclasses.replace(schema, sparse=sparse), form
-
-
-def _tell_empty(document: Document, path: Location) -> None:
-    """Give a notice of each key with nothing behind it, which may be what was commented out."""
-    cure = "Write what is meant, take the line out, or write `null` behind it."
-    Notices(path=path, lines=document.lines).give(
-        [
-            Empty(what=key, why=f"it is read as `null` ({path}:{document.lines[key]})", cure=cure)
-            for key in document.empty
-        ],
-        rank=0,
-    )
 
 
 def parsed(options: Mapping[str, Any], where: str) -> tuple[ForeignSchema, TextForm]:
