@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -194,12 +195,26 @@ def test_scored_ids_are_ids_and_weights(
         (pa.array([3.0, -1.0, float("nan"), 5.0]), [[3], [], [], [5]]),
         (pa.array([3, 0, 255, 5], pa.uint8()), [[3], [], [255], [5]]),
         (pa.array([3, -1, 3, 0]).dictionary_encode(), [[3], [], [3], []]),
+        (pa.array([3, -1, None, 0]).cast(pa.decimal128(20, 0)), [[3], [], [], []]),
+        (pa.array([Decimal(3), Decimal(-1), None, Decimal(0)]), [[3], [], [], []]),
+        (pa.array(np.array([3, -1, 0, 5], np.float16)), [[3], [], [], [5]]),
+        (pa.array([False, True, None, False]), [[], [1], [], []]),
     ],
 )
 def test_a_value_that_stands_for_a_null_is_one(column: pa.Array, left: list[list[int]]) -> None:
     given = schema(sparse=[{"name": "f", "num_ids": 256, "missing": [-1, "0"]}])
     table = pa.table({"label": [0.0] * 4, "f": column})
     assert conform(table, given, "t")["f"].to_pylist() == left
+
+
+def test_the_largest_integer_may_stand_for_a_null() -> None:
+    """As -1 becomes in columns without a sign."""
+    largest = 2**64 - 1
+    table = pa.table({"label": [0.0] * 3, "f": pa.array([3, largest, 5], pa.uint64())})
+    given = schema(sparse=[{"name": "f", "num_ids": 256, "missing": [str(largest)]}])
+    assert conform(table, given, "t")["f"].to_pylist() == [[3], [], [5]]
+    with pytest.raises(RegistryError, match=f"Write it as a text: '{largest}'"):
+        schema(sparse=[{"name": "f", "num_ids": 256, "missing": [largest]}])
 
 
 def test_texts_may_stand_for_a_null_and_have_no_bucket() -> None:

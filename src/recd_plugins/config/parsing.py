@@ -182,6 +182,12 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
             return _convert(arg, value, where)
         except RegistryError:
             continue
+    if type(value) is int and {int, str} <= {*choices}:
+        raise RegistryError(
+            f"must be an integer of 64 bits, but is {shown(value)}. Write it as a text: "
+            f"'{shown(value)}'.",
+            where,
+        )
     expected = " or ".join(describe(arg) for arg in args)
     raise RegistryError(f"expected {expected}, got {_shown(value)}.", where)
 

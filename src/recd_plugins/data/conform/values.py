@@ -8,6 +8,7 @@ and bytes are as a text of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ LISTS = (
     pa.types.is_list_view,
     pa.types.is_large_list_view,
 )
+COMPARED_AS = (
+    (pa.types.is_fixed_size_binary, pa.binary()),
+    (pa.types.is_boolean, pa.int8()),
+    (pa.types.is_float16, pa.float32()),
+)
+"""The types as which values are compared that Arrow cannot compare."""
 MOST_EXACT = 2.0**53
 """Beyond it a float64 does not hold each integer."""
 
@@ -111,9 +118,10 @@ def missing(array: pa.Array) -> npt.NDArray[np.bool_]:
 def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
     """The same values, but null where they are one of the marks: an integer, or what spells it."""
     array = plain(array)
-    if pa.types.is_fixed_size_binary(array.type):
-        array = array.cast(pa.binary())
-    found = [*filter(None, (_as_value(mark, array.type) for mark in marks))]
+    wider = next((kind for test, kind in COMPARED_AS if test(array.type)), None)
+    array = array if wider is None else array.cast(wider)
+    values = (_as_value(mark, array.type) for mark in marks)
+    found = [value for value in values if value is not None]
     if not found:
         return array
     marked = pc.is_in(array, value_set=pa.concat_arrays(found))
@@ -122,14 +130,10 @@ def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
 
 def _as_value(mark: int | str, kind: pa.DataType) -> pa.Array | None:
     """[1] the mark among values of a type; None where the type has no such value."""
-    if pa.types.is_null(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_null(kind):
         return None
     try:
-        return (
-            pa.array([mark if are_texts(kind) else int(mark)])
-            .cast(pa.string() if are_texts(kind) else kind)
-            .cast(kind)
-        )
+        return pa.array([str(mark) if are_texts(kind) else Decimal(int(mark))]).cast(kind)
     except (pa.ArrowInvalid, ValueError, OverflowError):
         return None
 

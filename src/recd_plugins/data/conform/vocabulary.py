@@ -193,7 +193,7 @@ def present(array: pa.Array) -> pa.Array:
 def counted(columns: Sequence[pa.Array], spot: Spot, missing: Sequence[int | str] = ()) -> Counted:
     """`VocabularyCounts.of` of all values of some arrays, but those that stand for a null."""
     values = pa.concat_arrays([present(one) for one in columns])
-    return VocabularyCounts.of(with_nulls(values, missing).drop_null() if missing else values, spot)
+    return VocabularyCounts.of(with_nulls(values, missing).drop_null(), spot)
 
 
 @kernel
