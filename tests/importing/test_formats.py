@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from strangers_files import PACKINGS, clicks, text, write
 
-from recd_plugins.data.importing import reading
+from recd_plugins.data.importing import formats, reading
+from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, Position, blocks
 from recd_plugins.data.importing.survey import survey
@@ -101,7 +106,7 @@ def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.Mon
         (b"PK\x03\x04....", "is a zip archive. Unpack it"),
         (b"\xff\xfea\x00b\x00", "UTF-16. Write it as UTF-8"),
         (b"PAR1 but no more", "not a whole Parquet file"),
-        (b"\x1f\x8b\x08\x00 no gzip", "cannot be read"),
+        (b"\x1f\x8b\x08\x00 no gzip", r"cannot be unpacked .*cut short or damaged: fetch it again"),
         (b"a,b\n1,caf\xe9\n", "data:2: holds bytes that are no UTF-8"),
         (b'[{"a": 1}]', "begins a JSON array. Write one object per line"),
         (b'{"a": 1}\n{"a": \n', "data:2: is no JSON object on one line"),
@@ -141,12 +146,40 @@ def test_a_line_cut_short_is_named_with_its_number(
     files = foreign_files([path])
     with pytest.raises(DataError, match=r"data:42: Expected 2 columns, got 1: 40"):
         [block.rows(["a"], ColumnTypes()) for block in blocks(files, ["a"])]
-    whole = write(tmp_path / "whole.csv", clicks(2_000), "gzip")
-    cut = text(tmp_path / "cut.csv.gz", whole.read_bytes()[:8_000])
+
+
+@pytest.mark.parametrize("packing", ["gzip", "zstd", "bz2", "lz4"])
+@pytest.mark.parametrize("seen", ["the head", "the sample", "a block"])
+def test_a_packed_file_that_is_cut_short_is_named_with_a_cure_that_works(
+    tmp_path: Path, packing: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suffix = {packing: suffix for suffix, packing in PACKINGS.items()}[packing]
+    lines = [f"{one},{hash_of(one)}" for one in range(80_000)]
+    plain = text(tmp_path / "clicks.csv", "item,code\n" + "\n".join(lines) + "\n")
+    cut = tmp_path / f"clicks.csv{suffix}"
+    with pa.OSFile(str(cut), "wb") as file, pa.CompressedOutputStream(file, packing) as packed:
+        packed.write(plain.read_bytes())
+    text(cut, cut.read_bytes()[: cut.stat().st_size * 3 // 4])
+    plain.unlink()
+    if seen != "the head":
+        monkeypatch.setattr(formats, "HEAD_BYTES", 40_000)
+    if seen == "a block":
+        monkeypatch.setattr(samples, "PACKED_BYTES", 40_000)
     with pytest.raises(
-        DataError, match=r"cut\.csv\.gz: cannot be read .*Check .* that it is whole"
-    ):
+        DataError, match=rf"{cut}: cannot be .* It was cut short or damaged: fetch"
+    ) as told:
         rows_of(cut)
+    (command,) = re.findall(r"half of one: (.*)", str(told.value))
+    if shutil.which(command.split()[0]) is None:
+        return
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, capture_output=True)
+    rows = rows_of(plain)
+    assert 10_000 < len(rows) < 80_000
+    assert rows["code"].to_pylist() == [hash_of(one) for one in range(len(rows))]
+
+
+def hash_of(number: int) -> str:
+    return f"x{zlib.crc32(b'%d' % number):08x}"
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "/proc/self/mem", '"', "\n", "\u0661"])

@@ -26,6 +26,7 @@ from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_import import Imported, TableImport
+from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -325,6 +326,9 @@ def test_a_column_that_turns_out_to_be_text_is_read_as_text(tmp_path: Path) -> N
         else:
             with pytest.raises(DataError, match=says):
                 job.run()
+    by_hand, saved = replace(found, files=tuple(files)), tmp_path / "item_id.parquet"
+    write_vocabulary(by_hand, ["item_id"], saved, most=9_999)
+    assert {*pq.read_table(saved)["value"].to_pylist()} == {one.partition(",")[0] for one in lines}
 
 
 @pytest.mark.usefixtures("small")
@@ -408,7 +412,7 @@ def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path)
     assert pq.read_table(saved).equals(
         pq.read_table(tmp_path / "t" / "vocabularies" / "brand.parquet"), check_metadata=True
     )
-    values = set(clicks()["brand"].drop_null().to_pylist())
+    values = sorted(set(clicks()["brand"].drop_null().to_pylist()))
     assert (made["values"], made["own"]) == (len(values), made["num_ids"] - 1)
     assert f"num_ids: {made['num_ids']}}}" in run("vocabulary", str(parquet), *asked).stdout
     brand = ForeignFeature(
@@ -418,9 +422,30 @@ def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path)
     found = conform(pq.read_table(parquet), schema, "a file")["brand"]
     assert found.to_pylist() == [row["brand"] for row in rows_of(tmp_path / "t")]
 
+    # What a schema has stand for a null has no place in either.
+    common = values[0]
+    schema_file = tmp_path / "missing.yaml"
+    schema_file.write_text(
+        "session_id: visit\ntimestamp: at\nlabel: clicked\n"
+        f"sparse: [{{name: brand, num_ids: 50, ids: vocabulary, missing: [{common}]}}]\n"
+    )
+    by_hand = json.loads(
+        run("vocabulary", str(text), *asked, "--schema", str(schema_file), "--json").stdout
+    )
+    imported = run("import", str(text), str(tmp_path / "u"), "--schema", str(schema_file))
+    assert imported.exit_code == 0, imported.output
+    assert by_hand["values"] == len(values) - 1
+    assert pq.read_table(saved).equals(
+        pq.read_table(tmp_path / "u" / "vocabularies" / "brand.parquet"), check_metadata=True
+    )
+
     for wrong, says in (
         (["--column", "brnad"], "the files have no 'brnad'; did you mean 'brand'"),
         (["--column", "brand", "--most", "1"], "1 ids are too few"),
+        (
+            ["--column", "item_id", "--schema", str(schema_file)],
+            "no sparse feature 'item_id'; Known: brand",
+        ),
     ):
         refused = run("vocabulary", str(text), *wrong, "--save", str(saved))
         assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output

@@ -47,6 +47,17 @@ To = Annotated[
         parser=location_argument,
     ),
 ]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        help="The schema that has the columns as features: values that stand for a null there "
+        "(`missing`) are not counted, and text is read as it says.",
+        metavar="FILE",
+        show_default=False,
+        parser=location_argument,
+    ),
+]
 Most = Annotated[
     int, typer.Option("--most", help="Ids in all, at most: the most frequent values get them.")
 ]
@@ -56,6 +67,7 @@ def vocabulary(
     paths: ForeignPaths,
     column: Columns,
     save: To,
+    schema: SchemaFile = None,
     most: Most = 1_000_000,
     least_count: Least = 1,
     others: Others = 1,
@@ -76,11 +88,18 @@ def vocabulary(
         check_writable(save, "--save")
 
         from recd_plugins.data.importing.formats import foreign_files
+        from recd_plugins.data.importing.schema_file import load_schema_and_form
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
-        files = foreign_files(paths, text_form(delimiter, header, encoding, names))
-        found = survey(files, column, alone=True)
+        form = text_form(delimiter, header, encoding, names)
+        missing: dict[str, tuple[int | str, ...]] = {}
+        if schema is not None:
+            asked, own = load_schema_and_form(schema)
+            form = form.over(own)
+            missing = {name: asked.feature(name).missing for name in column}
+        files = foreign_files(paths, form, names_given=bool(names))
+        found = survey(files, column, alone=True, form=form, ids=column)
         with progress() as show:
             made = write_vocabulary(
                 found,
@@ -89,6 +108,7 @@ def vocabulary(
                 most=most,
                 least_count=least_count,
                 others=others,
+                missing=missing,
                 progress=show,
             )
     if as_json:

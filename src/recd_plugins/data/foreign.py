@@ -140,6 +140,13 @@ class ForeignSchema(Config):
             return ()
         return (self.session_id,) if isinstance(self.session_id, str) else self.session_id
 
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """The columns whose values may be of any kind: sessions, and ids that are not taken as they
+        are."""
+        ids = (feature.name for feature in self.sparse if feature.ids != "as_is")
+        return (*self.session_columns, *ids)
+
     @cached_property
     def label_columns(self) -> tuple[Label, ...]:
         """The labels, with what stands for their nulls."""

@@ -392,7 +392,7 @@ class _Reading:
             except Misfit as error:
                 name, kind = error.column, None
                 if self._schema is not None:
-                    kind = wider(read_as, name, self._schema, block.file)
+                    kind = wider(read_as, name, self._schema.hashed, block.file)
                 if kind is None:
                     if name in {one.column for one in misfits}:
                         raise

@@ -38,6 +38,7 @@ __all__ = [
     "MOST_FIELDS",
     "ForeignFile",
     "Format",
+    "cut_short",
     "field_at",
     "fields_of",
     "files_of",
@@ -64,6 +65,8 @@ COMPRESSIONS = {
     b"\x04\x22\x4d\x18": "lz4",
 }
 """How compressed files begin."""
+UNPACKERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "lz4": "lz4"}
+SUFFIXES = (".gz", ".zst", ".bz2", ".lz4")
 PICKLE = "a pickle, which may run any code when it is read. Write it as Parquet"
 OTHERS = {
     b"PK\x03\x04": "a zip archive. Unpack it",
@@ -383,6 +386,7 @@ def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
 
 
 def _head(path: Location) -> tuple[bytes, str | None]:
+    compression = None
     try:
         with input_file(path) as file:
             # Of Parquet the footer is read; on a store a second read is another request.
@@ -397,9 +401,21 @@ def _head(path: Location) -> tuple[bytes, str | None]:
             with pa.CompressedInputStream(file, compression) as stream:
                 return stream.read(HEAD_BYTES), compression
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}). Check its rights, and that it is whole."
-        ) from error
+        if compression is not None:
+            raise cut_short(path, compression, "cannot be unpacked", error) from error
+        raise DataError(f"{path}: cannot be read ({error}). Check its rights.") from error
+
+
+def cut_short(path: Location, compression: str | None, what: str, error: Exception) -> DataError:
+    """The error for a file that cannot be read to its end."""
+    cure = "fetch it again, or write it again."
+    if compression is not None:
+        rest = path.stem if path.suffix in SUFFIXES else f"{path.name}.part"
+        cure = (
+            "fetch it again; or import what can be unpacked, but for the last line, which may be "
+            f"half of one: {UNPACKERS[compression]} -dc {path.name} | sed '$d' > {rest}"
+        )
+    return DataError(f"{path}: {what} ({error}). It was cut short or damaged: {cure}")
 
 
 def _decoded(head: bytes, path: Location, encoding: str) -> str:

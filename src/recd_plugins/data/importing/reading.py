@@ -18,12 +18,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.escaped_quotes import doubled, escaped_as
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
     NULLS,
     ForeignFile,
+    cut_short,
     field_at,
 )
 from recd_plugins.data.importing.text_form import TextForm
@@ -177,21 +177,20 @@ def as_pairs(name: str) -> str:
 
 
 def wider(
-    read_as: ColumnTypes, column: str, schema: ForeignSchema, file: ForeignFile
+    read_as: ColumnTypes, column: str, hashed: Collection[str], file: ForeignFile
 ) -> pa.DataType | None:
     """The type to read a column of text as some of whose values are not of its type; none if there
-    is none: ids and sessions that are hashed may be texts, and other whole numbers fractions. Of
+    is none: ids and sessions that are `hashed` may be texts, and other whole numbers fractions. Of
     lines of JSON whole numbers may be beyond int64."""
     kind = read_as.types.get(column)
-    hashed = [one.name for one in schema.sparse if one.ids != "as_is"]
-    if file.format == "jsonl" and column in (*hashed, *schema.session_columns):
+    if file.format == "jsonl" and column in hashed:
         return {pa.int64(): pa.uint64(), pa.list_(pa.int64()): pa.list_(pa.uint64())}.get(kind)
     if file.format != "text" or kind is None or kind == pa.string():
         return None
     if column in read_as.parted:
         whole = pa.types.is_integer(kind.value_type) and column in hashed
         return pa.list_(pa.string()) if whole else None
-    if column in (*hashed, *schema.session_columns):
+    if column in hashed:
         return pa.string()
     return pa.float64() if kind == pa.int64() else None
 
@@ -414,10 +413,8 @@ def _line_blocks(
                         "here. A quote that is never closed, or no text?"
                     )
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file.path}: cannot be read to its end, after line {first - 1:,} ({error}). It was "
-            "cut short or damaged: fetch it again, or unpack what can be unpacked."
-        ) from error
+        what = f"cannot be read to its end, after line {first - 1:,}"
+        raise cut_short(file.path, file.compression, what, error) from error
 
 
 def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[bytearray, bool]:

@@ -19,6 +19,7 @@ from recd_plugins.data.importing.formats import (
     ELEMENTS,
     MOST_FIELDS,
     ForeignFile,
+    cut_short,
     field_at,
     fields_of,
 )
@@ -267,7 +268,11 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
     with input_file(file.path) as packed:
         if file.compression:
             with pa.CompressedInputStream(packed, file.compression) as stream:
-                head = stream.read(PACKED_BYTES)[file.start :]
+                try:
+                    head = stream.read(PACKED_BYTES)[file.start :]
+                except (pa.ArrowException, OSError) as error:
+                    what = "cannot be unpacked"
+                    raise cut_short(file.path, file.compression, what, error) from error
                 packed_share = max(packed.tell(), 1) / size
                 ended = len(head) < PACKED_BYTES - file.start
             spots = [head if ended else head[: head.rfind(b"\n") + 1]]

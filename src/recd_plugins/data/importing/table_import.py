@@ -153,7 +153,7 @@ class TableImport:
 
     def _widen(self, column: str) -> str | None:
         """Read a column as a wider type from now on, and say as what; none where there is none."""
-        kind = wider(self._read_as, column, self._schema, self._files[0])
+        kind = wider(self._read_as, column, self._schema.hashed, self._files[0])
         if kind is None:
             return None
         self._read_as = self._read_as.having(column, kind)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
-from recd_plugins.data.importing.reading import Block, mapped
+from recd_plugins.data.importing.reading import Block, ColumnTypes, Misfit, mapped, wider
 from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
@@ -36,12 +36,14 @@ def write_vocabulary(
     most: int,
     least_count: int = 1,
     others: int = 1,
+    missing: Mapping[str, Sequence[int | str]] | None = None,
     progress: Progress = silent,
 ) -> Written:
     """Count the values of some columns together, and write the `most` frequent to a file.
 
-    Columns hold an id each row, or a list of them; nulls and NaN are no values, and a file that
-    lacks one has none of it.
+    Columns hold an id each row, or a list of them; nulls, NaN and what is `missing` by a schema are
+    no values, and a file that lacks one has none of it. A column that holds other values than it
+    was taken for is read as a wider type, as an import does.
     """
     known = {column.name for column in found.columns}
     for name in columns:
@@ -53,11 +55,36 @@ def write_vocabulary(
             "more, or --others fewer."
         )
 
+    read_as = found.read_as
+    while True:
+        try:
+            counts = _counts(found, columns, read_as, missing or {}, progress)
+            break
+        except Misfit as error:
+            kind = wider(read_as, error.column, columns, found.files[0])
+            if kind is None:
+                raise
+            read_as = read_as.having(error.column, kind)
+    if not counts.num_values:
+        raise DataError(f"{', '.join(columns)}: holds no value, so there is no vocabulary.")
+    num_ids = counts.save(to, most=most, least_count=least_count, others=others)
+    return Written(num_ids=num_ids, values=counts.num_values, own=num_ids - others)
+
+
+def _counts(
+    found: Survey,
+    columns: Sequence[str],
+    read_as: ColumnTypes,
+    missing: Mapping[str, Sequence[int | str]],
+    progress: Progress,
+) -> VocabularyCounts:
+    """The number of times that each value occurs."""
+
     def count(block: Block) -> list[Counted]:
-        rows, where = block.rows(columns, found.read_as), str(block.file.path)
+        rows, where = block.rows(columns, read_as), str(block.file.path)
         # Columns of one table may be an integer each and lists of text.
         return [
-            counted(rows[name].chunks, Spot(where, name))
+            counted(rows[name].chunks, Spot(where, name), missing.get(name, ()))
             for name in columns
             if rows[name].num_chunks
         ]
@@ -69,7 +96,4 @@ def write_vocabulary(
     for _, parts in passed:
         for part in parts:
             counts.add(part)
-    if not counts.num_values:
-        raise DataError(f"{', '.join(columns)}: holds no value, so there is no vocabulary.")
-    num_ids = counts.save(to, most=most, least_count=least_count, others=others)
-    return Written(num_ids=num_ids, values=counts.num_values, own=num_ids - others)
+    return counts
