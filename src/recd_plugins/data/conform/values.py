@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.spot import Spot, shown
 
 __all__ = [
+    "MOST_EXACT",
     "are_integers",
     "are_texts",
     "hashes",

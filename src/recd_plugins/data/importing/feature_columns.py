@@ -26,7 +26,7 @@ from recd_plugins.data.importing.column_names import (
     is_split,
 )
 from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
-from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+from recd_plugins.data.importing.survey import ColumnSurvey, Survey, is_text
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
 from recd_plugins.data.importing.whole_numbers import Kind, kind_of
 
@@ -165,9 +165,12 @@ def _dense(column: ColumnSurvey) -> ColumnEntry:
     entry = ColumnEntry(column=column, part="dense", value=value)
     if column.is_list:
         value["width"] = column.width
-    if column.nulls:
+    if column.nulls or column.gaps:
         value["nulls"] = {"value": 0}
+    if column.nulls:
         entry.doubts.append(f"{empty_share(column)} of its rows are empty: 0 stands for them")
+    if column.gaps:
+        entry.doubts.append(f"{column.gaps:,} of the numbers of its lists lack: 0 stands for them")
     if column.low is not None and max(abs(column.low), abs(column.high)) > 1_000:
         value["scale"] = "log"
         entry.doubts.append(f"values up to {column.high:,.10g}: their logarithm is taken")
@@ -193,6 +196,8 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         value["num_ids"] = int(column.high) + 1
     elif column.most <= MOST_VOCABULARY and not _is_binary(column):
         value |= {"num_ids": _rounded(1.1 * column.most + 10), "ids": "vocabulary"}
+    elif column.most <= MOST_VOCABULARY:
+        value |= {"num_ids": _rounded(10.0 * column.most), "ids": "hash"}
     else:
         value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
     if filled:
@@ -213,10 +218,7 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
 
 def _is_binary(column: ColumnSurvey) -> bool:
     """Whether its values are bytes, which a vocabulary cannot spell."""
-    kind = column.type.value_type if column.is_list else column.type
-    types = pa.types
-    spelled = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    return column.seems == "texts" and not spelled
+    return column.seems == "texts" and column.seen is not None and not is_text(column.seen.type)
 
 
 def _rounded(number: float) -> int:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.files import (
     FileFacts,
     in_partitions,
@@ -350,6 +351,11 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
         )
     bom = len(BOM) if head.startswith(BOM) else 0
     text = _decoded(head[bom:], path, encoding)
+    if text.count("\r") > 1 and "\n" not in text:
+        raise DataError(
+            f"{path}: its lines end in carriage returns alone. Write them with newlines: "
+            f"tr '\\r' '\\n' < {path.name} > {path.stem}.unix{path.suffix}"
+        )
     if text.lstrip().startswith("{"):
         return replace(_jsonl(path, text, compression), encoding=encoding)
     if text.lstrip().startswith("[") and form.delimiter is None:
@@ -477,8 +483,7 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
     waiting = [((name,), kind) for name, kind in reversed([*columns.items()])]
     while waiting:
         where, kind = waiting.pop()
-        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if lists and not is_pair(kind.value_type):
+        if is_list(kind) and not is_pair(kind.value_type):
             inner, within = kind.value_type, (*where, ELEMENTS)
         else:
             inner, within = kind, where
@@ -597,6 +602,7 @@ def _text(
     quotes = _may_quote(text, delimiter)
     rows = list(_rows(text, delimiter, quotes))
     first = rows[0]
+    _check_first(path, text, rows)
     header = form.header
     typed = [TYPED.fullmatch(field) for field in first]
     all_typed = all(typed) and header is not False
@@ -635,6 +641,22 @@ def _text(
         start=bom + len(text[:line].encode(encoding)),
         renamed=renamed,
     )
+
+
+def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]]) -> None:
+    """`DataError` if a first line has another number of fields than those below, which are alike:
+    they have the columns that it has."""
+    below = [len(row) for row in rows[1:]]
+    if len(below) < 2 or (usual := max({*below}, key=below.count)) == len(rows[0]):
+        return
+    if below.count(usual) >= 0.9 * len(below):
+        line = text.lstrip("\r\n").split("\n", 1)[0].strip()
+        fields = f"{len(rows[0])} field{'s' * (len(rows[0]) != 1)}"
+        raise DataError(
+            f"{path}: its first line has {fields}, {shown(line[:80])}, and those below have "
+            f"{usual}. If it names the columns, let it name each; if it is none of the table's, "
+            f"take it out: tail -n +2 {path.name} > {path.stem}.rows{path.suffix}"
+        )
 
 
 def _check_delimiter(delimiter: str) -> None:

@@ -393,6 +393,8 @@ def _line_blocks(
                 # What is not doubled is a part of a field, as in 5\" disk, and begins no quotes.
                 counted = bytearray(escaped_as(b"  ", content)) if file.escapes else content
                 cut = _last_line_end(counted, quotes) if more else len(content)
+                if quotes and not more and _count(counted, QUOTE, cut) % 2:
+                    _check_closed(file, counted, first)
                 if cut:
                     lines = _count(content, NEWLINE, cut) + (content[cut - 1] != NEWLINE)
                     at += cut
@@ -415,6 +417,19 @@ def _line_blocks(
     except (pa.ArrowException, OSError) as error:
         what = f"cannot be read to its end, after line {first - 1:,}"
         raise cut_short(file.path, file.compression, what, error) from error
+
+
+def _check_closed(file: ForeignFile, content: bytearray, first: int) -> None:
+    """`DataError` if a field in quotes goes on to the end: all lines behind it would be its."""
+    for found in _quoted(file, ends=rb'(?P<end>"|\Z)').finditer(content):
+        if not found["end"]:
+            line = first + _count(content, NEWLINE, found.start())
+            odd = bytes(content[found.start() : found.start() + 40]).split(b"\n")[0].strip()
+            raise DataError(
+                f"{file.path}:{line}: opens a quote that is never closed: "
+                f'{odd.decode(file.encoding, "replace")}. Close it, or double it ("") if it is a '
+                "character of its field."
+            )
 
 
 def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[bytearray, bool]:
@@ -550,7 +565,7 @@ def _located(block: Block, message: str) -> DataError:
     if found is None:
         return DataError(f"{block.where}: cannot be read: {message}")
     column, row, reason = found.groups()
-    where = f"{block.file.path}:{block.first + int(row) - 1}"
+    where = f"{block.file.path}:{block.first + _line_of_row(block, int(row))}"
     if column is None:
         return DataError(
             f"{where}: {reason[:200]}. Mend this line, or take it out; `--delimiter` says what "
@@ -559,6 +574,27 @@ def _located(block: Block, message: str) -> DataError:
     name = block.file.names[int(column)]
     cure = ENCODE if "UTF8" in reason else MEND
     return Misfit(f"{where}: column {name!r}: {reason[:200]}. {cure}", name)
+
+
+def _line_of_row(block: Block, row: int) -> int:
+    """The number of the line, from 0 on, in which a row begins: Arrow counts neither empty lines
+    nor those that end in quotes."""
+    flat = bytes(block.text)
+    if block.file.quotes:
+        flat = _quoted(block.file).sub(lambda found: found[0].replace(b"\n", b"\0"), flat)
+    line = 0
+    for one in flat.split(b"\n"):
+        row -= bool(one.rstrip(b"\r"))
+        if not row:
+            break
+        line += 1 + one.count(b"\0")
+    return line
+
+
+def _quoted(file: ForeignFile, ends: bytes = b'"') -> re.Pattern[bytes]:
+    """A field in quotes, that ends so."""
+    begins = re.escape(file.delimiter.encode())
+    return re.compile(rb'(?:(?<=%s)|^)"(?:[^"]|"")*%s' % (begins, ends), re.MULTILINE)
 
 
 def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:

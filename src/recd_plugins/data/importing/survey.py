@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.dates import text_dates
-from recd_plugins.data.conform.values import are_texts, is_list
+from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import TextDates
 from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
 from recd_plugins.data.importing.reading import (
@@ -27,7 +27,7 @@ from recd_plugins.data.importing.sample import Sample, sample, undressed
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["ColumnSurvey", "Seems", "Survey", "survey"]
+__all__ = ["ColumnSurvey", "Seems", "Survey", "is_text", "survey"]
 
 BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 SEPARATORS = ("|", ";", ",", "\t", " ")
@@ -76,6 +76,8 @@ class ColumnSurvey:
     high: Any = None
     lengths: tuple[int, float, int] | None = None
     """The lengths of lists: the shortest, the mean, the longest."""
+    gaps: int = 0
+    """Elements of lists that are null, or not a number."""
     examples: tuple[str, ...] = ()
     two_valued: bool = False
     """Whether 0 and 1 are all of its values."""
@@ -439,9 +441,7 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
             name=name, type=kind, seems="scored ids" if scored else "unknown", is_list=True,
             width=None, rows=len(column), nulls=nulls, values=0, distinct=0, estimate=0,
         )  # fmt: skip
-    values = undressed(values)
-    if pa.types.is_decimal(values.type):
-        values = values.cast(pa.float64())
+    values = _of_few_types(undressed(values))
     if pa.types.is_timestamp(values.type):  # those of Python have no nanoseconds
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     seems = _seems(values.type)
@@ -450,13 +450,13 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
     if seems in ("unknown", "scored ids"):
         return ColumnSurvey(
             name=name, type=kind, seems=seems, is_list=lists, width=width, rows=len(column),
-            nulls=nulls, values=len(values), distinct=0, estimate=0, lengths=lengths,
+            nulls=nulls, values=len(values) - values.null_count, distinct=0, estimate=0,
+            lengths=lengths,
         )  # fmt: skip
     present = values.drop_null()
     if seems == "numbers":
-        finite = pc.is_finite(present)
-        nulls += 0 if lists else len(present) - (pc.sum(finite).as_py() or 0)
-        present = present.filter(finite)
+        present = present.filter(pc.is_finite(present))
+        nulls += 0 if lists else len(values) - values.null_count - len(present)
     counted = pc.value_counts(present.combine_chunks())
     counts = counted.field("counts").to_numpy(zero_copy_only=False)
     different = counted.field("values")
@@ -489,6 +489,7 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
         low=low,
         high=high,
         lengths=lengths,
+        gaps=len(values) - len(present) if lists else 0,
         examples=tuple(_shown(one.as_py()) for one in different[:EXAMPLES]),
         two_valued=seems in ("integers", "numbers", "booleans")
         and set(pc.unique(different).to_pylist()[:3]) == {0, 1},
@@ -499,6 +500,37 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
         ascending=ascending,
         dates=text_dates(different) if seems == "texts" and not lists else (),
     )
+
+
+def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values in a type that Arrow computes with: decimals are integers if they were written as such
+    or are beyond 2^53, where floats skip some; bytes are texts if they are such, as Impala's."""
+    kind = values.type
+    if are_texts(kind) and not is_text(kind):
+        try:
+            texts = values.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            return values
+        odd = pc.any(pc.match_substring_regex(texts, r"[\x00-\x08]")).as_py()
+        return values if odd else texts
+    if pa.types.is_float16(kind):
+        return values.cast(pa.float32())
+    if not pa.types.is_decimal(kind):
+        return values
+    ends = pc.min_max(values).as_py()
+    if kind.scale == 0 or max(-(ends["min"] or 0), ends["max"] or 0) > MOST_EXACT:
+        for whole in (pa.int64(), pa.uint64()):
+            try:
+                return values.cast(whole)
+            except pa.ArrowInvalid:
+                continue
+    return values.cast(pa.float64())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts, and no bytes."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _seems(kind: pa.DataType) -> Seems:

@@ -1,0 +1,166 @@
+"""Value tests: columns of Parquet as other writers have them, proposed and imported as what they
+are; and lines of text that are not as their first."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from strangers_files import text
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.importing import reading
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
+
+ROWS = 600
+DRAW = np.random.default_rng(0)
+IDS = [int(one) for one in DRAW.zipf(1.4, ROWS) % 200]
+
+
+def recd(*words: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def imported(
+    folder: Path, column: pa.Array, name: str = "x"
+) -> tuple[dict[str, Any], list[Any], list[str]]:
+    """What is proposed of a column, what an import makes of it, and the doubts."""
+    label = pa.array(DRAW.integers(0, 2, len(column)))
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"clicked": label, name: column}), path)
+    found = json.loads(recd("data", "schema", path, "--json"))
+    schema = found["schema"]
+    file = text(folder / "schema.yaml", json.dumps(schema))
+    recd("data", "import", path, folder / "t", "--schema", file)
+    opened = Table.open(folder / "t")
+    rows = pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
+    entries = [*schema.get("dense", []), *schema.get("sparse", [])]
+    return entries[0] if entries else {}, rows[name].to_pylist() if entries else [], found["doubts"]
+
+
+def kept(found: list[list[int]], values: list[Any]) -> bool:
+    """Whether each value has an id, and no two have one."""
+    pairs = {(one, value) for (one,), value in zip(found, values, strict=True)}
+    return len(pairs) == len({*values}) == len({one for one, _ in pairs})
+
+
+@pytest.mark.parametrize("more", [0, 2**62, 2**63])
+def test_decimals_of_warehouses_are_integers(tmp_path: Path, more: int) -> None:
+    """NUMBER(38), of which no float holds each beyond 2^53."""
+    values = [Decimal(one + more) for one in IDS]
+    entry, found, _ = imported(tmp_path, pa.array(values, pa.decimal128(38, 0)), "item_id")
+    assert entry["num_ids"] >= len({*values})
+    assert kept(found, values)
+
+
+def test_decimals_with_places_are_numbers(tmp_path: Path) -> None:
+    prices = [Decimal(one) / 4 for one in IDS]
+    entry, found, _ = imported(tmp_path, pa.array(prices, pa.decimal128(10, 2)))
+    assert entry == "x"
+    assert found == [float(one) for one in prices]
+
+
+def test_bytes_that_are_texts_have_a_vocabulary(tmp_path: Path) -> None:
+    """As Impala and old Sparks write their strings; other bytes are hashed, far apart."""
+    values = [f"shop {one % 9}".encode() for one in IDS]
+    entry, found, _ = imported(tmp_path, pa.array(values))
+    assert entry["ids"] == "vocabulary"
+    assert kept(found, values)
+    (tmp_path / "keys").mkdir()
+    keys = [one.to_bytes(16, "big") for one in IDS]
+    entry, found, _ = imported(tmp_path / "keys", pa.array(keys, pa.binary(16)))
+    assert (entry["ids"], entry["num_ids"] >= 10 * len({*keys})) == ("hash", True)
+
+
+def test_vectors_of_half_floats_and_such_with_gaps(tmp_path: Path) -> None:
+    vectors = DRAW.random((ROWS, 4)).astype(np.float16)
+    entry, found, _ = imported(tmp_path, pa.array([*vectors], pa.list_(pa.float16(), 4)))
+    assert entry == {"name": "x", "width": 4}
+    assert np.array_equal(found, vectors.astype(np.float32))
+    (tmp_path / "gaps").mkdir()
+    vectors = vectors.astype(np.float64)
+    vectors[::50, 1] = np.nan
+    entry, found, doubts = imported(tmp_path / "gaps", pa.array([*vectors]))
+    assert entry["nulls"] == {"value": 0}
+    assert doubts == ["x: 12 of the numbers of its lists lack: 0 stands for them"]
+    assert np.array_equal(found, np.nan_to_num(vectors).astype(np.float32))
+
+
+def test_lists_of_a_dictionary_and_fields_of_objects_in_lists_of_one_length(tmp_path: Path) -> None:
+    words = [["a", f"b{one % 3}"] for one in IDS]
+    kind = pa.list_(pa.dictionary(pa.int32(), pa.string()))
+    entry, found, _ = imported(tmp_path, pa.array(words).cast(kind))
+    assert entry == {"name": "x", "num_ids": 15, "ids": "vocabulary", "sequence": True}
+    assert len({tuple(one) for one in found}) == 3
+    pairs = [[{"id": one, "at": "b"}] * 2 for one in IDS]
+    kind = pa.list_(pa.struct([("id", pa.int64()), ("at", pa.string())]), 2)
+    pq.write_table(pa.table({"x": pa.array(pairs, kind)}), tmp_path / "b.parquet")
+    (file,) = foreign_files([tmp_path / "b.parquet"])
+    (block,) = blocks([file], ["x.id"])
+    assert block.rows(["x.id"], ColumnTypes())["x.id"].to_pylist() == [[one] * 2 for one in IDS]
+
+
+def test_a_column_of_nulls_alone_is_no_feature(tmp_path: Path) -> None:
+    entry, _, doubts = imported(tmp_path, pa.nulls(ROWS))
+    assert entry == {}
+    assert "x: no value in the sample" in doubts
+
+
+LINES = "".join(f'{one % 2},{one % 50},"a\nb"\n' for one in range(100))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (f"clicked,item,said\n{LINES}1,3\n", r"data\.csv:202: Expected 3 columns, got 2: 1,3"),
+        (f"clicked,item,said\n{LINES}\n\r\n1,3,4,5\n", r"data\.csv:204: Expected 3 .* got 4: 1,3"),
+        (f'clicked,item,said\n{LINES}1,2,5" disk\n1,3\n', r"data\.csv:203: Expected 3 columns"),
+        (
+            f'clicked,item,said\n{LINES}1,2,"oh\n1,2,b\n1,2,c\n',
+            r"data\.csv:202: opens a quote that ",
+        ),
+    ],
+)
+def test_a_line_of_another_length_is_named_with_its_number(
+    tmp_path: Path, content: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind line ends in quotes and empty lines, in one block and in several."""
+    path = text(tmp_path / "data.csv", content)
+    (file,) = foreign_files([path])
+    for size in (reading.BLOCK_BYTES, 500):
+        monkeypatch.setattr(reading, "BLOCK_BYTES", size)
+        with pytest.raises(DataError, match=says):
+            [block.rows(["item"], ColumnTypes()) for block in blocks([file], ["item"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("# made today\na,b\n" + "1,2\n" * 9, "its first line has 1 field, '# made today', and"),
+        ("a,b,\n" + "1,2\n" * 9, "its first line has 3 fields, 'a,b,', and those below have 2"),
+        ("a,b\r" + "1,2\r" * 9, "its lines end in carriage returns alone"),
+    ],
+)
+def test_a_first_line_or_line_ends_of_their_own_are_told_with_a_cure_that_works(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    path = text(tmp_path / "data.csv", content)
+    with pytest.raises(DataError, match=says) as told:
+        foreign_files([path])
+    command = str(told.value).rpartition(": ")[2]
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
+    (made,) = {*tmp_path.iterdir()} - {path}
+    assert len(foreign_files([made])[0].names) == 2
