@@ -27,6 +27,7 @@ from recd_plugins.data.importing.formats import (
     field_at,
 )
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
@@ -45,7 +46,6 @@ __all__ = [
     "mapped",
     "num_bytes",
     "read_json",
-    "split_texts",
     "wider",
     "without_commas",
 ]
@@ -61,9 +61,6 @@ BATCH_ROWS = 65_536
 NEWLINE, QUOTE = b'\n"'
 CONTROLS = [bytes([one]) for one in range(31, 0, -1) if one not in b"\t\n\r"]
 """Characters that text hardly has."""
-
-PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
-"""An id with a weight in text."""
 
 TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 """The forms that times of text may have, beside those of ISO 8601."""
@@ -595,40 +592,6 @@ def _quoted(file: ForeignFile, ends: bytes = b'"') -> re.Pattern[bytes]:
     """A field in quotes, that ends so."""
     begins = re.escape(file.delimiter.encode())
     return re.compile(rb'(?:(?<=%s)|^)"(?:[^"]|"")*%s' % (begins, ends), re.MULTILINE)
-
-
-def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
-    """Lists in text, as "3|5", "3 5" or "[3, 5]", of elements of this type; those of pairs of an id
-    and a weight as "3:0.5|5:1"."""
-    chunks = []
-    around = " []()" if separator in ", " else " []"  # not of "(no genres)|Drama"
-    for chunk in texts.chunks:
-        bare = pc.utf8_trim(chunk, around)
-        parts = pc.split_pattern(bare, separator)
-        elements = pc.utf8_trim(parts.values, " '\"")
-        empty = pc.equal(bare, "")
-        if pa.types.is_struct(kind.value_type):
-            elements = _pairs(elements, kind.value_type)
-        elif not pa.types.is_string(kind.value_type):
-            elements = pc.if_else(pc.equal(elements, ""), None, elements).cast(kind.value_type)
-        lists = pa.ListArray.from_arrays(parts.offsets, elements, mask=parts.is_null())
-        none = pa.scalar([], lists.type)
-        chunks.append(pc.if_else(pc.fill_null(empty, False), none, lists))
-    return pa.chunked_array(chunks, pa.list_(kind.value_type))
-
-
-def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
-    """Ids with weights, parted by the last colon, of their types; nothing is a null."""
-    texts = pc.if_else(pc.equal(texts, ""), None, texts)
-    found = pc.extract_regex(texts, PAIR)
-    if found.null_count > texts.null_count:
-        odd = texts.filter(pc.and_(found.is_null(), texts.is_valid()))[0].as_py()
-        raise pa.ArrowInvalid(f"{odd[:80]!r} is no id with a weight, as 3:0.5")
-    parts = []
-    for one, part in zip(kind, found.flatten(), strict=True):
-        bare = pc.utf8_trim(part, " '\"")
-        parts.append(pc.if_else(pc.equal(bare, ""), None, bare).cast(one.type))
-    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=texts.is_null())
 
 
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:

@@ -20,11 +20,11 @@ from recd_plugins.data.importing.reading import (
     GROUPED,
     TIME_FORMS,
     ColumnTypes,
-    split_texts,
     without_commas,
 )
 from recd_plugins.data.importing.sample import Sample, sample, undressed
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.errors import DataError, nearest
 
 __all__ = ["ColumnSurvey", "Seems", "Survey", "is_text", "survey"]
@@ -42,6 +42,8 @@ CODE = r"[\w.-]*\d[\w.-]*"
 CODES = rf"^({CODE}( {CODE})*)?$"
 FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
 """Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
+BRACED = r"^(\{[^{}:]*\}|\(\s*-?\d+(\s*,\s*-?\d+)*\s*,?\s*\))$"
+"""An array of Postgres or a set, or a tuple of numbers: {3,5} or (3, 5)."""
 EXAMPLES = 3
 
 CommasAre = Literal["decimals", "thousands"]
@@ -227,7 +229,10 @@ def _typed(
                 column = _scored_lists(column, scored)
             elif separator:
                 parted[name] = separator
-                column = _lists(column, separator)
+                try:
+                    column = _lists(column, separator)
+                except pa.ArrowInvalid as error:
+                    raise DataError(f"{file.path}: column {name!r} {error}.") from None
             elif file.format == "text":
                 bare = without_commas(column, are == "decimals") if are else column
                 numbers, spelled = _numbers_or_times(bare)
@@ -355,18 +360,20 @@ def _separator(texts: pa.ChunkedArray, file: ForeignFile) -> str:
         return ""
     brackets = _all_match(present, r"^\[[^{}]*\]$")  # of JSON objects it is no list
     bare = pc.utf8_trim(present, "[]") if brackets else present
+    if _all_match(present, BRACED) and pc.mean(pc.match_substring(present, ",")).as_py() >= 0.2:
+        return ","
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
         if separator == ";" and pc.any(pc.match_substring_regex(bare, r"\([^()|]*;")).as_py():
             continue  # a browser: "Mozilla/5.0 (X11; Linux)"
         if separator == "\t" and (file.format != "text" or file.delimiter == "\t"):
             continue  # prose may have tabs, and what is in quotes
-        several = pc.mean(pc.match_substring(bare, separator)).as_py()
+        several = pc.mean(pc.match_substring_regex(bare, f"{escaped}.")).as_py()
         # Words between blanks or commas are prose: only numbers are a list then.
         element = r"[^|;\t]+" if separator in "|;\t" else r"\s*-?\d+\s*"
         if brackets:
             element = r"[^,]*"
-        pattern = f"^({element}({escaped}{element})*)?$"
+        pattern = f"^({element}({escaped}{element})*{escaped}?)?$"
         if several >= 0.2 and _all_match(bare, pattern):
             return separator
     if not brackets and _all_match(bare, CODES):
@@ -391,7 +398,7 @@ def _scored_separator(texts: pa.ChunkedArray) -> str:
     bare = pc.utf8_trim(present, "[]")
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
-        pattern = f"^({SCORED}({escaped}{SCORED})*)?$"
+        pattern = f"^({SCORED}({escaped}{SCORED})*{escaped}?)?$"
         if _all_match(bare, pattern):
             marks = (separator, ".") if separator == SEPARATORS[0] else (separator,)
             if any(pc.any(pc.match_substring(bare, mark)).as_py() for mark in marks):

@@ -1,0 +1,115 @@
+"""Lists in text, as 3|5, [3, 5], ['a', 'b'], {3,5} or 3:0.5|5:1."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.importing.formats import NULLS
+
+__all__ = ["split_texts"]
+
+TEXTS = pa.list_(pa.string())
+PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
+"""An id with a weight in text."""
+PRINTED = ("None", "nan", "NaN", "<NA>")
+"""How Python and NumPy print that there is nothing in a list."""
+BRACKETED = r"^\s*[\[({]"
+BRACES = r"^\s*\{([^{}]*)\}\s*$"
+"""As Postgres writes an array, and Python a set."""
+QUOTED = r"""^\s*[\[{].*['"\\]"""
+PLAIN = r"""('[^'",\\]*'|"[^'",\\]*"|[^'",\\]*)"""
+PLAINLY_QUOTED = rf"^\s*[\[{{]{PLAIN}(,\s*{PLAIN})*[\]}}]\s*$"
+"""A list in whose quotes are neither commas, nor quotes, nor escapes."""
+ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*)\s*,""", re.DOTALL)
+LEFT_OUT = (
+    "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
+    "numpy.set_printoptions(threshold=sys.maxsize) does"
+)
+
+
+def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
+    """Lists of elements of this type, of texts in which a separator parts them; those of pairs of
+    an id and a weight have a colon between the two.
+
+    An element that is empty, or spells that there is nothing, is a null. `ArrowInvalid` where one
+    is not of the type.
+    """
+    chunks = []
+    for chunk in texts.chunks:
+        careful = separator == "," and _has_odd_quotes(chunk)
+        lists = _split_by_quotes(chunk) if careful else _split(chunk, separator)
+        elements = lists.values
+        if pa.types.is_struct(kind.value_type):
+            elements = _pairs(elements, kind.value_type)
+        elif not pa.types.is_string(kind.value_type):
+            elements = elements.cast(kind.value_type)
+        chunks.append(pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null()))
+    return pa.chunked_array(chunks, pa.list_(kind.value_type))
+
+
+def _split(texts: pa.Array, separator: str) -> pa.Array:
+    """Lists of texts, in which no separator stands within quotes."""
+    bare = texts
+    if separator == ",":
+        bare = pc.replace_substring_regex(bare, BRACES, r"\1")
+    if separator == " ":  # NumPy aligns elements, and breaks lines
+        bare = pc.replace_substring_regex(bare, r"\s+", " ")
+    bare = pc.utf8_trim(bare, " []()" if separator in ", " else " []")  # not of "(none)|Drama"
+    parts = pc.split_pattern(bare, separator)
+    elements = pc.utf8_trim(parts.values, " ")
+    within = pc.match_substring_regex(texts, BRACKETED).take(pc.list_parent_indices(parts))
+    if pc.any(pc.and_(within, pc.equal(elements, "..."))).as_py():
+        raise pa.ArrowInvalid(LEFT_OUT)
+    printed = pc.and_(within, pc.is_in(elements, value_set=pa.array(PRINTED)))
+    nothing = pc.or_(printed, pc.is_in(elements, value_set=pa.array(NULLS)))
+    elements = pc.if_else(nothing, None, pc.utf8_trim(elements, " '\""))
+    lists = pa.ListArray.from_arrays(parts.offsets, elements, mask=parts.is_null())
+    return pc.if_else(pc.fill_null(pc.equal(bare, ""), False), pa.scalar([], TEXTS), lists)
+
+
+def _has_odd_quotes(texts: pa.Array) -> bool:
+    """Whether some list in brackets has commas, quotes or escapes within quotes."""
+    quoted = texts.filter(pc.match_substring_regex(texts, QUOTED))
+    return bool(pc.any(pc.invert(pc.match_substring_regex(quoted, PLAINLY_QUOTED))).as_py())
+
+
+def _split_by_quotes(texts: pa.Array) -> pa.Array:
+    """Lists of texts that commas part, as JSON and Python write them: the same as `_split` where
+    none stands within quotes."""
+
+    def split(text: str) -> list[str | None]:
+        bare = re.sub(BRACES, r"\1", text).strip(" []()")
+        return [_unquoted(found[1]) for found in ELEMENT.finditer(f"{bare},")] if bare else []
+
+    return pa.array([None if text is None else split(text) for text in texts.to_pylist()], TEXTS)
+
+
+def _unquoted(element: str) -> str | None:
+    bare = element.strip(" ")
+    if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"":
+        try:
+            value = json.loads(bare) if bare[0] == '"' else ast.literal_eval(bare)
+        except (ValueError, SyntaxError):
+            value = bare[1:-1]
+        return str(value).strip(" ")
+    if bare == "...":
+        raise pa.ArrowInvalid(LEFT_OUT)
+    return None if bare in (*NULLS, *PRINTED) else bare.strip(" '\"")
+
+
+def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
+    """Ids with weights, parted by the last colon, of their types."""
+    found = pc.extract_regex(texts, PAIR)
+    if found.null_count > texts.null_count:
+        odd = texts.filter(pc.and_(found.is_null(), texts.is_valid()))[0].as_py()
+        raise pa.ArrowInvalid(f"{odd[:80]!r} is no id with a weight, as 3:0.5")
+    parts = []
+    for one, part in zip(kind, found.flatten(), strict=True):
+        bare = pc.utf8_trim(part, " '\"")
+        parts.append(pc.if_else(pc.equal(bare, ""), None, bare).cast(one.type))
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=texts.is_null())

@@ -1,0 +1,105 @@
+"""Value and property tests: lists in text, as programs print them, are the lists that they had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from strangers_files import text
+from typer.testing import CliRunner
+
+from recd_plugins.cli.main import app
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.reading import blocks
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.text_lists import split_texts
+from recd_plugins.errors import DataError
+
+DRAW = np.random.default_rng(0)
+NUMBERS = [DRAW.integers(0, 3_000, DRAW.integers(2, 5)).tolist() for _ in range(200)]
+WORDS = ["plain", "Home, Garden", "it's", 'the "best"', "caf\u00e9", "[x]", "a\\b", "null", ""]
+TEXTS = [[WORDS[one] for one in DRAW.integers(0, len(WORDS), 4)] for _ in range(200)]
+
+
+def split(
+    texts: list[str | None], separator: str = ",", kind: pa.DataType | None = None
+) -> list[Any]:
+    lists = pa.chunked_array([texts], pa.string())
+    found: list[Any] = split_texts(lists, separator, pa.list_(kind or pa.string())).to_pylist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        str,
+        json.dumps,
+        lambda one: str(tuple(one)),
+        lambda one: str(np.array(one)),
+        lambda one: "{" + ",".join(map(str, one)) + "}",  # Postgres
+        lambda one: "|".join(map(str, one)) + "|",
+        lambda one: str([*one, None]),
+        lambda one: json.dumps([None, *one]),
+    ],
+)
+def test_lists_of_numbers_are_what_they_were(tmp_path: Path, printed: Any) -> None:
+    """In a column of CSV, by what is found in it."""
+    lines = [f'{one % 2},"{printed(each)}"' for one, each in enumerate(NUMBERS)]
+    path = text(tmp_path / "a.csv", "clicked,seen\n" + "\n".join(lines) + "\n")
+    files = foreign_files([path])
+    read_as = survey(files).read_as
+    assert read_as.types["seen"] == pa.list_(pa.int64())
+    (block,) = blocks(files, ["seen"])
+    found = block.rows(["seen"], read_as)["seen"].to_pylist()
+    assert [[one for one in each if one is not None] for each in found] == NUMBERS
+
+
+@pytest.mark.parametrize(
+    "printed", [str, json.dumps, lambda one: json.dumps(one, ensure_ascii=False)]
+)
+def test_lists_of_texts_are_what_they_were(printed: Any) -> None:
+    """With commas, quotes and escapes within quotes, in one text or in many."""
+    assert split([printed(one) for one in TEXTS]) == TEXTS
+    assert [split([printed(one)])[0] for one in TEXTS] == TEXTS
+    plain = [[one for one in each if one.isalpha()] for each in TEXTS]
+    assert split([printed(one) for one in plain]) == plain
+
+
+def test_what_is_empty_or_spells_nothing_is_a_null() -> None:
+    assert split(["a||b", "a|", "null|x", "None|x", None, ""], "|") == [
+        ["a", None, "b"], ["a", None], [None, "x"], ["None", "x"], None, [],
+    ]  # fmt: skip
+    assert split(["[1, nan, <NA>]", "[]", "(1,)"], kind=pa.int64()) == [
+        [1, None, None],
+        [],
+        [1, None],
+    ]
+    assert split(["['None', None]", "{a,NULL}"]) == [["None", None], ["a", None]]
+    assert split([str(np.arange(40)), "[]"], " ", pa.int64()) == [[*range(40)], []]
+
+
+def test_what_numpy_left_out_is_missed(tmp_path: Path) -> None:
+    rows = "".join(f'{one % 2},"{np.arange(one, one + 2_000)}"\n' for one in range(20))
+    path = text(tmp_path / "a.csv", "clicked,seen\n" + rows)
+    result = CliRunner().invoke(app, ["data", "schema", str(path)])
+    assert result.exit_code == 2, result.output
+    assert "column 'seen' holds '...', where NumPy left elements out" in " ".join(
+        result.stderr.split()
+    )
+    few = "".join(f'{one % 2},"{np.arange(one, one + 3)}"\n' for one in range(20))
+    known = foreign_files([text(tmp_path / "b.csv", "clicked,seen\n" + few)])
+    (block,) = blocks(foreign_files([path]), ["seen"])
+    with pytest.raises(DataError, match=r"a\.csv, .*column 'seen': holds '\.\.\.'"):
+        block.rows(["seen"], survey(known).read_as)
+
+
+def test_braces_around_a_word_are_no_list(tmp_path: Path) -> None:
+    """As GUIDs are written; nor are objects."""
+    for word in ("{3F2504E0-4F89-11D3-9A0C-%012d}", '{""a"": %d, ""b"": 5}', "(%d)"):
+        rows = "".join(f'{one % 2},"{word % (one % 9)}"\n' for one in range(90))
+        path = text(tmp_path / "a.csv", "clicked,x\n" + rows)
+        assert survey(foreign_files([path])).read_as.types["x"] == pa.string()
