@@ -164,3 +164,63 @@ def test_a_first_line_or_line_ends_of_their_own_are_told_with_a_cure_that_works(
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
     (made,) = {*tmp_path.iterdir()} - {path}
     assert len(foreign_files([made])[0].names) == 2
+
+
+HISTORIES = [DRAW.integers(1, 300, DRAW.integers(0, 11)).tolist() for _ in range(ROWS)]
+
+
+def filled(value: Any, *, left: bool) -> list[list[Any]]:
+    """The histories, filled up to ten."""
+    return [
+        [value] * (10 - len(one)) + one if left else one + [value] * (10 - len(one))
+        for one in HISTORIES
+    ]
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (0, pa.int64()),
+        (-1, pa.int32()),
+        (2**31 - 1, pa.int64()),
+        (2**64 - 1, pa.uint64()),
+        ("", pa.string()),
+        ("<pad>", pa.large_string()),
+    ],
+)
+def test_what_fills_lists_up_to_one_length_is_no_id(
+    tmp_path: Path, value: Any, kind: pa.DataType, left: bool
+) -> None:
+    lists = filled(value, left=left)
+    if isinstance(value, str):
+        lists = [[str(one) for one in each] for each in lists]
+    entry, found, doubts = imported(tmp_path, pa.array(lists, pa.list_(kind)))
+    assert entry["missing"] == [str(value) if value == 2**64 - 1 else value]
+    assert f"x: {value!r} is taken for what fills its lists up, and left out of them" in doubts
+    assert [*map(len, found)] == [*map(len, HISTORIES)]
+    if not isinstance(value, str):
+        assert found == HISTORIES
+        assert entry["num_ids"] == 300
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [one[::-1] + one for one in filled(0, left=True)],  # amid others
+        np.cumsum(DRAW.random((ROWS, 10)) < 0.2, axis=1).tolist(),  # counts that add up
+        [[0] * (one % 2) + [one % 7 + 1] * (9 - one % 2) for one in IDS],  # once at most
+        HISTORIES,
+    ],
+)
+def test_what_may_be_an_id_stays(tmp_path: Path, lists: list[list[int]]) -> None:
+    entry, found, _ = imported(tmp_path, pa.array(lists, pa.list_(pa.int64())))
+    assert "missing" not in entry
+    assert found == lists
+
+
+def test_the_largest_integer_of_its_type_gets_a_doubt(tmp_path: Path) -> None:
+    values = [one if one % 5 else 2**31 - 1 for one in IDS]
+    _, found, doubts = imported(tmp_path, pa.array(values), "item_id")
+    assert "item_id: 2147483647, which may say that there is none, has an id of its own" in doubts
+    assert kept(found, values)

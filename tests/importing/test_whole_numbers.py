@@ -62,6 +62,18 @@ def test_numbers_over_a_wide_range_of_which_hardly_two_are_alike_may_be_either()
     assert kind(DRAW.integers(0, 5_000_000, ROWS)) == Kind(ids=False, sure=False)
 
 
+@pytest.mark.parametrize("ids", [500, 5_000, 50_000])
+@pytest.mark.parametrize("exponent", [0.7, 1.0])
+def test_ids_by_how_common_they_are_may_be_either(ids: int, exponent: float) -> None:
+    """Their range ends; that of what is counted thins out."""
+    odds = np.arange(1, ids + 1) ** -exponent
+    found = kind(DRAW.choice(ids, 20_000, p=odds / odds.sum()))
+    assert (found.ids, found.sure) == (False, False)
+    for counts in (DRAW.lognormal(6, 1.5, 20_000), DRAW.exponential(300, 20_000)):
+        assert kind(counts) == Kind(ids=False)
+        assert kind(np.minimum(counts, 2_000)) == Kind(ids=False)  # cut off
+
+
 def test_real_files(real_data: Callable[[str], Path]) -> None:
     """Criteo's 13 counts, and the ids of MovieLens and Yoochoose, from a few rows on."""
     for name in ("kaggle_2k", "terabyte_day11_3k"):

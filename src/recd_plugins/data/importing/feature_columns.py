@@ -25,6 +25,7 @@ from recd_plugins.data.importing.column_names import (
     is_called,
     is_split,
 )
+from recd_plugins.data.importing.filled_lists import LARGEST
 from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey, is_text
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
@@ -113,7 +114,7 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         entry = _dense(column)
         doubt = "whole numbers: counts, or ids of something? Taken for counts"
         if not kind.sure:
-            entry.settle(doubt)
+            entry.settle(f"{doubt}{f', though {kind.why}' if kind.why else ''}")
         elif column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
             entry.doubts.append(doubt)
         return entry
@@ -181,12 +182,11 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     value: dict[str, Any] = {"name": column.name}
     entry = ColumnEntry(column=column, part="sparse", value=value)
     whole = survey.exact_rows and survey.sampled == survey.rows
-    filled = column.is_list and column.seems == "integers" and column.low == -1
     fits = (
         column.seems == "integers"
         and whole
         and column.low is not None
-        and column.low >= (-1 if filled else 0)
+        and column.low >= 0
         and column.high < 4 * column.estimate + 1_000
     )
     if column.seems == "scored ids":
@@ -200,11 +200,15 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         value |= {"num_ids": _rounded(10.0 * column.most), "ids": "hash"}
     else:
         value |= {"num_ids": _rounded(2.0 * column.estimate), "ids": "hash"}
-    if filled:
-        value["missing"] = [-1]
-        entry.doubts.append("-1 is taken for what fills its lists up, and left out of them")
-    elif column.seems == "integers" and column.low == -1:
-        entry.doubts.append("-1, which may say that there is none, has an id of its own")
+    if column.fills is not None:
+        large = isinstance(column.fills, int) and column.fills >= 2**63
+        value["missing"] = [str(column.fills) if large else column.fills]
+        entry.doubts.append(
+            f"{column.fills!r} is taken for what fills its lists up, and left out of them"
+        )
+    if column.seems == "integers" and not column.is_list:
+        for none in {-1, *LARGEST} & {column.low, column.high}:
+            entry.doubts.append(f"{none}, which may say that there is none, has an id of its own")
     if column.unique and column.distinct > 1_000:
         entry.doubts.append("almost another value in each row: how many there are is a guess")
     if is_called(column, USER_WORDS):

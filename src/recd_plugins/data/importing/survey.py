@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import TextDates
+from recd_plugins.data.importing.filled_lists import filling
 from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
 from recd_plugins.data.importing.reading import (
     GROUPED,
@@ -78,6 +79,9 @@ class ColumnSurvey:
     high: Any = None
     lengths: tuple[int, float, int] | None = None
     """The lengths of lists: the shortest, the mean, the longest."""
+    fills: int | str | None = None
+    """The value by which its lists are filled up, where there is one; it is none of those that the
+    rest of this is of."""
     gaps: int = 0
     """Elements of lists that are null, or not a number."""
     examples: tuple[str, ...] = ()
@@ -461,6 +465,11 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
             lengths=lengths,
         )  # fmt: skip
     present = values.drop_null()
+    fills = None
+    if lists and len(present):
+        fills = filling(present, width if len(present) == len(values) else None)
+        if fills is not None:
+            present = present.filter(pc.not_equal(present, pa.scalar(fills, present.type)))
     if seems == "numbers":
         present = present.filter(pc.is_finite(present))
         nulls += 0 if lists else len(values) - values.null_count - len(present)
@@ -468,6 +477,8 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
     counts = counted.field("counts").to_numpy(zero_copy_only=False)
     different = counted.field("values")
     mean_length = 1.0 if lengths is None else lengths[1]
+    if fills is not None:
+        mean_length *= len(present) / len(values)
     low = high = mean = None
     whole = ascending = False
     if len(present) and seems in ("integers", "numbers", "times"):
@@ -496,7 +507,8 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
         low=low,
         high=high,
         lengths=lengths,
-        gaps=len(values) - len(present) if lists else 0,
+        fills=fills,
+        gaps=len(values) - len(present) if lists and fills is None else 0,
         examples=tuple(_shown(one.as_py()) for one in different[:EXAMPLES]),
         two_valued=seems in ("integers", "numbers", "booleans")
         and set(pc.unique(different).to_pylist()[:3]) == {0, 1},

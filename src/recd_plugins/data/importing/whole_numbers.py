@@ -21,6 +21,9 @@ FEWEST_PAIRS = 30
 SMOOTH = 0.35
 """Of the evidence that `_smoothness` has, what counts have at least."""
 SURELY_SMOOTH = 0.9
+FEWEST_LAST = 30
+FEWEST_LAST_SHARE = 0.005
+"""Rows in the last fifth of a range from which on it ends, rather than thins out."""
 MANY = 100
 FILLED = 0.4
 """The share of a range whose values ids have, which counts have of small ranges alone."""
@@ -41,6 +44,7 @@ class Kind:
 
     ids: bool
     why: str = ""
+    """Why they are ids, or may be."""
     sure: bool = True
     """Whether the sample speaks for counts; where not, they may well be ids."""
 
@@ -51,6 +55,9 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
     values, counts = values[order], counts[order]
     if len(values) and values[0] == -1:  # for what is not there
         values, counts = values[1:], counts[1:]
+    cut_off = len(values) >= FEW and bool(counts[-1] > 5 * counts[-FEW:-1].mean())
+    if cut_off:  # all that is higher stands there
+        values, counts = values[:-1], counts[:-1]
     rows = int(counts.sum())
     if rows < FEWEST_ROWS or len(values) < 3 or values[0] < 0:
         return Kind(ids=False)
@@ -73,6 +80,11 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
         if found < SURELY_SMOOTH and len(values) >= MANY and filled > FILLED:
             return Kind(ids=True, why="some of its values are more common than those beside them, "
                         "and hardly any of its range lacks")  # fmt: skip
+        if not cut_off and len(values) >= MANY and _ends_abruptly(values, counts):
+            why = (
+                "low ones are common, and its range ends abruptly, as of ids by how common they are"
+            )
+            return Kind(ids=False, sure=False, why=why)
         return Kind(ids=False, sure=found >= SURELY_SMOOTH or len(values) <= FEW or filled < SPARSE)
     evenly = 0.25 < (float((values * (counts / rows)).sum()) - low) / spread < 0.75
     if evenly and len(values) >= 50 and (filled > FILLED or high > HIGH):
@@ -84,6 +96,20 @@ def _are_times_of_day(values: I64) -> bool:
     """Whether all are 0 to 2359 as clocks have them: of other numbers two fifths are not."""
     clock = bool((values < 2400).all() and (values % 100 < 60).all())
     return clock and len(values) >= FEWEST_TIMES and int(values[-1]) >= 1_000
+
+
+def _ends_abruptly(values: I64, counts: I64) -> bool:
+    """Whether most rows have low values and some have the highest, about as many as have those
+    before: counts without a bound thin out there."""
+    low, spread = int(values[0]), int(values[-1]) - int(values[0]) + 1
+
+    def rows(begin: float, end: float) -> int:
+        first, last = np.searchsorted(values, [low + begin * spread, low + end * spread])
+        return int(counts[first:last].sum())
+
+    last, before = rows(0.9, 1), rows(0.8, 0.9)
+    some = last + before >= max(FEWEST_LAST, FEWEST_LAST_SHARE * counts.sum())
+    return some and last >= 0.7 * before and rows(0, 0.3) > 0.5 * int(counts.sum())
 
 
 def _smoothness(values: I64, counts: I64) -> float | None:
