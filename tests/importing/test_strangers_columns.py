@@ -224,3 +224,59 @@ def test_the_largest_integer_of_its_type_gets_a_doubt(tmp_path: Path) -> None:
     _, found, doubts = imported(tmp_path, pa.array(values), "item_id")
     assert "item_id: 2147483647, which may say that there is none, has an id of its own" in doubts
     assert kept(found, values)
+
+
+PARTS = {"clicked": pa.array(DRAW.integers(0, 2, ROWS)), "item_id": pa.array(IDS)}
+TIMES = pa.array([1_714_521_600_000 + one * 60_000 for one in range(ROWS)], pa.timestamp("ms"))
+PAIRED = [[one, one] for one in IDS]
+FLAGS = [one % 2 for one in IDS]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "made"),
+    [
+        (pa.array(PAIRED), pa.array(IDS), PAIRED + [[one] for one in IDS]),
+        (TIMES, TIMES.cast(pa.timestamp("ns", "Asia/Tokyo")), None),
+        (pa.array(FLAGS), pa.array(FLAGS).cast(pa.bool_()), FLAGS * 2),
+        (pa.nulls(ROWS), pa.array([f"c{one}" for one in IDS]), None),
+    ],
+)  # fmt: skip
+def test_files_may_differ_in_the_types_of_a_column(
+    tmp_path: Path, first: pa.Array, second: pa.Array, made: list[Any] | None
+) -> None:
+    (tmp_path / "log").mkdir()
+    for number, column in enumerate((first, second)):
+        pq.write_table(pa.table({**PARTS, "x_at": column}), tmp_path / "log" / f"{number}.parquet")
+    found = json.loads(recd("data", "schema", tmp_path / "log", "--json"))
+    schema = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    recd("data", "import", tmp_path / "log", tmp_path / "t", "--schema", schema)
+    opened = Table.open(tmp_path / "t")
+    rows = pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
+    assert rows.num_rows == 2 * ROWS
+    if pa.types.is_timestamp(second.type):
+        assert found["schema"]["timestamp"] == "x_at"
+        assert rows["x_at"].to_pylist() == TIMES.cast(pa.int64()).to_pylist() * 2
+    if made is not None:
+        assert rows["x_at"].to_pylist() == made
+
+
+def test_parts_of_a_header_alone_hold_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    rows = "".join(f"{one % 2},{one % 50}\n" for one in range(100))
+    for name, content in {"a": "", "b": rows, "c": "", "d": rows}.items():
+        text(tmp_path / "log" / f"{name}.csv", f"clicked,item_id\n{content}")
+    recd("data", "import", tmp_path / "log", tmp_path / "t")
+    assert Table.open(tmp_path / "t").num_rows == 200
+    result = CliRunner().invoke(app, ["data", "schema", str(tmp_path / "log" / "a.csv")])
+    assert (result.exit_code, "a.csv: holds no rows" in result.stderr) == (2, True)
+    pq.write_table(pa.table(PARTS).slice(0, 0), tmp_path / "none.parquet")
+    result = CliRunner().invoke(app, ["data", "schema", str(tmp_path / "none.parquet")])
+    assert (result.exit_code, "none.parquet: holds no rows" in result.stderr) == (2, True)
+
+
+def test_all_files_that_cannot_be_read_are_told_at_once(tmp_path: Path) -> None:
+    for number in range(20):
+        text(tmp_path / f"{number:02}.csv", "a,b\n1,2\n" if number % 2 else "")
+    with pytest.raises(DataError, match="10 files cannot be read; the first of them:") as told:
+        foreign_files([tmp_path])
+    assert str(told.value).count("the file is empty. Take it out") == 10

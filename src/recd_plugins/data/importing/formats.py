@@ -56,6 +56,8 @@ HEAD_BYTES = 1 << 20
 HEAD_LINES = 200
 ELEMENTS = "[]"
 """The step from a list to its elements, on the way to a field."""
+MOST_REFUSED = 10
+"""Files that cannot be read of which one error tells."""
 MOST_FIELDS = 64
 """A struct of more fields is no group of columns, but a mapping with any keys."""
 
@@ -197,10 +199,17 @@ def foreign_files(
     other columns than those that may be `absent`.
     """
     files: list[ForeignFile] = []
+    refused: list[DataError] = []
     for one in formats_of(files_of(paths), form, names_given=names_given):
         if isinstance(one, DataError):
-            raise one
-        files.append(one)
+            refused.append(one)
+        else:
+            files.append(one)
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        more = "".join(f"\n  {error}" for error in refused[:MOST_REFUSED])
+        raise DataError(f"{len(refused)} files cannot be read; the first of them:{more}")
     first = files[0]
     for number, file in enumerate(files[1:], 1):
         if first.format == "text" and file.format == "text" and file.names != first.names:
@@ -627,8 +636,6 @@ def _text(
         for name, one in zip(names, typed, strict=True)
         if all_typed and one and one["type"].endswith("_seq")
     ]
-    if len(rows) == 1 and len(text.rstrip()) == len(text[: text.find("\n") + 1].rstrip()):
-        raise DataError(f"{path}: has a header and no rows. Take it out, or fetch it again.")
     return ForeignFile(
         path=path,
         format="text",

@@ -281,6 +281,8 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
         else:
             spots = list(_spots(packed, file.start, size))
     for number, spot in enumerate(spots):
+        if not spot.strip():  # a header alone
+            continue
         content = pa.py_buffer(doubled(spot, file.delimiter) if file.escapes else spot)
         block = Block(file=file, content=content, first=1 + file.header, after=None, done=0)
         try:
@@ -295,6 +297,8 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
             continue  # a spot that begins within quotes
         parts.append(rows)
         seen += len(spot)
+    if not parts:
+        return pa.table({name: pa.array([], pa.string()) for name in file.names}), 0.0
     found = _stacked(parts, keys)
     whole = (size - file.start) if not file.compression else seen / packed_share
     total = found.num_rows * whole / max(seen, 1)
@@ -470,6 +474,8 @@ def _common_types(
         having = [part for part in parts if name in part or not part.late]
         try:
             each = [part.column(name) for part in having]
+            if parts[0].file.format == "parquet":
+                each = _alike(name, each, doubts)
             column = _as_one(each)[name]
         except pa.ArrowException:
             if wanted and name not in wanted:
@@ -483,6 +489,32 @@ def _common_types(
         if _is_known(column.type) or nested.get(name, (name,)) not in inner:
             columns[name] = column
     return columns
+
+
+def _alike(name: str, tables: list[pa.Table], doubts: list[str]) -> list[pa.Table]:
+    """A column of Parquet, whose types may differ as the rows of a table do: single values are
+    lists of one beside lists, flags numbers beside these, and times of any unit and zone times."""
+    kinds = {kind for table in tables if not pa.types.is_null(kind := table.schema.types[0])}
+    if len(kinds) < 2:
+        return tables
+    columns = [table[name] for table in tables]
+    if any(map(is_list, kinds)) and not all(map(is_list, kinds)):
+        doubts.append(f"{name!r} has lists in some files, and one value a row in others")
+        columns = [_in_lists(one) for one in columns]
+    elif all(pa.types.is_temporal(kind) for kind in kinds):
+        columns = [one.cast(pa.timestamp("us", "UTC"), safe=False) for one in columns]
+    elif pa.bool_() in kinds:
+        columns = [one.cast(pa.int8()) if one.type == pa.bool_() else one for one in columns]
+    return [pa.table({name: one}) for one in columns]
+
+
+def _in_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Single values as lists of one; a null stays a null."""
+    if is_list(column.type) or pa.types.is_null(column.type):
+        return column
+    values = column.combine_chunks()
+    offsets = pa.array(range(len(values) + 1), pa.int32())
+    return pa.chunked_array([pa.ListArray.from_arrays(offsets, values, mask=values.is_null())])
 
 
 def _as_texts(name: str, parts: Sequence[_SampledRows]) -> pa.ChunkedArray:

@@ -150,6 +150,9 @@ def survey(
     """
     form = form or TextForm()
     found = sample(files, wanted, alone=alone)
+    if not found.rows:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        raise DataError(f"{files[0].path}{more}: holds no rows. Take it out, or fetch it again.")
     _check_known(form, {*found.columns, *wanted})
     columns, read_as = _typed(found, files[0], form, ids)
     doubts = [*found.doubts]
