@@ -280,3 +280,37 @@ def test_all_files_that_cannot_be_read_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="10 files cannot be read; the first of them:") as told:
         foreign_files([tmp_path])
     assert str(told.value).count("the file is empty. Take it out") == 10
+
+
+def vectors(draw: Any) -> list[list[Any]]:
+    rows: list[list[Any]] = draw.tolist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("lists", "part", "settle"),
+    [
+        (vectors(DRAW.integers(0, 2, (ROWS, 9))), "dense", ""),  # one flag for each of nine
+        (vectors(DRAW.integers(0, 2, (ROWS, 9)) > 0), "dense", ""),
+        (vectors(DRAW.poisson(3, (ROWS, 7))), "sparse", "a vector goes under `dense`, with `width"),
+        (vectors(DRAW.poisson(3, (ROWS, 7)) * 1.0), "dense", "Taken for a vector; ids go under"),
+        (vectors(DRAW.permutation(900)[DRAW.zipf(1.3, (ROWS, 7)) % 900]), "sparse", ""),
+        ([[1.0 * one for one in each] for each in HISTORIES], "sparse", ""),
+        ([[one % 2 > 0 for one in each] for each in HISTORIES], "", ""),
+    ],
+)
+def test_vectors_and_ids_in_lists(
+    tmp_path: Path, lists: list[list[Any]], part: str, settle: str
+) -> None:
+    """What may be either stops an import that nobody settled."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({**PARTS, "x": lists}), path)
+    found = json.loads(recd("data", "schema", path, "--json"))
+    names = {
+        key: [one if isinstance(one, str) else one["name"] for one in found["schema"].get(key, [])]
+        for key in ("dense", "sparse")
+    }
+    assert [key for key in names if "x" in names[key]] == ([part] if part else [])
+    assert [settle in one for one in found["to_settle"]] == ([True] if settle else [])
+    schema = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
+    recd("data", "import", path, tmp_path / "t", "--schema", schema)

@@ -38,6 +38,8 @@ MOST_EXACT = 2**53
 """Beyond it a float does not hold each integer: such numbers count nothing."""
 MOST_VOCABULARY = 5_000_000
 """Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
+FEWEST_ELEMENTS = 100
+"""Of fewer nothing tells ids from counts."""
 ALIKE = 0.5
 """The share of common values from which on two columns are taken for the same things."""
 
@@ -74,12 +76,8 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return left_out(column, f"the same value in every row of the sample that has one ({shown})")
     if column.distinct == 1 and not column.is_list:
         return left_out(column, f"the same value in every row of the sample ({column.examples[0]})")
-    if column.is_list and column.seems == "numbers":
-        if column.width is None:
-            return left_out(
-                column, "lists of numbers that differ in length are no feature as they are"
-            )
-        return _dense(column)
+    if column.is_list and column.seems in ("integers", "numbers", "booleans"):
+        return _of_lists(column, survey)
     if column.seems == "numbers" and not column.whole:
         return _dense(column)
     named = is_called(column, ID_WORDS)
@@ -123,6 +121,37 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     entry = _sparse(column, survey)
     if kind.why:
         entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
+    return entry
+
+
+def _of_lists(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    """Lists of numbers: vectors, or ids."""
+    may_be_ids = column.whole and not column.two_valued and column.seems != "booleans"
+    if column.width is None:
+        if not may_be_ids and column.seems != "integers":
+            return left_out(
+                column, f"lists of {column.seems} that differ in length are no feature as they are"
+            )
+        entry = _sparse(column, survey)
+        if column.seems == "numbers":
+            entry.doubts.append("whole numbers, in lists that differ in length: taken for ids")
+        return entry
+    if not may_be_ids:
+        return _dense(column)
+    if column.seems == "numbers":
+        entry = _dense(column)
+        entry.settle(
+            "whole numbers in lists of one length: a vector, or ids? Taken for a vector; ids go "
+            "under `sparse`"
+        )
+        return entry
+    entry = _sparse(column, survey)
+    named = column.fills is not None or is_called(column, ID_WORDS)
+    if not named and column.values >= FEWEST_ELEMENTS and not _kind(column).ids:
+        entry.settle(
+            "whole numbers in lists of one length: ids, or a vector of counts? Taken for ids; a "
+            f"vector goes under `dense`, with `width: {column.width}`"
+        )
     return entry
 
 
@@ -248,6 +277,9 @@ def share_tables(entries: Sequence[ColumnEntry]) -> None:
             if entry.value.get("ids") != other.value.get("ids"):
                 for one in (entry, other):
                     one.value["ids"] = "vocabulary"
+            for doubt in entry.to_settle:
+                entry.doubts.remove(doubt)
+            entry.to_settle.clear()
             entry.doubts.append(
                 f"its elements are values of {other.column.name!r}, so both share a table: is it a "
                 "history of it?"
