@@ -314,3 +314,22 @@ def test_vectors_and_ids_in_lists(
     assert [settle in one for one in found["to_settle"]] == ([True] if settle else [])
     schema = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
     recd("data", "import", path, tmp_path / "t", "--schema", schema)
+
+
+@pytest.mark.parametrize("command", ["schema", "check", "import"])
+def test_a_page_that_is_not_as_it_was_written_is_damaged(tmp_path: Path, command: str) -> None:
+    """By its checksum, which parquet-mr writes by itself: its values could be read."""
+    path = tmp_path / "a.parquet"
+    numbers = pa.array(np.arange(3_000) % 97)
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    table = pa.table({"clicked": numbers.cast(pa.int8()), "item_id": numbers})
+    pq.write_table(table, path, write_page_checksum=True, **options)
+    content = bytearray(path.read_bytes())
+    content[content.index(np.arange(20).tobytes()) + 80] ^= 1
+    path.write_bytes(content)
+    assert pq.read_table(path)["item_id"][10].as_py() == 11
+    more = [str(tmp_path / "t")] if command == "import" else []
+    result = CliRunner().invoke(app, ["data", command, str(path), *more])
+    assert result.exit_code == (1 if command == "check" else 2), result.output
+    assert "a.parquet, row group 0: cannot be read" in result.output
+    assert "It was cut short or damaged" in result.output

@@ -40,11 +40,13 @@ __all__ = [
     "Position",
     "as_pairs",
     "blocks",
+    "damaged",
     "is_within",
     "json_schema",
     "key_problem",
     "mapped",
     "num_bytes",
+    "opened_parquet",
     "read_json",
     "wider",
     "without_commas",
@@ -325,7 +327,7 @@ def _parquet_blocks(
     columns = own_columns(file, columns)
     wheres = [file.nested.get(name, (name,)) for name in columns]
     indices = [file.roots.index(where[0]) for where in wheres]
-    with input_file(file.path) as source, pq.ParquetFile(source) as opened:
+    with input_file(file.path) as source, opened_parquet(source) as opened:
         groups, row = opened.num_row_groups, start.row
         paths = opened.schema_arrow.names
         # Of columns that share a name Arrow reads all, or none: each is found by its place.
@@ -356,10 +358,20 @@ def _parquet_blocks(
                     )
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
-                raise DataError(
-                    f"{file.path}, row group {group}: cannot be read ({error}). It was cut short "
-                    "or damaged: write it again, or take it out."
-                ) from error
+                raise damaged(file, group, error) from error
+
+
+def opened_parquet(source: pa.NativeFile) -> pq.ParquetFile:
+    """A file of Parquet, whose pages' checksums are verified where they have some."""
+    return pq.ParquetFile(source, page_checksum_verification=True)
+
+
+def damaged(file: ForeignFile, group: int, error: Exception) -> DataError:
+    """The error for a row group that cannot be read."""
+    return DataError(
+        f"{file.path}, row group {group}: cannot be read ({error}). It was cut short or damaged: "
+        "write it again, or take it out."
+    )
 
 
 def _all_named(names: Sequence[str], name: str) -> list[int]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.importing.escaped_quotes import doubled
@@ -28,9 +27,11 @@ from recd_plugins.data.importing.reading import (
     ColumnTypes,
     as_pairs,
     blocks,
+    damaged,
     is_within,
     json_schema,
     num_bytes,
+    opened_parquet,
     read_json,
 )
 from recd_plugins.errors import DataError
@@ -223,14 +224,17 @@ def _line(content: bytes, found: re.Match[bytes]) -> bytes:
 
 
 def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
-    with input_file(file.path) as source, pq.ParquetFile(source) as opened:
+    with input_file(file.path) as source, opened_parquet(source) as opened:
         parts = []
         spots = _spread(opened.num_row_groups, SPOTS)
         for first, after in zip(spots, [*spots[1:], opened.num_row_groups], strict=True):
             rows = 0
             # Of groups of a few rows several, one after another.
             for group in range(first, min(first + SPOT_GROUPS, after)):
-                batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
+                try:
+                    batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
+                except (pa.ArrowException, OSError) as error:
+                    raise damaged(file, group, error) from error
                 if batch is not None:
                     parts.append(pa.table(batch.columns, names=list(file.roots)))
                     rows += batch.num_rows
