@@ -1,10 +1,8 @@
-"""Value tests: columns of Parquet as other writers have them, proposed and imported as what they
-are; and lines of text that are not as their first."""
+"""Value tests: columns as other writers have them, proposed and imported as what they are."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from strangers_files import text
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing import reading
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, blocks
 from recd_plugins.data.table import Table
@@ -117,53 +114,6 @@ def test_a_column_of_nulls_alone_is_no_feature(tmp_path: Path) -> None:
     entry, _, doubts = imported(tmp_path, pa.nulls(ROWS))
     assert entry == {}
     assert "x: no value in the sample" in doubts
-
-
-LINES = "".join(f'{one % 2},{one % 50},"a\nb"\n' for one in range(100))
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (f"clicked,item,said\n{LINES}1,3\n", r"data\.csv:202: Expected 3 columns, got 2: 1,3"),
-        (f"clicked,item,said\n{LINES}\n\r\n1,3,4,5\n", r"data\.csv:204: Expected 3 .* got 4: 1,3"),
-        (f'clicked,item,said\n{LINES}1,2,5" disk\n1,3\n', r"data\.csv:203: Expected 3 columns"),
-        (
-            f'clicked,item,said\n{LINES}1,2,"oh\n1,2,b\n1,2,c\n',
-            r"data\.csv:202: opens a quote that ",
-        ),
-    ],
-)
-def test_a_line_of_another_length_is_named_with_its_number(
-    tmp_path: Path, content: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Behind line ends in quotes and empty lines, in one block and in several."""
-    path = text(tmp_path / "data.csv", content)
-    (file,) = foreign_files([path])
-    for size in (reading.BLOCK_BYTES, 500):
-        monkeypatch.setattr(reading, "BLOCK_BYTES", size)
-        with pytest.raises(DataError, match=says):
-            [block.rows(["item"], ColumnTypes()) for block in blocks([file], ["item"])]
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("# made today\na,b\n" + "1,2\n" * 9, "its first line has 1 field, '# made today', and"),
-        ("a,b,\n" + "1,2\n" * 9, "its first line has 3 fields, 'a,b,', and those below have 2"),
-        ("a,b\r" + "1,2\r" * 9, "its lines end in carriage returns alone"),
-    ],
-)
-def test_a_first_line_or_line_ends_of_their_own_are_told_with_a_cure_that_works(
-    tmp_path: Path, content: str, says: str
-) -> None:
-    path = text(tmp_path / "data.csv", content)
-    with pytest.raises(DataError, match=says) as told:
-        foreign_files([path])
-    command = str(told.value).rpartition(": ")[2]
-    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
-    (made,) = {*tmp_path.iterdir()} - {path}
-    assert len(foreign_files([made])[0].names) == 2
 
 
 HISTORIES = [DRAW.integers(1, 300, DRAW.integers(0, 11)).tolist() for _ in range(ROWS)]

@@ -33,6 +33,8 @@ from recd_plugins.data.importing.whole_numbers import Kind, kind_of
 
 __all__ = ["feature_entry", "share_tables"]
 
+AMOUNT = r"^\s*[-+]?(\p{Sc}\s?[-+]?\d[\d.,]*|\d[\d.,]*\s?(\p{Sc}|%))\s*$"
+"""As $12.50, 12,50 \u20ac or 3.5%."""
 CATEGORY = r"[Cc](at|ate)?_?\d+"
 MOST_EXACT = 2**53
 """Beyond it a float does not hold each integer: such numbers count nothing."""
@@ -119,6 +121,11 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.unique and not column.is_list and column.ascending:
         return left_out(column, "another number in each row, ascending: the number of the row")
     entry = _sparse(column, survey)
+    if _are_amounts(column):
+        entry.doubts.append(
+            f"amounts, as {column.examples[0]}, taken for ids: write them as numbers to have them "
+            "count"
+        )
     if kind.why:
         entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
     return entry
@@ -162,6 +169,14 @@ def _controls(column: ColumnSurvey) -> str:
         return ""
     found = [one for one in range(1, 4) if pc.any(pc.match_substring(seen, chr(one))).as_py()]
     return " and ".join(f"^{chr(64 + one)}" for one in found)
+
+
+def _are_amounts(column: ColumnSurvey) -> bool:
+    """Whether all of its texts are numbers with a sign of a currency, or with %."""
+    seen = column.seen
+    if seen is None or column.is_list or not is_text(seen.type):
+        return False
+    return bool(pc.all(pc.match_substring_regex(seen, AMOUNT)).as_py())
 
 
 def _is_prose(column: ColumnSurvey) -> bool:

@@ -107,6 +107,7 @@ SVM = re.compile(
 )
 """A line of libsvm, or with fields of libffm."""
 
+SEPARATOR = re.compile(r"sep=.\r?\n", re.IGNORECASE)
 SECTION = re.compile(r"\d+:\r?")
 """A line of the Netflix prize that says which film the lines below it rate."""
 TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
@@ -368,9 +369,7 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
     if text.lstrip().startswith("{"):
         return replace(_jsonl(path, text, compression), encoding=encoding)
     if text.lstrip().startswith("[") and form.delimiter is None:
-        raise DataError(
-            f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
-        )
+        raise _array_error(path, text)
     if form.delimiter is None:
         _check_no_sections(path, text)
         _check_no_svm(path, text)
@@ -385,6 +384,20 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
             raise _no_quotes(path, plain, file)
         escapes, file = False, _text(path, plain, compression, bom, form, encoding)
     return replace(file, encoding=encoding, escapes=escapes)
+
+
+def _array_error(path: Location, text: str) -> DataError:
+    """The error for a JSON array, or for lines of them."""
+    try:
+        rows = [json.loads(line) for line in text.strip().split("\n", 2)[:2]]
+    except ValueError:
+        rows = []
+    if len(rows) == 2 and not any(isinstance(one, dict) for row in rows for one in row):
+        cure = f"Write them as CSV: jq -r @csv {path.name} > {path.stem}.rows.csv"
+        return DataError(f"{path}: has a JSON array on each line. {cure}")
+    return DataError(
+        f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
+    )
 
 
 def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
@@ -611,7 +624,9 @@ def _text(
     quotes = _may_quote(text, delimiter)
     rows = list(_rows(text, delimiter, quotes))
     first = rows[0]
-    _check_first(path, text, rows)
+    _check_first(path, text, rows, delimiter)
+    if form.delimiter is None:
+        _check_no_blanks(path, rows)
     header = form.header
     typed = [TYPED.fullmatch(field) for field in first]
     all_typed = all(typed) and header is not False
@@ -650,19 +665,44 @@ def _text(
     )
 
 
-def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]]) -> None:
+def _check_no_blanks(path: Location, rows: Sequence[Sequence[str]]) -> None:
+    """`DataError` if the name of an only column has as many words as each of its rows."""
+    words = [row[0].split() for row in rows if len(row) == 1]
+    if len(words) < max(2, len(rows)) or len({*map(len, words)}) > 1 or len(words[0]) < 2:
+        return
+    named = len({*words[0]}) == len(words[0]) and all(map(WORD.fullmatch, words[0]))
+    if named and _any_number(words[1:]):
+        raise DataError(
+            f"{path}: its lines seem to be parted by blanks. If each is one field, say "
+            f"`--delimiter ,`; else part them by tabs: sed -E 's/^ +//; s/ +/\\t/g' {path.name} > "
+            f"{path.stem}.rows.tsv"
+        )
+
+
+def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delimiter: str) -> None:
     """`DataError` if a first line has another number of fields than those below, which are alike:
     they have the columns that it has."""
+    rest = f"{path.name} > {path.stem}.rows{path.suffix}"
+    if SEPARATOR.match(text):
+        raise DataError(
+            f"{path}: its first line says what parts its fields, as Excel has it. Take it out: "
+            f"tail -n +2 {rest}"
+        )
     below = [len(row) for row in rows[1:]]
     if len(below) < 2 or (usual := max({*below}, key=below.count)) == len(rows[0]):
         return
     if below.count(usual) >= 0.9 * len(below):
+        if len(delimiter) == 1 and f'{delimiter} "' in text:
+            raise DataError(
+                f"{path}: has blanks before quotes, which then quote nothing. Take them out: "
+                f"sed -E 's/{re.escape(delimiter)} +\"/{delimiter}\"/g' {rest}"
+            )
         line = text.lstrip("\r\n").split("\n", 1)[0].strip()
         fields = f"{len(rows[0])} field{'s' * (len(rows[0]) != 1)}"
         raise DataError(
             f"{path}: its first line has {fields}, {shown(line[:80])}, and those below have "
             f"{usual}. If it names the columns, let it name each; if it is none of the table's, "
-            f"take it out: tail -n +2 {path.name} > {path.stem}.rows{path.suffix}"
+            f"take it out: tail -n +2 {rest}"
         )
 
 

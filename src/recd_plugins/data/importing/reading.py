@@ -44,6 +44,7 @@ __all__ = [
     "is_within",
     "json_schema",
     "key_problem",
+    "line_of_row",
     "mapped",
     "num_bytes",
     "opened_parquet",
@@ -574,7 +575,7 @@ def _located(block: Block, message: str) -> DataError:
     if found is None:
         return DataError(f"{block.where}: cannot be read: {message}")
     column, row, reason = found.groups()
-    where = f"{block.file.path}:{block.first + _line_of_row(block, int(row))}"
+    where = f"{block.file.path}:{block.first + line_of_row(block, int(row))}"
     if column is None:
         return DataError(
             f"{where}: {reason[:200]}. Mend this line, or take it out; `--delimiter` says what "
@@ -585,15 +586,16 @@ def _located(block: Block, message: str) -> DataError:
     return Misfit(f"{where}: column {name!r}: {reason[:200]}. {cure}", name)
 
 
-def _line_of_row(block: Block, row: int) -> int:
-    """The number of the line, from 0 on, in which a row begins: Arrow counts neither empty lines
-    nor those that end in quotes."""
+def line_of_row(block: Block, row: int) -> int:
+    """The number of the line, from the block's first one on, in which a row begins, of which the
+    first is 1: Arrow counts neither empty lines nor those that end in quotes."""
     flat = bytes(block.text)
-    if block.file.quotes:
+    text = block.file.format == "text"
+    if text and block.file.quotes:
         flat = _quoted(block.file).sub(lambda found: found[0].replace(b"\n", b"\0"), flat)
     line = 0
     for one in flat.split(b"\n"):
-        row -= bool(one.rstrip(b"\r"))
+        row -= bool(one.rstrip(b"\r") if text else one.strip())
         if not row:
             break
         line += 1 + one.count(b"\0")
@@ -619,11 +621,14 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     except pa.ArrowInvalid as error:
         message = str(error)
         at = re.search(r"in row (\d+)", message)
-        where = f"{block.file.path}:{block.first + int(at[1])}" if at else block.where
+        where = block.where
+        if at:
+            where = f"{block.file.path}:{block.first + line_of_row(block, int(at[1]) + 1)}"
         path = re.search(r"Column\(/?([^)]+)\)", message)
         reason = f"{where}: {message}. Mend this line, or take it out."
         if path is None:
-            for name, one in wheres.items():
+            suspects = () if message.startswith("JSON parse error") else wheres.items()
+            for name, one in suspects:
                 try:
                     read_json(content, json_schema(types_read, {name: one}))
                 except pa.ArrowInvalid:

@@ -30,6 +30,7 @@ from recd_plugins.data.importing.reading import (
     damaged,
     is_within,
     json_schema,
+    line_of_row,
     num_bytes,
     opened_parquet,
     read_json,
@@ -284,11 +285,12 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
                 packed_share = 1.0
         else:
             spots = list(_spots(packed, file.start, size))
+    first = 1 + (file.header and file.format == "text")
     for number, spot in enumerate(spots):
         if not spot.strip():  # a header alone
             continue
         content = pa.py_buffer(doubled(spot, file.delimiter) if file.escapes else spot)
-        block = Block(file=file, content=content, first=1 + file.header, after=None, done=0)
+        block = Block(file=file, content=content, first=first, after=None, done=0)
         try:
             rows = (
                 _json_sample(block, keys)
@@ -379,9 +381,13 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
         except pa.ArrowInvalid as error:
             changed = CHANGED.search(str(error))
             if changed is None or changed[1] in ("", *before):
+                where, row = block.where, re.search(r"in row (\d+)", str(error))
+                if row is not None:
+                    line = block.first + line_of_row(block, int(row[1]) + 1)
+                    where = f"{block.file.path}:{line}"
                 raise DataError(
-                    f"{block.where}: cannot be read as lines of JSON: {error}. Mend the line, or "
-                    "take it out."
+                    f"{where}: cannot be read as lines of JSON: {error}. Mend the line, or take it "
+                    "out."
                 ) from None
             before.append(changed[1])
             path = [part for part in changed[1].split("/") if part and part != ELEMENTS]

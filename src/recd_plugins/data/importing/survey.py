@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -154,6 +155,7 @@ def survey(
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         raise DataError(f"{files[0].path}{more}: holds no rows. Take it out, or fetch it again.")
     _check_known(form, {*found.columns, *wanted})
+    _check_headers(found)
     columns, read_as = _typed(found, files[0], form, ids)
     doubts = [*found.doubts]
     for name in columns:
@@ -193,6 +195,21 @@ def _check_known(form: TextForm, known: Collection[str]) -> None:
     for name, separator in form.lists.items():
         if not separator:
             raise DataError(f"text.lists of the schema: say what parts the elements of {name!r}.")
+
+
+def _check_headers(found: Sample) -> None:
+    """`DataError` if rows repeat the header, as where files were put one behind another."""
+    file = found.files[0]
+    own = [name for name in file.names if name in found.columns]
+    if file.format != "text" or not file.header or len(own) < 2:
+        return
+    again = [pc.fill_null(pc.equal(found.columns[name], name), False) for name in own]
+    if pc.any(reduce(pc.and_, again)).as_py():
+        raise DataError(
+            f"{file.path}: repeats its header among the rows. Take that out: awk 'NR == 1 "
+            f"{{head = $0}} NR == 1 || $0 != head' {file.path.name} > {file.path.stem}.rows"
+            f"{file.path.suffix}"
+        )
 
 
 def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterator[str]:

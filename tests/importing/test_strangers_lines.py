@@ -1,0 +1,103 @@
+"""Value tests: lines of text and of JSON that are not as they should be are named, each with a cure
+that works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from strangers_files import text
+
+from recd_plugins.data.importing import reading
+from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.proposal import propose
+from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.errors import DataError
+
+LINES = "".join(f'{one % 2},{one % 50},"a\nb"\n' for one in range(100))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (f"clicked,item,said\n{LINES}1,3\n", r"data\.csv:202: Expected 3 columns, got 2: 1,3"),
+        (f"clicked,item,said\n{LINES}\n\r\n1,3,4,5\n", r"data\.csv:204: Expected 3 .* got 4: 1,3"),
+        (f'clicked,item,said\n{LINES}1,2,5" disk\n1,3\n', r"data\.csv:203: Expected 3 columns"),
+        (
+            f'clicked,item,said\n{LINES}1,2,"oh\n1,2,b\n1,2,c\n',
+            r"data\.csv:202: opens a quote that ",
+        ),
+    ],
+)
+def test_a_line_of_another_length_is_named_with_its_number(
+    tmp_path: Path, content: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind line ends in quotes and empty lines, in one block and in several."""
+    path = text(tmp_path / "data.csv", content)
+    (file,) = foreign_files([path])
+    for size in (reading.BLOCK_BYTES, 500):
+        monkeypatch.setattr(reading, "BLOCK_BYTES", size)
+        with pytest.raises(DataError, match=says):
+            [block.rows(["item"], ColumnTypes()) for block in blocks([file], ["item"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("# made today\na,b\n" + "1,2\n" * 9, "its first line has 1 field, '# made today', and"),
+        ("a,b,\n" + "1,2\n" * 9, "its first line has 3 fields, 'a,b,', and those below have 2"),
+        ("a,b\r" + "1,2\r" * 9, "its lines end in carriage returns alone"),
+        ("sep=;\na;b\n" + "1;2\n" * 9, "its first line says what parts its fields, as Excel"),
+        ("a, b\n" + '1, "x, y"\n' * 9, "has blanks before quotes, which then quote nothing"),
+        ("a b\n" + " 1   2\n" * 9, "its lines seem to be parted by blanks"),
+        ("a,b\n1,x\n" * 9, "repeats its header among the rows"),
+        ("[1, 2]\n" * 9, "has a JSON array on each line. Write them as CSV"),
+    ],
+)
+def test_what_is_no_table_is_told_with_a_cure_that_works(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    path = text(tmp_path / "data.csv", content)
+    with pytest.raises(DataError, match=says) as told:
+        survey(foreign_files([path]))
+    command = str(told.value).rpartition(": ")[2]
+    if shutil.which(command.split()[0]) is None:  # jq
+        return
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
+    (made,) = {*tmp_path.iterdir()} - {path}
+    assert len(foreign_files([made])[0].names) == 2
+    assert survey(foreign_files([made])).rows == 9
+
+
+@pytest.mark.parametrize("wrong", ['{"a": 1, "b', '{"a": }', '{"a": 1, "a": 2}'])
+def test_a_line_that_is_no_object_is_named_with_its_number(tmp_path: Path, wrong: str) -> None:
+    lines = [json.dumps({"a": one}) for one in range(300)]
+    good = foreign_files([text(tmp_path / "good.jsonl", "\n".join(lines))])
+    lines[250] = f"\n \n{wrong}"
+    files = foreign_files([text(tmp_path / "rows.jsonl", "\n".join(lines))])
+    with pytest.raises(DataError, match=r"rows\.jsonl:253: "):
+        survey(files)
+    read_as = survey(good).read_as
+    with pytest.raises(DataError, match=r"rows\.jsonl:253: "):
+        [block.rows(["a"], read_as) for block in blocks(files, ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "doubted"),
+    [
+        (["$12.50", "$1,200.00", "$7"], True),
+        (["12,50 \u20ac", "1 \u20ac"], True),
+        (["3.5%", "-12 %"], True),
+        (["12 cm", "50%"], False),
+        (["$12 shop", "$7 shop"], False),
+    ],
+)
+def test_amounts_with_a_sign_get_a_doubt(tmp_path: Path, amounts: list[str], doubted: bool) -> None:
+    rows = "".join(f'{one % 2},"{amounts[one % len(amounts)]}"\n' for one in range(90))
+    files = foreign_files([text(tmp_path / "a.csv", f"clicked,x\n{rows}")])
+    doubts = propose(survey(files)).doubts
+    assert any(one.startswith("x: amounts, as ") for one in doubts) == doubted
