@@ -31,6 +31,7 @@ LINES = "".join(f'{one % 2},{one % 50},"a\nb"\n' for one in range(100))
             f'clicked,item,said\n{LINES}1,2,"oh\n1,2,b\n1,2,c\n',
             r"data\.csv:202: opens a quote that ",
         ),
+        (f'clicked,item,said\n{LINES}1,2,"oh\n1,2,b\n1,2,"ah\n', r"csv:202: opens .* of line 204:"),
     ],
 )
 def test_a_line_of_another_length_is_named_with_its_number(

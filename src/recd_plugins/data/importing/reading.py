@@ -442,6 +442,21 @@ def _check_closed(file: ForeignFile, content: bytearray, first: int) -> None:
             )
 
 
+def _check_quotes_end(block: Block, content: bytes) -> None:
+    """`DataError` if a field in quotes goes on over lines to a quote that ends no field: it took
+    them up to where another one begins."""
+    ends = rb'"(?![%s\r\n]|\Z)' % re.escape(block.file.delimiter.encode())
+    for found in _quoted(block.file, ends).finditer(content):
+        if b"\n" in found[0]:
+            first = block.first + content.count(b"\n", 0, found.start())
+            last = block.first + content.count(b"\n", 0, found.end())
+            raise DataError(
+                f"{block.file.path}:{first}: opens a quote that is closed amid a field of line "
+                f'{last:,}: these lines would be one value. Close it, or double it ("") if it is a '
+                "character of its field."
+            )
+
+
 def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[bytearray, bool]:
     """The bytes that were left and `size` more, in one place; and whether there were any more."""
     content = bytearray(len(rest) + size)
@@ -452,7 +467,7 @@ def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[
     return content, read > 0
 
 
-def _count(content: bytearray, byte: int, stop: int, start: int = 0) -> int:
+def _count(content: bytearray | pa.Buffer, byte: int, stop: int, start: int = 0) -> int:
     """The number of times that a byte occurs: as fast as memory is read, however often."""
     return int(np.count_nonzero(np.frombuffer(content, np.uint8)[start:stop] == byte))
 
@@ -506,6 +521,8 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
         )
     except pa.ArrowInvalid as error:
         raise _located(block, str(error).replace(delimiter, block.file.delimiter)) from None
+    if block.file.quotes and table.num_rows < _count(content, NEWLINE, content.size):
+        _check_quotes_end(block, content.to_pybytes())
     for name in columns if more else ():
         if pa.types.is_string(read[name]):
             nothing = pa.array([*NULLS, *read_as.nulls.get(name, ())])
@@ -605,7 +622,8 @@ def line_of_row(block: Block, row: int) -> int:
 def _quoted(file: ForeignFile, ends: bytes = b'"') -> re.Pattern[bytes]:
     """A field in quotes, that ends so."""
     begins = re.escape(file.delimiter.encode())
-    return re.compile(rb'(?:(?<=%s)|^)"(?:[^"]|"")*%s' % (begins, ends), re.MULTILINE)
+    field_ = rb'(?:(?<=%s)|^)"[^"]*+(?:""[^"]*+)*+%s' % (begins, ends)
+    return re.compile(field_, re.MULTILINE)
 
 
 def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:

@@ -496,9 +496,8 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
     counted = pc.value_counts(present.combine_chunks())
     counts = counted.field("counts").to_numpy(zero_copy_only=False)
     different = counted.field("values")
-    mean_length = 1.0 if lengths is None else lengths[1]
-    if fills is not None:
-        mean_length *= len(present) / len(values)
+    expected = rows * (1.0 if lengths is None else lengths[1])
+    expected = round(expected * len(present) / max(len(values), 1))
     low = high = mean = None
     whole = ascending = False
     if len(present) and seems in ("integers", "numbers", "times"):
@@ -522,8 +521,8 @@ def _column(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
         nulls=nulls,
         values=len(present),
         distinct=len(counts),
-        estimate=_estimate(counts, round(rows * mean_length)),
-        most=_most(counts, round(rows * mean_length)),
+        estimate=_estimate(counts, expected),
+        most=_most(counts, expected),
         low=low,
         high=high,
         lengths=lengths,
