@@ -15,6 +15,7 @@ from strangers_files import text
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
+from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, blocks
 from recd_plugins.data.table import Table
@@ -283,3 +284,44 @@ def test_a_page_that_is_not_as_it_was_written_is_damaged(tmp_path: Path, command
     assert result.exit_code == (1 if command == "check" else 2), result.output
     assert "a.parquet, row group 0: cannot be read" in result.output
     assert "It was cut short or damaged" in result.output
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([f"c{one}" for one in IDS], pa.string_view()),
+        pa.array([f"c{one}".encode() for one in IDS], pa.binary_view()),
+        pa.array([[f"c{one}"] for one in IDS], pa.list_(pa.string_view())),
+        pa.array([[f"c{one}"] for one in IDS], pa.list_view(pa.string())),
+    ],
+)
+def test_views_are_what_they_are_of(tmp_path: Path, column: pa.Array) -> None:
+    """Of which Arrow can neither filter nor take: by a split, and where rows are dropped."""
+    whole = column.cast(pa.list_(pa.string()) if is_list(column.type) else pa.string())
+    made = []
+    for number, one in enumerate((column, whole)):
+        price = pa.array([None if one % 7 == 0 else one / 2 for one in range(ROWS)])
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({**PARTS, "x": one, "price": price}), path)
+        found = json.loads(recd("data", "schema", path, "--json"))["schema"]
+        found["dense"] = [{"name": "price", "nulls": "drop"}]
+        schema = text(tmp_path / "schema.yaml", json.dumps(found))
+        table = tmp_path / f"t{number}"
+        recd("data", "import", path, table, "--schema", schema, "--split-by", "hash:item_id")
+        for split in ("train", "test"):
+            opened = Table.open(table / split)
+            made.append(pa.concat_tables(opened.read(stripe) for stripe in opened.stripes))
+    assert made[:2] == made[2:]
+
+
+def test_a_row_by_which_none_can_be_parted_is_named(tmp_path: Path) -> None:
+    values = pa.array([None, *range(ROWS - 2), 1.5])
+    pq.write_table(pa.table({**PARTS, "x": values}), tmp_path / "a.parquet", row_group_size=100)
+    options = ["--split-by", "hash:x", "--accept-doubts"]
+    arguments = ["data", "import", str(tmp_path / "a.parquet"), str(tmp_path / "t"), *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert (
+        f"a.parquet: column 'x' is double and holds 1.5, which is no whole number, in row {ROWS}"
+        in (" ".join(result.stderr.split()))
+    )

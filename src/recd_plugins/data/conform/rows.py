@@ -28,7 +28,7 @@ from recd_plugins.data.conform.keys import (
     times_of,
 )
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.values import missing
+from recd_plugins.data.conform.values import missing, without_views
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import Label, Nulls
 from recd_plugins.errors import nearest
@@ -66,7 +66,7 @@ def conform(
     check_foreign_columns(chunk.schema, schema, where, roles)
     kept = _kept(chunk, roles, Counter() if dropped is None else dropped)
     if kept is not None:
-        chunk = chunk.take(pa.array(kept))
+        chunk = without_views(chunk).take(pa.array(kept))
     found = {}
     for name, role in roles.items():
         spots = [Spot(where, source, chunk=first_row, kept=kept) for source in role.sources]

@@ -29,6 +29,7 @@ __all__ = [
     "missing",
     "plain",
     "with_nulls",
+    "without_views",
 ]
 
 INTEGERS = (
@@ -77,6 +78,30 @@ def plain(array: pa.Array) -> pa.Array:
     if pa.types.is_binary_view(kind):
         return array.cast(pa.large_binary())
     return array
+
+
+def without_views(columns: pa.Table) -> pa.Table:
+    """The same columns, texts that are views as others: Arrow can neither filter nor take these."""
+    schema = pa.schema([pa.field(one.name, _viewless(one.type)) for one in columns.schema])
+    return columns if schema.types == columns.schema.types else columns.cast(schema)
+
+
+def _viewless(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_map(kind):
+        return pa.map_(_viewless(kind.key_type), _viewless(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([one.with_type(_viewless(one.type)) for one in kind])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = kind.value_field.with_type(_viewless(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(inner, kind.list_size)
+        return pa.large_list(inner) if types.is_large_list(kind) else pa.list_(inner)
+    return kind
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.importing.escaped_quotes import doubled, escaped_as
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
@@ -350,7 +351,7 @@ def _parquet_blocks(
                     left -= batch.num_rows
                     yield Block(
                         file=file,
-                        content=pa.Table.from_arrays(found, names=list(columns)),
+                        content=without_views(pa.Table.from_arrays(found, names=list(columns))),
                         first=row + 1,
                         after=None
                         if left

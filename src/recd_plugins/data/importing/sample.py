@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.escaped_quotes import doubled
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
@@ -237,13 +237,14 @@ def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]
                 except (pa.ArrowException, OSError) as error:
                     raise damaged(file, group, error) from error
                 if batch is not None:
-                    parts.append(pa.table(batch.columns, names=list(file.roots)))
+                    table = pa.table(batch.columns, names=list(file.roots))
+                    parts.append(without_views(table))
                     rows += batch.num_rows
                 if rows >= SPOT_ROWS:
                     break
         if not parts:
             empty = opened.schema_arrow.empty_table().columns
-            parts.append(pa.table(empty, names=list(file.roots)))
+            parts.append(without_views(pa.table(empty, names=list(file.roots))))
         fields = {name: file.nested.get(name, (name,)) for name in file.names}
         return _of_fields(pa.concat_tables(parts), fields), float(opened.metadata.num_rows)
 

@@ -42,8 +42,9 @@ class SplitBy(Config):
             return cls(column=column, share=share)
         raise RegistryError(f"{text!r} is neither `time` nor `hash:COLUMN`.", "--split-by")
 
-    def tested(self, values: pa.ChunkedArray, where: str) -> npt.NDArray[np.bool_]:
-        """[N] which rows are for testing, by the values of `column`; one without any is not."""
+    def tested(self, values: pa.ChunkedArray, where: str, first: int = 0) -> npt.NDArray[np.bool_]:
+        """[N] which rows are for testing, by the values of `column`; one without any is not.
+        `first` is the number of the first."""
         assert self.column is not None
         limit = np.uint64(min(self.share * 2.0**64, 2.0**64 - 2048))
         parts, kind = [np.zeros(0, np.bool_)], values.type
@@ -57,7 +58,8 @@ class SplitBy(Config):
         for chunk in values.chunks:
             found = np.zeros(len(chunk), np.bool_)
             there = ~missing(chunk)
-            spot = Spot(where, self.column)
+            spot = Spot(where, self.column, chunk=first, kept=np.flatnonzero(there))
+            first += len(chunk)
             found[there] = hashes(chunk.filter(pa.array(there)), spot, SPLIT_SEED) < limit
             parts.append(found)
         return np.concatenate(parts)

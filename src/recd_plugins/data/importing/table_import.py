@@ -463,7 +463,7 @@ class TableImport:
         if self._split is None:
             return None
         if self._split.column is not None:
-            return self._split.tested(raw[self._split.column], block.where)
+            return self._split.tested(raw[self._split.column], str(block.file.path), block.first)
         name, source = self._made.timestamp, self._asked.timestamp
         assert name is not None
         assert source is not None
@@ -571,7 +571,7 @@ class TableImport:
             assert self._made.timestamp is not None
             tested = rows[self._made.timestamp].to_numpy() >= self._cut
         else:
-            tested = split.tested(raw[split.column], block.where)
+            tested = split.tested(raw[split.column], str(block.file.path), block.first)
             if self._schema.drops:
                 # Which rows are dropped is known by `conform` alone: it is asked for each split.
                 train, test = (conformed(raw.filter(pa.array(one))) for one in (~tested, tested))
