@@ -292,7 +292,6 @@ def test_a_page_that_is_not_as_it_was_written_is_damaged(tmp_path: Path, command
         pa.array([f"c{one}" for one in IDS], pa.string_view()),
         pa.array([f"c{one}".encode() for one in IDS], pa.binary_view()),
         pa.array([[f"c{one}"] for one in IDS], pa.list_(pa.string_view())),
-        pa.array([[f"c{one}"] for one in IDS], pa.list_view(pa.string())),
     ],
 )
 def test_views_are_what_they_are_of(tmp_path: Path, column: pa.Array) -> None:
