@@ -94,6 +94,8 @@ def test_a_line_that_is_no_object_is_named_with_its_number(tmp_path: Path, wrong
         (["12,50 \u20ac", "1 \u20ac"], True),
         (["3.5%", "-12 %"], True),
         (["12 cm", "50%"], False),
+        (["7", "8"], False),
+        (["1.2.3", "1.2.4"], False),
         (["$12 shop", "$7 shop"], False),
     ],
 )
@@ -102,3 +104,18 @@ def test_amounts_with_a_sign_get_a_doubt(tmp_path: Path, amounts: list[str], dou
     files = foreign_files([text(tmp_path / "a.csv", f"clicked,x\n{rows}")])
     doubts = propose(survey(files)).doubts
     assert any(one.startswith("x: amounts, as ") for one in doubts) == doubted
+
+
+def test_numbers_in_texts_of_json_get_a_doubt_and_codes_with_an_e_are_texts(tmp_path: Path) -> None:
+    """Of 0e1 and 0e3 as numbers one would be left."""
+    rows = [{"clicked": one % 2, "x": ["3.5", "4"][one % 2 - one % 3 % 2]} for one in range(90)]
+    files = foreign_files([text(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))])
+    assert "x: amounts, as '3.5', taken for ids" in " ".join(propose(survey(files)).doubts)
+    codes = [f"{one % 3}e{one % 7}" for one in range(90)]
+    lines = "\n".join(f"{one % 2},{code}" for one, code in enumerate(codes))
+    found = survey(foreign_files([text(tmp_path / "b.csv", f"clicked,x\n{lines}\n")]))
+    (column,) = (one for one in found.columns if one.name == "x")
+    assert (column.seems, column.distinct) == ("texts", len({*codes}))
+    plus = "\n".join(f"{one % 2},{one}e+05" for one in range(90))
+    found = survey(foreign_files([text(tmp_path / "c.csv", f"clicked,x\n{plus}\n")]))
+    assert found.columns[1].seems == "numbers"

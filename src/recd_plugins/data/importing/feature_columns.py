@@ -33,8 +33,8 @@ from recd_plugins.data.importing.whole_numbers import Kind, kind_of
 
 __all__ = ["feature_entry", "share_tables"]
 
-AMOUNT = r"^\s*[-+]?(\p{Sc}\s?[-+]?\d[\d.,]*|\d[\d.,]*\s?(\p{Sc}|%))\s*$"
-"""As $12.50, 12,50 \u20ac or 3.5%."""
+AMOUNT = r"^\s*[-+]?(\d*\.\d+|\p{Sc}\s?[-+]?\d[\d.,]*|\d[\d.,]*\s?(\p{Sc}|%))\s*$"
+"""As $12.50, 12,50 \u20ac, 3.5% or 3.5."""
 CATEGORY = r"[Cc](at|ate)?_?\d+"
 MOST_EXACT = 2**53
 """Beyond it a float does not hold each integer: such numbers count nothing."""
@@ -172,11 +172,13 @@ def _controls(column: ColumnSurvey) -> str:
 
 
 def _are_amounts(column: ColumnSurvey) -> bool:
-    """Whether all of its texts are numbers with a sign of a currency, or with %."""
+    """Whether its texts are numbers, some with a fraction, a sign of a currency or %."""
     seen = column.seen
     if seen is None or column.is_list or not is_text(seen.type):
         return False
-    return bool(pc.all(pc.match_substring_regex(seen, AMOUNT)).as_py())
+    amounts = pc.match_substring_regex(seen, AMOUNT)
+    whole = pc.match_substring_regex(seen, r"^\s*[-+]?\d+\s*$")
+    return bool(pc.all(pc.or_(amounts, whole)).as_py()) and bool(pc.any(amounts).as_py())
 
 
 def _is_prose(column: ColumnSurvey) -> bool:

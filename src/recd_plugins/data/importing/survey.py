@@ -340,10 +340,11 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if texts.null_count == len(texts):
         return None
     trimmed = pc.utf8_trim_whitespace(texts)
-    # A code as 00123 is no number, nor one of more digits than 64 bits have; no float holds 19.
+    # Codes as 00123 and 3e12 are no numbers, for programs write 3e+12; nor is one of more digits
+    # than 64 bits have, and no float holds 19.
     code, long = (
         pc.any(pc.match_substring_regex(trimmed, pattern)).as_py()
-        for pattern in (r"^-?0\d|^-?\d{20,}$", r"^-?\d{19}$")
+        for pattern in (r"^-?0\d|^-?\d{20,}$|^\d+[eE]\d+$", r"^-?\d{19}$")
     )
     if not code:
         for kind in (pa.int64(),) if long else (pa.int64(), pa.float64()):
