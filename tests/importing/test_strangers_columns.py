@@ -18,6 +18,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -324,3 +325,38 @@ def test_a_row_by_which_none_can_be_parted_is_named(tmp_path: Path) -> None:
         f"a.parquet: column 'x' is double and holds 1.5, which is no whole number, in row {ROWS}"
         in (" ".join(result.stderr.split()))
     )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([Decimal(one + 2**62) for one in IDS], pa.decimal256(50, 0)),
+        pa.array([Decimal(one) for one in IDS], pa.decimal128(38, 10)),
+        pa.array([one + 2**63 for one in IDS], pa.uint64()),
+        pa.array(IDS).dictionary_encode(),
+        pa.array([[None, one] if one % 2 else None for one in IDS], pa.large_list(pa.int32())),
+        pa.array([[one, 3] if one % 3 else None for one in IDS], pa.list_(pa.int16(), 2)),
+        pa.array(np.array(IDS, np.float16)),
+        pa.array([one % 2 > 0 for one in IDS]),
+        pa.array([[f"c{one}"] for one in IDS], pa.list_(pa.string_view())),
+        pa.array(
+            [[(one, 0.5)] if one % 4 else None for one in IDS], pa.map_(pa.int8(), pa.float32())
+        ),
+    ],
+)
+def test_an_import_makes_what_is_read_in_place(tmp_path: Path, column: pa.Array) -> None:
+    (tmp_path / "log").mkdir()
+    table = pa.table({"clicked": PARTS["clicked"], "x": column})
+    pq.write_table(table, tmp_path / "log" / "a.parquet", row_group_size=250)
+    feature = {"name": "x", "num_ids": 100_000, "ids": "hash", "missing": [7]}
+    feature |= {"scored": True} if pa.types.is_map(column.type) else {}
+    schema = {"session_id": None, "timestamp": None, "label": "clicked", "sparse": [feature]}
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    recd("data", "import", tmp_path / "log", tmp_path / "t", "--schema", file)
+    made = Table.open(tmp_path / "t")
+    in_place = Table.open(tmp_path / "log", load_schema(file))
+    first, second = (
+        pa.concat_tables(one.read(stripe) for stripe in one.stripes).to_pylist()
+        for one in (made, in_place)
+    )
+    assert first == second
