@@ -340,7 +340,7 @@ def test_a_row_by_which_none_can_be_parted_is_named(tmp_path: Path) -> None:
         pa.array([one % 2 > 0 for one in IDS]),
         pa.array([[f"c{one}"] for one in IDS], pa.list_(pa.string_view())),
         pa.array(
-            [[(one, 0.5)] if one % 4 else None for one in IDS], pa.map_(pa.int8(), pa.float32())
+            [[(one, 0.5)] if one % 4 else None for one in IDS], pa.map_(pa.int16(), pa.float32())
         ),
     ],
 )
