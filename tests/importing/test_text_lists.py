@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.text_lists import split_texts
@@ -71,12 +72,12 @@ def test_lists_of_texts_are_what_they_were(printed: Any) -> None:
 
 def test_what_is_empty_or_spells_nothing_is_a_null() -> None:
     assert split(["a||b", "a|", "null|x", "None|x", None, ""], "|") == [
-        ["a", None, "b"], ["a", None], [None, "x"], ["None", "x"], None, [],
+        ["a", None, "b"], ["a"], [None, "x"], ["None", "x"], None, [],
     ]  # fmt: skip
     assert split(["[1, nan, <NA>]", "[]", "(1,)"], kind=pa.int64()) == [
         [1, None, None],
         [],
-        [1, None],
+        [1],
     ]
     assert split(["['None', None]", "{a,NULL}"]) == [["None", None], ["a", None]]
     assert split([str(np.arange(40)), "[]"], " ", pa.int64()) == [[*range(40)], []]
@@ -103,3 +104,23 @@ def test_braces_around_a_word_are_no_list(tmp_path: Path) -> None:
         rows = "".join(f'{one % 2},"{word % (one % 9)}"\n' for one in range(90))
         path = text(tmp_path / "a.csv", "clicked,x\n" + rows)
         assert survey(foreign_files([path])).read_as.types["x"] == pa.string()
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        (lambda one: {"a": one, "b": 2}, "objects or lists as a program printed them"),
+        (lambda one: [{"id": one, "name": "Drama"}], "objects or lists as a program printed them"),
+        (lambda one: (one + 0.5, -3.25), "objects or lists as a program printed them"),
+        (lambda one: f"tensor([0.5, {one}])", "objects or lists as a program printed them"),
+        (lambda one: {one, one + 1} if one % 5 else set(), ""),
+        (lambda one: f"({one})", ""),
+        (lambda one: f"Toy Story {one} (1995)", ""),
+    ],
+)
+def test_what_a_program_printed_is_no_id_as_a_whole(tmp_path: Path, printed: Any, why: str) -> None:
+    rows = "".join(f'{one % 2},"{printed(one % 30)}"\n' for one in range(300))
+    files = foreign_files([text(tmp_path / "a.csv", f"clicked,x\n{rows}")])
+    proposal = propose(survey(files))
+    assert ("sparse" in proposal.schema) == (not why)
+    assert any(why in one for one in proposal.doubts) or not why

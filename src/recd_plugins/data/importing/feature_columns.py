@@ -35,6 +35,11 @@ __all__ = ["feature_entry", "share_tables"]
 
 AMOUNT = r"^\s*[-+]?(\d*\.\d+|\p{Sc}\s?[-+]?\d[\d.,]*|\d[\d.,]*\s?(\p{Sc}|%))\s*$"
 """As $12.50, 12,50 \u20ac, 3.5% or 3.5."""
+PRINTED = (
+    r"(?is)^\s*(\{.*:.*\}|\[\s*\{.*\}\s*\]|\[\s*\]|\(.*,.*\)"
+    r"|[\w.]*(tensor|array|counter|dict)\w*\(.*\))\s*$"
+)
+"""As {'a': 5}, [{'id': 3}], (1.5, 3.2) or tensor([0.5])."""
 CATEGORY = r"[Cc](at|ate)?_?\d+"
 MOST_EXACT = 2**53
 """Beyond it a float does not hold each integer: such numbers count nothing."""
@@ -103,6 +108,12 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         )  # fmt: skip
     if column.seems == "texts" and not column.is_list and column.unique and not user:
         return left_out(column, "another text in each row: a key, or prose")
+    if _are_printed(column):
+        shown = column.examples[0]
+        return left_out(
+            column, f"objects or lists as a program printed them, as {shown}, whose parts would be "
+            "ids: write a column of each, or lists of ids"
+        )  # fmt: skip
     if _is_prose(column):
         return left_out(column, "long texts: prose?")
     if column.seems == "booleans":
@@ -179,6 +190,14 @@ def _are_amounts(column: ColumnSurvey) -> bool:
     amounts = pc.match_substring_regex(seen, AMOUNT)
     whole = pc.match_substring_regex(seen, r"^\s*[-+]?\d+\s*$")
     return bool(pc.all(pc.or_(amounts, whole)).as_py()) and bool(pc.any(amounts).as_py())
+
+
+def _are_printed(column: ColumnSurvey) -> bool:
+    """Whether its texts are objects, tensors or pairs as programs print them."""
+    seen = column.seen
+    if seen is None or column.is_list or not is_text(seen.type):
+        return False
+    return bool(pc.all(pc.match_substring_regex(seen, PRINTED)).as_py())
 
 
 def _is_prose(column: ColumnSurvey) -> bool:

@@ -44,7 +44,7 @@ CODE = r"[\w.-]*\d[\w.-]*"
 CODES = rf"^({CODE}( {CODE})*)?$"
 FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
 """Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
-BRACED = r"^(\{[^{}:]*\}|\(\s*-?\d+(\s*,\s*-?\d+)*\s*,?\s*\))$"
+BRACED = r"^(\{[^{}:]*\}|set\(\)|\(\s*-?\d+(\s*,\s*-?\d+)*\s*,?\s*\))$"
 """An array of Postgres or a set, or a tuple of numbers: {3,5} or (3, 5)."""
 EXAMPLES = 3
 

@@ -22,6 +22,7 @@ BRACKETED = r"^\s*[\[({]"
 BRACES = r"^\s*\{([^{}]*)\}\s*$"
 """As Postgres writes an array, and Python a set."""
 QUOTED = r"""^\s*[\[{].*['"\\]"""
+EMPTY_SET = r"^\s*set\(\)\s*$"
 PLAIN = r"""('[^'",\\]*'|"[^'",\\]*"|[^'",\\]*)"""
 PLAINLY_QUOTED = rf"^\s*[\[{{]{PLAIN}(,\s*{PLAIN})*[\]}}]\s*$"
 """A list in whose quotes are neither commas, nor quotes, nor escapes."""
@@ -36,8 +37,8 @@ def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa
     """Lists of elements of this type, of texts in which a separator parts them; those of pairs of
     an id and a weight have a colon between the two.
 
-    An element that is empty, or spells that there is nothing, is a null. `ArrowInvalid` where one
-    is not of the type.
+    An element that is empty, or spells that there is nothing, is a null; behind a last separator
+    there is none. `ArrowInvalid` where one is not of the type.
     """
     chunks = []
     for chunk in texts.chunks:
@@ -59,7 +60,9 @@ def _split(texts: pa.Array, separator: str) -> pa.Array:
         bare = pc.replace_substring_regex(bare, BRACES, r"\1")
     if separator == " ":  # NumPy aligns elements, and breaks lines
         bare = pc.replace_substring_regex(bare, r"\s+", " ")
+    bare = pc.replace_substring_regex(bare, EMPTY_SET, "")
     bare = pc.utf8_trim(bare, " []()" if separator in ", " else " []")  # not of "(none)|Drama"
+    bare = pc.replace_substring_regex(bare, rf"{re.escape(separator)}$", "")
     parts = pc.split_pattern(bare, separator)
     elements = pc.utf8_trim(parts.values, " ")
     within = pc.match_substring_regex(texts, BRACKETED).take(pc.list_parent_indices(parts))
@@ -83,7 +86,7 @@ def _split_by_quotes(texts: pa.Array) -> pa.Array:
     none stands within quotes."""
 
     def split(text: str) -> list[str | None]:
-        bare = re.sub(BRACES, r"\1", text).strip(" []()")
+        bare = re.sub(BRACES, r"\1", re.sub(EMPTY_SET, "", text)).strip(" []()").removesuffix(",")
         return [_unquoted(found[1]) for found in ELEMENT.finditer(f"{bare},")] if bare else []
 
     return pa.array([None if text is None else split(text) for text in texts.to_pylist()], TEXTS)
