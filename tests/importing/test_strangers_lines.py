@@ -8,14 +8,19 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from strangers_files import text
+from typer.testing import CliRunner
 
+from recd_plugins.cli.main import app
 from recd_plugins.data.importing import reading
+from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import propose
 from recd_plugins.data.importing.reading import ColumnTypes, blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
 LINES = "".join(f'{one % 2},{one % 50},"a\nb"\n' for one in range(100))
@@ -119,3 +124,43 @@ def test_numbers_in_texts_of_json_get_a_doubt_and_codes_with_an_e_are_texts(tmp_
     plus = "\n".join(f"{one % 2},{one}e+05" for one in range(90))
     found = survey(foreign_files([text(tmp_path / "c.csv", f"clicked,x\n{plus}\n")]))
     assert found.columns[1].seems == "numbers"
+
+
+@pytest.mark.parametrize(
+    ("part", "made"),
+    [
+        ("dense: [{name: x, nulls: {value: -1}}]", [-1.0, 2.5]),
+        ("labels: [{name: clicked}, {name: x, kind: regression, nulls: empty}]", [None, 2.5]),
+        ("sparse: [{name: x, num_ids: 9}]", [[], [2]]),
+        ("sparse: [{name: x, num_ids: 9, ids: hash}]", None),
+        ("timestamp: x\ntimestamp_unit: s\nnulls: {x: {value: 7}}", [7_000, 2_000]),
+    ],
+)
+def test_a_column_of_text_that_a_sample_shows_empty_is_what_the_schema_says(
+    tmp_path: Path, part: str, made: list[object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many files some are looked at."""
+    monkeypatch.setattr(samples, "SMALL_FILES", 2)
+    (tmp_path / "log").mkdir()
+    value = "2.5" if made and 2.5 in made else "2"
+    for day in range(3):
+        rows = "".join(f"{one % 2},{value if day == 1 else ''}\n" for one in range(20))
+        text(tmp_path / "log" / f"{day}.csv", f"clicked,x\n{rows}")
+    lines = ["session_id: null", part]
+    lines += [] if "timestamp" in part else ["timestamp: null"]
+    lines += [] if "labels" in part else ["label: clicked"]
+    schema = text(tmp_path / "schema.yaml", "\n".join(lines))
+    options = [str(tmp_path / "log"), "--schema", str(schema)]
+    assert "is string" not in CliRunner().invoke(app, ["data", "check", *options]).output
+    result = CliRunner().invoke(
+        app, ["data", "import", options[0], str(tmp_path / "t"), *options[1:]]
+    )
+    assert result.exit_code == 0, result.output
+    opened = Table.open(tmp_path / "t")
+    rows_ = pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)["x"].to_pylist()
+    assert len(rows_) == 60
+    if made is not None:
+        found = [rows_[0], rows_[20]]
+        assert [None if one != one else one for one in found] == made
+    else:
+        assert [len(rows_[0]), len(rows_[20])] == [0, 1]

@@ -187,7 +187,7 @@ def import_(
                 found.files,
                 table,
                 asked,
-                found.read_as,
+                found.read_by(asked),
                 split=split,
                 negatives=drawn,
                 least_count=least_count,

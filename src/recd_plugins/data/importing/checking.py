@@ -283,7 +283,8 @@ def _read_as(
                    for name, kind in _types(file).items()}
         )  # fmt: skip
     try:
-        return survey(alike, wanted, alone=bool(wanted), form=form, ids=ids).read_as
+        looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
+        return looked_at.read_as if schema is None else looked_at.read_by(schema)
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
-from recd_plugins.data.foreign import TextDates
+from recd_plugins.data.foreign import ForeignSchema, TextDates
 from recd_plugins.data.importing.filled_lists import filling
 from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
 from recd_plugins.data.importing.reading import (
@@ -135,6 +135,15 @@ class Survey:
     sample: Mapping[str, pa.ChunkedArray] = field(default_factory=dict, repr=False, compare=False)
     """The rows that were looked at, by column."""
 
+    def read_by(self, schema: ForeignSchema) -> ColumnTypes:
+        """How columns are read, those of text of which the sample has no value as a schema has
+        them: as numbers, unless texts may stand there."""
+        types = dict(self.read_as.types)
+        for column in self.columns if self.files[0].format == "text" else ():
+            if not column.values and types[column.name] == pa.string():
+                types[column.name] = _type_in(schema, column.name)
+        return replace(self.read_as, types=types)
+
 
 def survey(
     files: Sequence[ForeignFile],
@@ -182,6 +191,17 @@ def survey(
         doubts=tuple(doubts),
         sample=columns,
     )
+
+
+def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
+    """The type of a column of text by its part in a schema."""
+    vectors = [one.name for one in schema.dense_columns if one.width is not None]
+    if name in (*schema.hashed, *vectors) or name not in schema.columns:
+        return pa.string()
+    if name == schema.timestamp:
+        texts = schema.timestamp_unit in get_args(TextDates)
+        return pa.string() if texts else pa.int64()
+    return pa.int64() if any(name == one.name for one in schema.sparse) else pa.float64()
 
 
 def _check_known(form: TextForm, known: Collection[str]) -> None:
