@@ -164,3 +164,48 @@ def test_a_column_of_text_that_a_sample_shows_empty_is_what_the_schema_says(
         assert [None if one != one else one for one in found] == made
     else:
         assert [len(rows_[0]), len(rows_[20])] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("form", "usual", "odd", "part", "made"),
+    [
+        ("jsonl", 3, 2.5, "dense: [x]", [3.0, 2.5]),
+        ("jsonl", 3, 2.5, "labels: [{name: clicked}, {name: x, kind: regression}]", [3.0, 2.5]),
+        ("jsonl", [3, 1], [2.5, 1], "dense: [{name: x, width: 2}]", [[3.0, 1.0], [2.5, 1.0]]),
+        ("jsonl", 3, 2.0, "sparse: [{name: x, num_ids: 9}]", [[3], [2]]),
+        ("jsonl", 3, 3.0, "sparse: [{name: x, num_ids: 9999, ids: hash}]", "equal"),
+        ("csv", "3|1", "2.5|1", "dense: [{name: x, width: 2}]", [[3.0, 1.0], [2.5, 1.0]]),
+        ("csv", "3|1", "2.0|1", "sparse: [{name: x, num_ids: 9}]", [[3, 1], [2, 1]]),
+        ("csv", "3", "3|4", "sparse: [{name: x, num_ids: 9, ids: hash}]", "lists: {x: "),
+        ("csv", "3|1", "a|1", "sparse: [{name: x, num_ids: 9}]", "column 'x' "),
+    ],
+)
+def test_what_a_sample_did_not_show_is_read_or_named(
+    tmp_path: Path,
+    form: str,
+    usual: object,
+    odd: object,
+    part: str,
+    made: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(samples, "FIRST_BYTES", 1_000)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 100)
+    values = [odd if one == 777 else usual for one in range(2_000)]
+    lines = [f"{one % 2},{value}" for one, value in enumerate(values)]
+    if form == "jsonl":
+        lines = [json.dumps({"clicked": one % 2, "x": value}) for one, value in enumerate(values)]
+    path = text(tmp_path / "a", "\n".join([*(["clicked,x"] if form == "csv" else []), *lines]))
+    label = "" if "labels" in part else "label: clicked\n"
+    schema = text(tmp_path / "s.yaml", f"session_id: null\ntimestamp: null\n{label}{part}\n")
+    options = ["--schema", str(schema)]
+    result = CliRunner().invoke(app, ["data", "import", str(path), str(tmp_path / "t"), *options])
+    if isinstance(made, str) and made != "equal":
+        assert (result.exit_code, made in result.stderr) == (2, True), result.output
+        return
+    assert result.exit_code == 0, result.output
+    opened = Table.open(tmp_path / "t")
+    rows = pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)["x"].to_pylist()
+    assert [rows[0], rows[777]] == ([rows[0]] * 2 if made == "equal" else made)
+    checked = CliRunner().invoke(app, ["data", "check", str(path), *options])
+    assert "no problem" in checked.stdout, checked.output

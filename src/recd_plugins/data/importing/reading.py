@@ -72,6 +72,9 @@ TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
 """A number whose commas may part thousands, or one without."""
 
+SEVERAL = re.compile(r"'-?\d+([|;])\d+(?:\1\d+)*'")
+"""A list of whole numbers, where one is meant."""
+
 MEND = "Mend this value, or take the line out."
 
 ENCODE = "Say its encoding, as `--encoding latin-1`, or mend the line."
@@ -182,18 +185,24 @@ def wider(
 ) -> pa.DataType | None:
     """The type to read a column of text as some of whose values are not of its type; none if there
     is none: ids and sessions that are `hashed` may be texts, and other whole numbers fractions. Of
-    lines of JSON whole numbers may be beyond int64."""
+    lines of JSON ids may be beyond int64, or whole floats."""
     kind = read_as.types.get(column)
-    if file.format == "jsonl" and column in hashed:
-        return {pa.int64(): pa.uint64(), pa.list_(pa.int64()): pa.list_(pa.uint64())}.get(kind)
-    if file.format != "text" or kind is None or kind == pa.string():
+    if kind is None or file.format == "parquet":
         return None
-    if column in read_as.parted:
-        whole = pa.types.is_integer(kind.value_type) and column in hashed
-        return pa.list_(pa.string()) if whole else None
-    if column in hashed:
-        return pa.string()
-    return pa.float64() if kind == pa.int64() else None
+    inner = kind.value_type if pa.types.is_list(kind) else kind
+    others = {pa.int64(): pa.float64()}
+    if column in hashed and file.format == "jsonl":
+        others = {pa.int64(): pa.uint64(), pa.uint64(): pa.float64()}
+    elif column in hashed and kind is inner:
+        return None if kind == pa.string() else pa.string()
+    elif column in hashed:
+        others = {pa.int64(): pa.string()}
+    wide = others.get(inner)
+    return None if wide is None else _listed(wide, kind)
+
+
+def _listed(inner: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    return pa.list_(inner) if pa.types.is_list(kind) else inner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -600,6 +609,11 @@ def _located(block: Block, message: str) -> DataError:
             f"parts the fields, if {str(block.file)!r} is wrong."
         )
     name = block.file.names[int(column)]
+    if several := SEVERAL.search(reason):
+        return DataError(
+            f"{where}: column {name!r} has a list, {several[0]}, where others have one value. Say "
+            f'`text: {{lists: {{{name}: "{several[1]}"}}}}` in the schema.'
+        )
     cure = ENCODE if "UTF8" in reason else MEND
     return Misfit(f"{where}: column {name!r}: {reason[:200]}. {cure}", name)
 

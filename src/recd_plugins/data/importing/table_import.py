@@ -157,7 +157,7 @@ class TableImport:
         if kind is None:
             return None
         self._read_as = self._read_as.having(column, kind)
-        if pa.types.is_floating(kind):
+        if pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind):
             return "numbers with fractions"
         return "text" if self._files[0].format == "text" else "integers without a sign"
 
