@@ -22,6 +22,7 @@ from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.importing.escaped_quotes import doubled, escaped_as
 from recd_plugins.data.importing.formats import (
     ELEMENTS,
+    MORE_NULLS,
     NULLS,
     ForeignFile,
     cut_short,
@@ -71,6 +72,8 @@ TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 
 GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
 """A number whose commas may part thousands, or one without."""
+
+INVALID = re.compile(r"invalid value '(.*)'")
 
 SEVERAL = re.compile(r"'-?\d+([|;])\d+(?:\1\d+)*'")
 """A list of whole numbers, where one is meant."""
@@ -509,9 +512,10 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     commas = read_as.decimal_commas | read_as.thousands
     spelled = {*read_as.parted, *commas}
     read = {name: pa.string() if name in spelled else types[name] for name in columns}
-    more = dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)
-    try:
-        table = pa.csv.read_csv(
+    more = [*dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)]
+
+    def parsed() -> pa.Table:
+        return pa.csv.read_csv(
             pa.BufferReader(content),
             # One chunk on one thread: rows are numbered, and quoted line ends harmless.
             pa.csv.ReadOptions(
@@ -529,6 +533,16 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
                 timestamp_parsers=[pa.csv.ISO8601, *TIME_FORMS],
             ),
         )
+
+    try:
+        try:
+            table = parsed()
+        except pa.ArrowInvalid as error:
+            odd = INVALID.search(str(error))
+            if odd is None or odd[1] not in MORE_NULLS:
+                raise
+            more = [*MORE_NULLS]  # which no sample showed among these numbers
+            table = parsed()
     except pa.ArrowInvalid as error:
         raise _located(block, str(error).replace(delimiter, block.file.delimiter)) from None
     if block.file.quotes and table.num_rows < _count(content, NEWLINE, content.size):
