@@ -213,3 +213,21 @@ def test_what_a_sample_did_not_show_is_read_or_named(
     assert [rows[0], rows[777]] == ([rows[0]] * 2 if made == "equal" else made)
     checked = CliRunner().invoke(app, ["data", "check", str(path), *options])
     assert "no problem" in checked.stdout, checked.output
+
+
+def test_a_header_may_end_in_what_parts_fields(tmp_path: Path) -> None:
+    rows = "".join(f"{one % 2},n{one % 7},\n" for one in range(90))
+    (file,) = foreign_files([text(tmp_path / "a.csv", f"clicked,name,\n{rows}")])
+    assert file.names == ("clicked", "name", "column_3")
+    assert propose(survey([file])).schema["label"] == "clicked"
+    (file,) = foreign_files([text(tmp_path / "b.csv", rows)])
+    assert not file.header
+
+
+def test_a_line_of_totals_is_told(tmp_path: Path) -> None:
+    rows = "".join(f"{one % 2},{one % 40}\n" for one in range(300))
+    files = foreign_files([text(tmp_path / "a.csv", f"clicked,item\n{rows}total,300\n")])
+    (doubt,) = survey(files).doubts
+    assert doubt.startswith("'clicked' is taken for texts, since 'total' is no number, as all but")
+    codes = "".join(f"{one % 2},{'A1' if one % 9 == 0 else one % 40}\n" for one in range(300))
+    assert not survey(foreign_files([text(tmp_path / "b.csv", f"clicked,item\n{codes}")])).doubts

@@ -763,6 +763,8 @@ def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[list[str]]:
 
 def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
     """Whether a first line names columns: words alone, each once, that are no values of theirs."""
+    if len(first) > 1 and not any(row[-1] for row in (first, *rest) if len(row) == len(first)):
+        first, rest = first[:-1], [row[:-1] for row in rest]  # each line ends in a delimiter
     named = [field.strip() for field in first]
     words = [bool(WORD.fullmatch(field)) for field in named]
     if not all(words[1:]) or (named[0] and not words[0]):  # an index of pandas has no name

@@ -39,6 +39,7 @@ DECIMAL = r"^-?(0|[1-9]\d{0,17})?(,\d+)?([eE][-+]?\d+)?$"
 """A number with a decimal comma, or a whole one."""
 NO_LIST = r",0(\d|\d{3,})$|^-?0,0\d\d$"
 """The end of 3,05 or of 3,0125, and 0,005: neither two ids nor thousands."""
+NUMBER = r"^\s*[-+]?\d+(\.\d*)?([eE][-+]?\d+)?\s*$"
 CODE = r"[\w.-]*\d[\w.-]*"
 """An id with a digit, as N55189."""
 CODES = rf"^({CODE}( {CODE})*)?$"
@@ -176,6 +177,7 @@ def survey(
                 "dataset, takes nulls for it there"
             )
     doubts += _comma_doubts(found, read_as, form)
+    doubts += _nearly_numbers(columns) if files[0].format == "text" else ()
     twice = dict.fromkeys(name for file in files for name in file.renamed)
     doubts += [
         f"several columns are called {name!r}: all but the first got a number" for name in twice
@@ -230,6 +232,21 @@ def _check_headers(found: Sample) -> None:
             f"{{head = $0}} NR == 1 || $0 != head' {file.path.name} > {file.path.stem}.rows"
             f"{file.path.suffix}"
         )
+
+
+def _nearly_numbers(columns: Mapping[str, pa.ChunkedArray]) -> Iterator[str]:
+    """The columns of texts that are numbers but for a few, as of a line of totals."""
+    for name, column in columns.items():
+        if not pa.types.is_string(column.type):
+            continue
+        different = pc.unique(column).drop_null()
+        odd = different.filter(pc.invert(pc.match_substring_regex(different, NUMBER)))
+        share = pc.mean(pc.is_in(column.drop_null(), value_set=odd)).as_py() or 0.0
+        if 0 < len(odd) <= 3 and share <= 0.01 and len(different) > len(odd):
+            yield (
+                f"{name!r} is taken for texts, since {odd[0].as_py()[:40]!r} is no number, as all "
+                "but a few are: if it is of no row, take its line out"
+            )
 
 
 def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterator[str]:
