@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,9 @@ from benchmarks.service.processes import cores, processor_seconds, worker_of
 from benchmarks.service.registries import KINDS, LOCAL, SEQUENCES, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.reader import end_workers
+from recd_dsi.service.worker import TOGETHER
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.wired_batch import batch_to_record
+from recd_plugins.data.wired_batch import batch_to_record, joined_records
 from recd_plugins.sparse.jagged import without
 
 __all__ = ["ONE", "ROWS_TARGETS", "WAYS", "one_worker", "rows_of", "second_job", "wire"]
@@ -185,14 +186,10 @@ def wire(folder: Path, *, samples: int, batch_size: int) -> Iterator[Figure]:
     sizes, sequences, factors = {}, {}, []
     for kind in KINDS:
         loader = stack_of(folder, kind, LOCAL, samples=samples, batch_size=batch_size).loader(0, 1)
-        sizes[kind] = others = 0
-        for batch in loader:
-            sizes[kind] += batch_to_record(batch).nbytes
-            features = without(batch.features, SEQUENCES if batch.dedup is None else [])
-            others += batch_to_record(replace(batch, features=features, dedup=None)).nbytes
-            if batch.dedup is not None:
-                factors.append(batch.dedup.dedupe_factor())
-        sequences[kind] = sizes[kind] - others
+        batches = list(loader)
+        factors += [batch.dedup.dedupe_factor() for batch in batches if batch.dedup is not None]
+        sizes[kind] = _sent(batches)
+        sequences[kind] = sizes[kind] - _sent([*map(_without_sequences, batches)])
     factor = statistics.mean(factors)
     everything = sizes["KJT"]
     bound = everything / (everything - sequences["KJT"] + sequences["KJT"] / factor)
@@ -212,6 +209,19 @@ def wire(folder: Path, *, samples: int, batch_size: int) -> Iterator[Figure]:
             limit=None if what else limit,
             note=f"{both} MB an epoch; DedupeFactor {factor:.2f} of the sequences",
         )
+
+
+def _sent(batches: Sequence[Batch]) -> int:
+    """Bytes of the messages that carry them, each with as many batches as a worker sends at a time
+    to a client that does not wait."""
+    records = [batch_to_record(batch) for batch in batches]
+    cuts = range(0, len(records), TOGETHER)
+    return sum(joined_records(records[at : at + TOGETHER]).nbytes for at in cuts)
+
+
+def _without_sequences(batch: Batch) -> Batch:
+    features = without(batch.features, SEQUENCES if batch.dedup is None else [])
+    return replace(batch, features=features, dedup=None)
 
 
 def _epoch(loader: Iterable[Batch]) -> Callable[[], int]:

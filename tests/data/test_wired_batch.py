@@ -17,6 +17,7 @@ from recd_plugins.data.wired_batch import (
     batch_to_record,
     batches_from_record,
     body_of,
+    joined_records,
     without_bodies,
 )
 from recd_plugins.data.wired_numbers import TYPES
@@ -38,12 +39,12 @@ def batch(item: int = 9) -> Batch:
     )
 
 
-def clustered() -> Batch:
-    """16 samples, whose lookups go as runs."""
+def clustered(item: int = 0) -> Batch:
+    """16 samples, whose lookups go as runs; `item` is the least of their items."""
     lists = {"a": [[1, 2]] * 8 + [[3]] * 8, "b": [[4]] * 16, "c": [[n // 4] for n in range(16)]}
     return Batch(
         dense=torch.arange(32.0).view(16, 2),
-        features=from_lists({"item": [[n] for n in range(16)]}),
+        features=from_lists({"item": [[item + n] for n in range(16)]}),
         labels=torch.arange(16.0),
         weights=torch.ones(16),
         dedup=InverseKeyedJaggedTensor.from_kjt(from_lists(lists), [["a", "b"], ["c"]]),
@@ -102,7 +103,7 @@ def test_many_batches_go_in_one_record() -> None:
     ours = [batch(item) for item in (9, 300, 1 << 40, 7)]
     records = [batch_to_record(one) for one in ours]
     bodies = [torch.frombuffer(bytearray(body_of(one)), dtype=torch.uint8) for one in records]
-    together = batches_from_record(pa.concat_batches(records))
+    together = batches_from_record(joined_records(records))
     apart = batches_from_record(without_bodies(records), bodies)
     for one, (left, size), (right, _) in zip(ours, together, apart, strict=True):
         assert_same_batch(left, one)
@@ -110,6 +111,20 @@ def test_many_batches_go_in_one_record() -> None:
         assert size >= left.features.size_in_bytes() + left.dedup.kjt.size_in_bytes()
     with pytest.raises(DataError, match="damaged batch"):
         batches_from_record(without_bodies(records), bodies[1:])
+
+
+def test_a_head_that_is_the_one_before_travels_once() -> None:
+    ours = [clustered(item) for item in (9, 7, 300, 400, 9)]
+    records = [batch_to_record(one) for one in ours]
+    narrow, _, wide, _, again = (record.column(0)[0].as_py() for record in records)
+    assert narrow == again != wide
+    joined = joined_records(records)
+    assert joined.column(0).to_pylist() == [narrow, b"", wide, b"", narrow]
+    for one, (found, _) in zip(ours, batches_from_record(joined), strict=True):
+        assert_same_batch(found, one)
+    # A slice begins amid those that have none.
+    with pytest.raises(DataError, match="damaged batch"):
+        batches_from_record(joined.slice(1))
 
 
 @pytest.mark.parametrize(

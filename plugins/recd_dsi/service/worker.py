@@ -45,6 +45,7 @@ from recd_plugins.api.batch import (
     RankBatches,
     batch_to_record,
     body_of,
+    joined_records,
     without_bodies,
 )
 from recd_plugins.api.reading import Delivery, Shares, table_digest
@@ -165,7 +166,7 @@ class Worker(flight.FlightServerBase):
             first += len(records)
             places = self._shared.put_all([*map(body_of, records)]) if request.shared else None
             if places is None:
-                yield pa.concat_batches(records)
+                yield joined_records(records)
             else:
                 yield without_bodies(records), pa.py_buffer(places)
 

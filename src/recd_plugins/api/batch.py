@@ -10,6 +10,7 @@ from recd_plugins.data.wired_batch import (
     batch_to_record,
     batches_from_record,
     body_of,
+    joined_records,
     without_bodies,
 )
 from recd_plugins.registry.program import TransformProgram
@@ -47,6 +48,7 @@ __all__ = [
     "body_of",
     "check_groups",
     "features_of",
+    "joined_records",
     "marked_batch",
     "parts_of",
     "read_batch",

@@ -37,11 +37,13 @@ __all__ = [
     "batch_to_record",
     "batches_from_record",
     "body_of",
+    "joined_records",
     "without_bodies",
 ]
 
 WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
-"""A row for each batch: the same schema for all, so that one stream carries many of them."""
+"""A row for each batch: the same schema for all, so that one stream carries many of them. A head
+that is the row before's is left out."""
 TENSORS = ("dense", "labels", "weights")
 KEPT = ("labels", "weights")
 """Tensors that trainers keep, for their metrics: each has memory of its own, for a view would hold
@@ -95,9 +97,10 @@ def batches_from_record(
 ) -> list[tuple[Batch, int]]:
     """The batches that `batch_to_record` was given, a row each, and the bytes of their tensors.
 
-    Those are on the memory of `bodies`, uint8, or else of the record, where numbers are there as
-    they were. Sizes and bounds are checked, so that nothing outside of the body is read, now or in
-    training; that ids are those which were sent is not.
+    A row without a head has that of the row before it. Tensors are on the memory of `bodies`,
+    uint8, or else of the record, where numbers are there as they were. Sizes and bounds are
+    checked, so that nothing outside of the body is read, now or in training; that ids are those
+    which were sent is not.
     """
     if not record.schema.equals(WIRED_SCHEMA) or not record.num_rows:
         raise DataError(
@@ -107,6 +110,8 @@ def batches_from_record(
     try:
         record.validate(full=True)
         heads = record.column(0).to_pylist()
+        for at in range(1, len(heads)):
+            heads[at] = heads[at] or heads[at - 1]
         if bodies is None:
             bodies = _bodies(record)
         return [_batch(head, body) for head, body in zip(heads, bodies, strict=True)]
@@ -121,11 +126,23 @@ def body_of(record: pa.RecordBatch) -> pa.Buffer:
     return record.column(1)[0].as_buffer()
 
 
+def joined_records(records: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """A row for each record of one batch, as one message carries them."""
+    bodies = pa.concat_arrays([record.column(1) for record in records])
+    return pa.RecordBatch.from_arrays([_heads(records), bodies], schema=WIRED_SCHEMA)
+
+
 def without_bodies(records: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The heads alone, a row for each record, where bodies go another way."""
-    heads = pa.concat_arrays([record.column(0) for record in records])
-    nothing = pa.array([b""] * len(heads), pa.large_binary())
-    return pa.RecordBatch.from_arrays([heads, nothing], schema=WIRED_SCHEMA)
+    """A row for each record with its head alone, where bodies go another way."""
+    nothing = pa.array([b""] * len(records), pa.large_binary())
+    return pa.RecordBatch.from_arrays([_heads(records), nothing], schema=WIRED_SCHEMA)
+
+
+def _heads(records: Sequence[pa.RecordBatch]) -> pa.Array:
+    """Each record's head; nothing where it is that of the one before."""
+    heads = [record.column(0)[0].as_py() for record in records]
+    pairs = pairwise([None, *heads])
+    return pa.array([b"" if one == before else one for before, one in pairs], pa.large_binary())
 
 
 def _aligned(size: int) -> int:
