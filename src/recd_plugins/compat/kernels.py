@@ -1,16 +1,27 @@
-"""Kernels: functions that numba compiles, once for all processes of a machine."""
+"""Kernels: functions that numba compiles, once for all processes of a machine.
+
+numba keeps them beside their source, or in the user's cache. Where neither can be written to, as in
+a container with a read-only installation and no home, they lie in a folder of the temporary one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import stat
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.compiler_lock import global_compiler_lock
+
+from recd_plugins.notices import NoticeWarning
 
 __all__ = ["kernel"]
 
@@ -27,23 +38,73 @@ def kernel(function: Callable[..., Any]) -> Any:
     """The function, compiled where it is first called and kept on disk; it holds no lock of Python.
 
     The ranks of a machine call it at the same moment. One of them compiles; the others wait, and
-    have it from the disk.
+    have it from the disk. Where the disk is full it is compiled all the same, and not kept.
     """
-    compiled = numba.njit(cache=True, nogil=True)(function)
+    compiled = _to_be_compiled(function)
     compile_it = compiled.compile
 
     def compile_alone(signature: Any) -> Any:
         # numba's own lock first: what is compiled within holds it, and then asks for ours.
-        with global_compiler_lock, _alone(Path(compiled.stats.cache_path), function):
-            return compile_it(signature)
+        with global_compiler_lock, _alone(compiled.stats.cache_path, function):
+            try:
+                return compile_it(signature)
+            except OSError as error:
+                _say_once(f"what is compiled cannot be kept ({error.strerror or error})")
+                return compile_it(signature)  # it is compiled: numba keeps it as the last thing
 
     compiled.compile = compile_alone
     return compiled
 
 
+def _to_be_compiled(function: Callable[..., Any]) -> Any:
+    """numba's dispatcher, which knows from here on where it keeps what it compiles."""
+    with contextlib.suppress(RuntimeError):  # there is no folder that numba may write to
+        return numba.njit(cache=True, nogil=True)(function)
+    folder = _folder_of_ours()
+    if folder is None:
+        _say_once("no folder can be written to")
+        return numba.njit(nogil=True)(function)
+    # numba asks for it here alone; other packages of the process keep their own places.
+    chosen, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    finally:
+        numba.config.CACHE_DIR = chosen
+
+
+@cache
+def _folder_of_ours() -> str | None:
+    """A folder in the temporary one that is this user's, whom alone it lets in: numba unpickles
+    what lies there."""
+    folder = Path(tempfile.gettempdir(), f"recd-kernels-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return str(folder) if ours and not found.st_mode & 0o077 else None
+
+
+@cache
+def _say_once(why: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"kernels: {why}, so each process compiles them anew, which takes it seconds. Let the "
+            "variable NUMBA_CACHE_DIR name a folder that this user alone may write to.",
+            NoticeWarning,
+            stacklevel=2,
+        )
+
+
 @contextlib.contextmanager
-def _alone(folder: Path, function: Callable[..., Any]) -> Iterator[None]:
-    """While no other process compiles the function; any may where the folder cannot be locked."""
+def _alone(kept: str | None, function: Callable[..., Any]) -> Iterator[None]:
+    """While no other process compiles the function; any may where the folder in which it is kept
+    cannot be locked, or there is none."""
+    if kept is None:
+        yield
+        return
+    folder = Path(kept)
     lock = folder / f"{function.__module__}.{function.__qualname__}.lock"
     if lock in _held:  # it calls itself, with other types
         yield
