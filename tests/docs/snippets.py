@@ -38,7 +38,8 @@ class Reader:
         # beside it, built by the backend that is here.
         base = f"{sys.base_prefix}/bin/python3.{sys.version_info.minor}"
         pip = self._bin / "pip"
-        pip.write_text(f'#!/bin/sh\nexec {base} -m pip --python {sys.executable} "$@"\n')
+        command = shlex.join([base, "-m", "pip", "--python", sys.executable])
+        pip.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         pip.chmod(0o755)
         self._environment = os.environ | {
             "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -96,6 +96,17 @@ def test_the_frames_of_a_thread_are_found_among_those_of_all() -> None:
     assert len(frames) > 3
     assert main_frames(stacks, asleep.ident or 0) != frames
     assert main_frames(stacks, 1) == ()
+
+
+def test_frames_have_the_names_that_files_have(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    program = "def größe(stacks):\n    faulthandler.dump_traceback(stacks)"
+    exec(compile(program, "zü/€/𝄞.py", "exec"), {"faulthandler": faulthandler}, names)
+    with (tmp_path / "stacks").open("w+b") as file:
+        names["größe"](file)
+    stacks = (tmp_path / "stacks").read_text("ascii")
+    first, *_ = main_frames(stacks, threading.get_ident())
+    assert first == "zü/€/𝄞.py:2 größe"
 
 
 LIMIT = 4.0

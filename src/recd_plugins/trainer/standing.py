@@ -25,6 +25,8 @@ WAITS_IN_BACKWARD = "_engine_run_backward"
 """Where a rank stands in Python while DDP waits for the others' gradients."""
 FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 """A frame, as faulthandler writes it."""
+ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
+"""A character beyond ASCII, as faulthandler writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,8 @@ def main_frames(stacks: str, thread: int) -> tuple[str, ...]:
     for line in lines:
         if not (found := FRAME.search(line)):
             break
-        frames.append("{}:{} {}".format(*found.groups()))
+        frame = "{}:{} {}".format(*found.groups())
+        frames.append(ESCAPED.sub(lambda one: chr(int(one[1] or one[2] or one[3], 16)), frame))
     return tuple(frames)
 
 
