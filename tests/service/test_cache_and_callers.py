@@ -404,6 +404,21 @@ def test_a_wrong_token_is_refused() -> None:
         server.shutdown()
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy", "https_proxy"])
+def test_no_call_goes_by_a_proxy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would go by one even to 127.0.0.1, unless `no_proxy` has it."""
+    monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+    for except_for in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(except_for, raising=False)
+    server = Coordinator()
+    try:
+        caller = Caller(server.address, Credentials())
+        assert "workers" in caller.act("workers", {}, 60.0)
+        caller.close()
+    finally:
+        server.shutdown()
+
+
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """One of this machine's address, and its key."""
     found, key_file = folder / f"{name}.pem", folder / f"{name}.key"

@@ -161,8 +161,10 @@ class Caller:
     def __init__(self, address: str, credentials: Credentials) -> None:
         """`address`: host:port."""
         self.address = address
-        # Its own connection: gRPC would share one that hangs with all who call the same server.
-        options: dict[str, Any] = {"generic_options": [("grpc.use_local_subchannel_pool", 1)]}
+        # Its own connection: gRPC would share one that hangs with all who call the same server. And
+        # no proxy between: `http_proxy`, by which gRPC goes even to this machine, is for the web.
+        own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        options: dict[str, Any] = {"generic_options": own}
         if credentials.certificate is not None:
             options["tls_root_certs"] = _read(credentials.certificate)
         host, _, port = address.rpartition(":")
