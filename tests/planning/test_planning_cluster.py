@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.launch.environment import LOCAL_SIZES, TASKS, TASKS_PER_NODE
 from recd_plugins.planning.topology import (
     GB,
     PRESETS,
@@ -76,6 +77,40 @@ def test_node_sizes_come_from_the_launcher_where_nobody_says(
     assert Cluster.of(Topology(ranks_per_node=3), 6).n_nodes == 2
     with pytest.raises(CapabilityError, match="5 ranks do not fill whole nodes of 2"):
         Cluster.of(Topology(), 5)
+
+
+@pytest.mark.parametrize(
+    ("said", "per_node"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
+        ({"MPI_LOCALNRANKS": "2"}, 2),
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, 8),
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "16"}, 16),
+        # torchrun, which srun has started once a node
+        (
+            {
+                "LOCAL_WORLD_SIZE": "4",
+                "SLURM_STEP_NUM_TASKS": "16",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x16)",
+            },
+            4,
+        ),
+        # a shell of a job, where ranks of somebody else's number are started
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, 16),
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "6(x2),4"}, 16),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "many"}, 16),
+        ({}, 16),
+    ],
+    ids=lambda one: str(one) if isinstance(one, int) else " ".join(one) or "nobody",
+)
+def test_mpi_and_slurm_say_it_too(
+    said: dict[str, str], per_node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*LOCAL_SIZES, TASKS, TASKS_PER_NODE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert Cluster.of(Topology(), 16).ranks_per_node == per_node
 
 
 def test_a_topology_comes_back_from_its_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ __all__ = [
     "launchers_store",
     "loopback_store",
     "rank_environment",
+    "ranks_of_a_node",
 ]
 
 HOST = "127.0.0.1"
@@ -39,6 +41,17 @@ LOOK = 0.5
 """Seconds between two looks at whether the parent is there."""
 PARENT = "RECD_PARENT_PIPE"
 """The variable that names the end of a pipe whose other end the launcher holds open."""
+LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PALS_LOCAL_SIZE",
+)
+"""The variables by which torchrun, Open MPI, MPICH, MVAPICH and Cray's launcher tell a rank how
+many there are on its node."""
+TASKS, TASKS_PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"
+"""The variables by which srun does; they are there too for programs that are no ranks."""
 
 
 def rank_environment(
@@ -64,6 +77,18 @@ def rank_environment(
     if port is not None:
         variables |= {"MASTER_ADDR": address, "MASTER_PORT": port}
     return {name: str(value) for name, value in variables.items()}
+
+
+def ranks_of_a_node(world_size: int) -> int | None:
+    """As the launcher of these ranks says; None where it says nothing, or nodes have differently
+    many."""
+    for name in LOCAL_SIZES:
+        if (text := os.environ.get(name, "")).isdecimal() and int(text):
+            return int(text)
+    if os.environ.get(TASKS) == str(world_size):
+        one = re.fullmatch(r"(\d+)(\(x\d+\))?", os.environ.get(TASKS_PER_NODE, ""))
+        return int(one[1]) if one else None
+    return None
 
 
 def check_rank() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ import yaml
 from recd_plugins.config import Config, Range, parse
 from recd_plugins.config.yaml_text import read_yaml, text_of
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.launch.environment import ranks_of_a_node
 from recd_plugins.notices import Empty
 from recd_plugins.storage.whole_file import write_whole
 
@@ -323,7 +323,7 @@ class Cluster:
 
 def ranks_per_node(topology: Topology, world_size: int) -> int:
     """W: the topology's, else the launcher's, else all ranks."""
-    stated = topology.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    stated = topology.ranks_per_node or ranks_of_a_node(world_size) or world_size
     w = min(stated, world_size)
     if world_size % w:
         raise CapabilityError(

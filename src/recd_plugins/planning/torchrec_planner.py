@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +11,7 @@ from weakref import ref
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed
+from recd_plugins.launch.environment import ranks_of_a_node
 from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise
 from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
@@ -519,7 +519,7 @@ def _dense(table: str) -> str:
 def as_launched(topology: Topology, world_size: int) -> Topology:
     """The topology, with the launcher's nodes where it names none; with one of all ranks where
     nobody does, or where they do not fill the launcher's."""
-    launched = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    launched = ranks_of_a_node(world_size) or world_size
     per_node = world_size if world_size % launched else launched
     return dataclasses.replace(topology, ranks_per_node=topology.ranks_per_node or per_node)
 
