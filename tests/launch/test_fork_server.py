@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from forked import run_module
+
+from recd_plugins.errors import CapabilityError
+from recd_plugins.launch.fork_server import SHORT, folder_made_here
 
 STARTS = """
 import time
@@ -51,6 +55,29 @@ def test_one_that_ends_leaves_none_either() -> None:
     forked, folder = printed_by(STARTS)
     assert forked == "forked"
     assert not Path(folder).exists()
+
+
+def test_sockets_lie_elsewhere_where_the_temporary_folder_has_too_long_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / ("a-job-of-a-cluster-" * 5)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    program = f"{STARTS}\nimport tempfile\nprint(tempfile.gettempdir())"
+    forked, folder, usual = printed_by(program)
+    assert forked == "forked"
+    assert Path(folder).parent == Path(SHORT[0])
+    assert not Path(folder).exists()
+    assert usual == str(temporary)
+
+
+def test_a_process_that_has_no_place_for_sockets_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    monkeypatch.setattr("recd_plugins.launch.fork_server.SHORT", ("/no/such/folder",))
+    with pytest.raises(CapabilityError, match="TMPDIR name a folder of at most 75 bytes"):
+        folder_made_here()
 
 
 SHARES = """

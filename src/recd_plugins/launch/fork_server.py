@@ -10,6 +10,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
+from recd_plugins.errors import CapabilityError, listed
+
 __all__ = ["folder_made_here", "for_cpu", "fork_server", "threads"]
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -17,6 +19,13 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 SOCKETS = "RECD_FORK_SERVER_SOCKETS"
 """The variable that names the folder of its socket to a server; those that it forks lack it."""
+
+LONGEST = 107
+"""Bytes of the path of a socket, on Linux."""
+SOCKET = "/pymp-12345678/listener-12345678"
+"""As multiprocessing names them in the temporary folder."""
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders for sockets where that one's name is too long, as a job's on a cluster may be."""
 
 
 def fork_server(*preload: str) -> ForkServerContext:
@@ -47,16 +56,33 @@ def fork_server(*preload: str) -> ForkServerContext:
 def folder_made_here() -> str:
     """The folder in which multiprocessing puts this process's sockets, if this call makes it.
 
-    One that multiprocessing has forked may use its parent's, which the parent removes.
+    One that multiprocessing has forked may use its parent's, which the parent removes. It lies in
+    the temporary folder, or in another one where that one's name is too long for a socket's.
     """
-    parent = tempfile.gettempdir()
+    parent = _parent_of_sockets()
     try:
         there = set(os.listdir(parent))
     except OSError:  # which files may be made in, and not be listed
         return ""
-    folder = get_temp_dir()
+    usual, tempfile.tempdir = tempfile.tempdir, parent  # where multiprocessing makes it
+    try:
+        folder = get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
     made = os.path.dirname(folder) == parent and os.path.basename(folder) not in there
     return folder if made else ""
+
+
+def _parent_of_sockets() -> str:
+    usual = tempfile.gettempdir()
+    for parent in (usual, *SHORT):
+        if len(os.fsencode(parent)) + len(SOCKET) <= LONGEST and os.access(parent, os.W_OK):
+            return parent
+    raise CapabilityError(
+        f"the temporary folder {usual} is too long for sockets of worker processes, whose paths "
+        f"have {LONGEST} bytes at most, and none of {listed(SHORT)} can be written to. Let TMPDIR "
+        f"name a folder of at most {LONGEST - len(SOCKET)} bytes."
+    )
 
 
 def threads() -> int | None:
