@@ -87,7 +87,7 @@ def measured_prices(
     dims = sorted({dim for name in candidates for dim in _dims(uses.get(name))})
     first = candidates[0]
     dim = min(2048, max(64, COPIED_FLOATS // max(1, len(lookups[first]))))
-    rows = torch.zeros(len(unique[first]), dim, device=device)
+    rows = torch.zeros(len(unique[first]), dim, dtype=torch.float32, device=device)
     return StepPrices(
         conversion=_conversion(features, candidates, convert),
         lookup={

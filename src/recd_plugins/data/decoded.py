@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -46,17 +47,17 @@ def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str] = ()) -> Deco
     def none(feature: SparseFeature) -> Jagged | WeightedJagged:
         ids, lengths = torch.empty(0, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int32)
         if feature.scored:
-            return WeightedJagged(ids, lengths, torch.empty(0))
+            return WeightedJagged(ids, lengths, torch.empty(0, dtype=torch.float32))
         return Jagged(ids, lengths)
 
-    targets = len(schema.targets)
-    zeros = pa.chunked_array([np.zeros(num_rows, np.int64)])
+    targets, zeros = len(schema.targets), partial(torch.zeros, dtype=torch.float32)
+    no_keys = pa.chunked_array([np.zeros(num_rows, np.int64)])
     return DecodedRows(
-        dense=torch.zeros(num_rows, schema.dense_width),
-        labels=torch.zeros(num_rows) if targets == 1 else torch.zeros(num_rows, targets),
-        weights=torch.zeros(num_rows),
+        dense=zeros(num_rows, schema.dense_width),
+        labels=zeros(num_rows) if targets == 1 else zeros(num_rows, targets),
+        weights=zeros(num_rows),
         features={feature.name: [none(feature)] for feature in schema.sparse},
-        keys=dict.fromkeys(keys, zeros),
+        keys=dict.fromkeys(keys, no_keys),
     )
 
 
@@ -102,7 +103,7 @@ def decode_rows(
     labels = _floats(rows, schema.label_names, schema, where, first_row)
     for label in schema.targets:
         check_label(rows[label.name], label, Spot(where, label.name, chunk=first_row))
-    weights = torch.ones(rows.num_rows)
+    weights = torch.ones(rows.num_rows, dtype=torch.float32)
     if schema.sample_weight is not None:
         name = schema.sample_weight
         check_weight(rows[name], Spot(where, name, chunk=first_row))
@@ -169,5 +170,5 @@ def _jagged(
 def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
     """[num_rows, w] each, side by side."""
     if not columns:
-        return torch.empty(num_rows, 0)
+        return torch.empty(num_rows, 0, dtype=torch.float32)
     return torch.from_numpy(np.concatenate([column.numpy() for column in columns], axis=1))

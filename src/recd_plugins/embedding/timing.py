@@ -92,7 +92,7 @@ def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
 
     def seconds(some: Tensor) -> float:
         rows, offsets = some.long() % TABLE_ROWS, torch.arange(len(some) + 1, device=device)
-        gradient = torch.ones(len(some), dim, device=device)
+        gradient = torch.ones(len(some), dim, dtype=torch.float32, device=device)
         return seconds_of_kernels(lambda: table(rows, offsets).backward(gradient), device)
 
     return [seconds(some) for some in ids]
@@ -101,7 +101,7 @@ def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
 def seconds_of_copies(unique: Tensor, inverse_lookup: Tensor) -> float:
     """Seconds in which rows [U, D] become those of all samples [B, D], and their gradients sums."""
     unique = unique.detach().requires_grad_()
-    gradient = torch.ones(inverse_lookup.numel(), unique.shape[1], device=unique.device)
+    gradient = unique.new_ones(inverse_lookup.numel(), unique.shape[1])
 
     def copied() -> None:
         expand_rows(unique, inverse_lookup).backward(gradient)

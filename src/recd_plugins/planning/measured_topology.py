@@ -132,7 +132,7 @@ def _measured(
     """The link by calls that ranks come to from `work` of their own."""
     seconds, payload = {}, SMALL
     while True:
-        buffer = torch.zeros(payload // 4 // peers.size() * peers.size(), device=timer.device)
+        buffer = _zeros(payload // 4 // peers.size() * peers.size(), timer.device)
         exchange = partial(call, buffer, torch.empty_like(buffer), peers)
         took = timer.after(work, exchange, IN_A_ROW if payload == SMALL else OF_A_STEP)
         seconds[buffer.nbytes] = took
@@ -172,7 +172,7 @@ def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) 
 
     world, working = timer.group, AT_LENGTH * timer.seconds(work, IN_A_ROW)
     size = min(int(working * link.gbps * GB), largest) // 4 // world.size() * world.size()
-    buffer = torch.zeros(max(size, world.size()), device=timer.device)
+    buffer = _zeros(max(size, world.size()), timer.device)
     other = torch.empty_like(buffer)
 
     def both() -> None:
@@ -194,8 +194,8 @@ def _scattered(timer: Timer, link: Link, largest: int) -> float:
     """Time a reduce-scatter and an all-gather of a payload in turns with an all-reduce of it. They
     take no more than a whole one and the half that gathers: what is above is noise."""
     world, size = timer.group, min(int(link.gbps * GB * LONG_ENOUGH / 2), largest)
-    buffer = torch.zeros(max(size // 4 // world.size(), 1) * world.size(), device=timer.device)
-    part = torch.zeros(len(buffer) // world.size(), device=timer.device)
+    buffer = _zeros(max(size // 4 // world.size(), 1) * world.size(), timer.device)
+    part = _zeros(len(buffer) // world.size(), timer.device)
 
     def halves() -> None:
         dist.reduce_scatter_single(part, buffer, group=world)
@@ -249,9 +249,9 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
 
     It writes into memory that is there: new memory's first use would take several times as
     long, or not, as the allocator pleases."""
-    table = torch.zeros(TABLE_ROWS, ROW_BYTES // 4, device=device)
+    table = _zeros((TABLE_ROWS, ROW_BYTES // 4), device)
     rows = _draw(world, lookups).to(device)
-    out = torch.empty(lookups, ROW_BYTES // 4, device=device)
+    out = _zeros((lookups, ROW_BYTES // 4), device)
     return lambda: torch.index_select(table, 0, rows, out=out)
 
 
@@ -291,15 +291,15 @@ def _updating(device: torch.device) -> Callable[[], object]:
     """Rows looked up and stepped, each once. What the lookup takes of it is a tenth."""
     kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
     rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
-    offsets, gradients = torch.arange(UPDATED + 1), torch.ones(UPDATED, ROW_BYTES // 4)
+    offsets, gradients = torch.arange(UPDATED + 1), _zeros((UPDATED, ROW_BYTES // 4), device) + 1
     return lambda: kernel(rows, offsets).backward(gradients)
 
 
 def _stepping(device: torch.device) -> Callable[[], object]:
     """A chunk of gradients added to zeros [4 passes], of which row-wise Adagrad steps rows [8]. Its
     memory is new in each run, as in a step."""
-    gradients = torch.ones(UPDATED, ROW_BYTES // 4, device=device)
-    rows, state = torch.zeros_like(gradients), torch.zeros(UPDATED, 1, device=device)
+    gradients = _zeros((UPDATED, ROW_BYTES // 4), device) + 1
+    rows, state = torch.zeros_like(gradients), _zeros((UPDATED, 1), device)
     places = torch.arange(UPDATED, device=device)
 
     def step() -> None:
@@ -326,6 +326,11 @@ def _marking() -> Callable[[], object]:
         mine.cumsum(0, dtype=torch.int32)
 
     return mark
+
+
+def _zeros(shape: int | tuple[int, ...], device: torch.device) -> Tensor:
+    """Of 4 bytes each, whatever a process has by default."""
+    return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:

@@ -79,7 +79,7 @@ def floats_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Tensor:
     parts = [torch.from_dlpack(chunk).float() for chunk in chunks if len(chunk)]
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(parts) if parts else torch.empty(0)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
 
 def vectors_from_arrow(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Tensor:

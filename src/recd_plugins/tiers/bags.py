@@ -75,7 +75,7 @@ class Lookups:
     def sums(self, rows: Tensor, num_bags: int) -> Tensor:
         """[num_bags, D] float32, of `rows` [u, D]."""
         if not len(self.which):
-            return torch.zeros(num_bags, rows.shape[1], device=rows.device)
+            return rows.new_zeros(num_bags, rows.shape[1], dtype=torch.float32)
         which = self.which
         if rows.dtype != torch.float32:  # of smaller types, sums would be rounded too
             rows = rows.index_select(0, which).float()
@@ -172,7 +172,7 @@ class _GroupBags:
             if lookups is not None and rows is not None and len(lookups.which)
         ]
         if not sources:
-            return torch.zeros(self.num_bags, self.like.shape[1], device=self.like.device)
+            return self.like.new_zeros(self.num_bags, self.like.shape[1], dtype=torch.float32)
         first, *others = (lookups.sums(rows, self.num_bags) for lookups, rows in sources)
         for sums in others:
             first += sums

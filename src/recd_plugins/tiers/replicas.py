@@ -55,7 +55,7 @@ class Share:
     def __init__(self, rows: Tensor, state_width: int) -> None:
         """`rows` [R, D], a tensor or a view of one, are updated in place."""
         self.rows = rows
-        self.state = torch.zeros(len(rows), state_width, device=rows.device)
+        self.state = torch.zeros(len(rows), state_width, dtype=torch.float32, device=rows.device)
 
     def update(self, which: Tensor, gradients: Tensor, optimizer: RowOptimizer) -> None:
         """Step the rows `which` [n] by gradients [n, D] float32."""

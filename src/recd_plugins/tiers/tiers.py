@@ -93,7 +93,7 @@ class Tiers:
         self._warned = False
         self.met_hot = False
         """Whether any batch was a hot one."""
-        self.anchor = torch.empty(0, requires_grad=True)
+        self.anchor = torch.empty(0, dtype=torch.float32, requires_grad=True)
         """An input of each of the tiers' own functions of the graph. It requires a gradient, though
         none comes: so backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]

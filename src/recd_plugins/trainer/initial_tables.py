@@ -66,7 +66,7 @@ def _shards(value: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, int, int]]:
 def _draw(initialise: Initialise, shape: torch.Size, table: str, start: int, seed: int) -> Tensor:
     """Rows [start, start + BLOCK) of a table, as they start."""
     text = f"{seed}/{table}/{start}".encode()
-    block = torch.empty(min(BLOCK, shape[0] - start), shape[1])
+    block = torch.empty(min(BLOCK, shape[0] - start), shape[1], dtype=torch.float32)
     with torch.random.fork_rng(devices=[]):
         seeds = hashlib.sha256(text).digest()[:8]
         # torch.manual_seed would note for each device that is not in use who called it: 2 ms.
