@@ -13,9 +13,11 @@ from hypothesis import Phase, settings
 
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
-# Where colours are asked for, as on GitHub, options come out with codes between their letters; and
-# a proxy that is for the web would be asked for pages of this machine.
-for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "http_proxy", "HTTP_PROXY"):
+# Where colours are asked for, as on GitHub, options come out with codes between their letters;
+# where a terminal is narrow, lines end elsewhere; and a proxy that is for the web would be asked
+# for pages of this machine.
+COLOURS = ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS")
+for name in (*COLOURS, "COLUMNS", "LINES", "http_proxy", "HTTP_PROXY"):
     os.environ.pop(name, None)
 
 # Beside other workers, threads of one worker wait for each other more than they compute; and those

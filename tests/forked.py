@@ -23,10 +23,16 @@ from recd_plugins.compat.copied_server import copy_as_fork_server
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
-__all__ = ["TORCHRUN", "Done", "Forked", "run_module", "start_server"]
+__all__ = ["AT_HOME", "TORCHRUN", "Done", "Forked", "run_module", "start_server"]
 
 
-TORCHRUN = ("--standalone", "--nproc-per-node=2", "--start-method=fork", "--run-path")
+AT_HOME = "--local-addr=127.0.0.1"
+"""torchrun's option by which ranks meet there: by default they do at the name of their machine, of
+which nobody may know the address."""
+TORCHRUN = (
+    *("--standalone", "--nproc-per-node=2", AT_HOME),
+    *("--start-method=fork", "--run-path"),
+)
 """Arguments of the module `torch.distributed.run`, before a script and its own, by which its agent
 forks two ranks from itself: they have imported what it has."""
 

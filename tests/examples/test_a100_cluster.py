@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import run_module
+from forked import AT_HOME, run_module
 
 import recd_plugins
 from recd_plugins.planning.planner_bases import Tiered
@@ -83,6 +83,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     module = given.index("-m")
     assert given[module:] == ["-m", "recd_plugins", *measure]
     by_path = [
+        AT_HOME,
         "--start-method=fork",
         "--run-path",
         str(Path(recd_plugins.__file__).parent / "__main__.py"),
