@@ -15,6 +15,7 @@ from benchmarks.scars.tables import Law
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.stack import Stack, load
 from recd_scars.hot_batches import HotBatches
@@ -70,7 +71,7 @@ def _features(batch: Batch) -> SparseFeatures:
 
 
 def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
-    """Which samples are hot, against reading them from Parquet into batches.
+    """Which samples of joined windows are hot, against reading them from Parquet into batches.
 
     The value is that of half of the samples hot: a sample is read up to its first row that is not
     cached, so few hot ones take less.
@@ -82,9 +83,16 @@ def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
             HotRows(planned.tier_plan, planned.features_of)
             for planned in (_Planned(stack.schema.sparse_names, n) for n in (CACHED, HALF_CACHED))
         )
+        windows = [batches[start : start + WINDOW] for start in range(0, len(batches), WINDOW)]
+
+        def classified(rows: HotRows) -> None:
+            for window in windows:
+                features = [_features(batch) for batch in window]
+                rows.samples_of_all(JoinedFeatures([one.plain for one in features]), features)
+
         sides: dict[str, Callable[[], object]] = {
-            "few hot": lambda: [few.samples(_features(batch)) for batch in batches],
-            "half hot": lambda: [half.samples(_features(batch)) for batch in batches],
+            "few hot": lambda: classified(few),
+            "half hot": lambda: classified(half),
             "read": lambda: sum(map(len, stack.loader(0, 1))),
         }
         measured = alternate(sides, rounds, of="classification of samples")

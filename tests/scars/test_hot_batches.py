@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.keyed import mark_of
+from recd_plugins.sparse.own_batches import OwnBatches
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.resume import check_resume
 from recd_scars.hot_batches import HotBatches
-from recd_scars.hot_batches.batch_window import hot_counts, share_to_come
+from recd_scars.hot_batches.batch_window import BatchWindow, hot_counts, share_to_come
 from recd_scars.hot_batches.hot_rows import HotRows
 
 GROUPS = (("heard", "liked"),)
@@ -222,9 +225,47 @@ def test_samples_are_hot_where_every_table_has_all_their_ids(
             for sample, ids in enumerate(jagged.to_dense()):
                 expected[sample] &= looked_up[key].issuperset(ids.tolist())
     assert 0 < expected.sum() < size
-    np.testing.assert_array_equal(
-        HotRows(plan, features).samples(SparseFeatures.of(batch.features)), expected
+    rows = HotRows(plan, features)
+    np.testing.assert_array_equal(rows.samples(SparseFeatures.of(batch.features)), expected)
+    for deduplicated in ([], ["seen"], ["heard", "seen"]):
+        window = [some_rows(batch.features, *ends, deduplicated) for ends in ((0, 90), (90, size))]
+        joined = JoinedFeatures([part.plain for part in window])
+        np.testing.assert_array_equal(rows.samples_of_all(joined, window), expected)
+
+
+def some_rows(
+    kjt: KeyedJaggedTensor, first: int, end: int, deduplicated: list[str]
+) -> SparseFeatures:
+    """The samples from `first` to `end`."""
+    rows = {key: jagged.to_dense()[first:end] for key, jagged in kjt.to_dict().items()}
+
+    def of(keys: Sequence[str]) -> KeyedJaggedTensor:
+        every = [row for key in keys for row in rows[key]]
+        return KeyedJaggedTensor(
+            keys=list(keys),
+            values=torch.cat(every),
+            lengths=torch.tensor([len(row) for row in every]),
+            stride=end - first,
+        )
+
+    unique = InverseKeyedJaggedTensor.from_kjt(of(deduplicated)) if deduplicated else None
+    return SparseFeatures(of([key for key in rows if key not in deduplicated]), unique)
+
+
+def test_windows_of_batches_that_do_not_join_are_classified_one_by_one() -> None:
+    """Their keys lie in another order."""
+    plan = TierPlan(
+        tables={"songs": TablePlan(table="songs", replicated=np.arange(5))},
+        n_nodes=1,
+        ranks_per_node=1,
     )
+    kjts = [
+        KeyedJaggedTensor(keys=keys, values=torch.tensor(ids), lengths=torch.ones(4).long())
+        for keys, ids in ((["heard", "other"], [9, 9, 3, 3]), (["other", "heard"], [7, 7, 4, 9]))
+    ]
+    window = BatchWindow(kjts, start=None, end=None, own=OwnBatches())
+    window.classify(HotRows(plan, {"songs": ["heard"]}))
+    assert window.hot.tolist() == [False, False, True, False]
 
 
 def ranks_alike(folder: str) -> list[tuple[str | None, list[int]]]:

@@ -13,7 +13,14 @@ import numpy.typing as npt
 import torch
 
 from recd_plugins.api import CapabilityError, DataError
-from recd_plugins.api.batch import Batch, OwnBatches, SparseFeatures, features_of, marked_batch
+from recd_plugins.api.batch import (
+    Batch,
+    JoinedFeatures,
+    OwnBatches,
+    SparseFeatures,
+    features_of,
+    marked_batch,
+)
 from recd_scars.hot_batches.hot_rows import HotRows
 from recd_scars.hot_batches.window_samples import WindowSamples
 
@@ -86,7 +93,10 @@ class BatchWindow:
 
     def classify(self, rows: HotRows) -> None:
         self.version = rows.version
-        self.hot = np.concatenate([rows.samples(features) for features in self._features])
+        if self._plain is None:
+            self.hot = np.concatenate([rows.samples(features) for features in self._features])
+        else:
+            self.hot = rows.samples_of_all(self._plain, self._features)
         if 0 < self.most_hot < len(self) and self._own.select is None:
             _ = self._samples  # joined where there is time for it
 
@@ -144,7 +154,13 @@ class BatchWindow:
 
     @cached_property
     def _samples(self) -> WindowSamples:
-        return WindowSamples(self._batches, self._sizes)
+        return WindowSamples(self._batches, self._sizes, self._plain)
+
+    @cached_property
+    def _plain(self) -> JoinedFeatures | None:
+        """The plain features of all batches, where these join."""
+        kjts = [features.plain for features in self._features]
+        return JoinedFeatures(kjts) if JoinedFeatures.alike(kjts) else None
 
 
 def sparse_features(batch: Any, own: OwnBatches) -> SparseFeatures:

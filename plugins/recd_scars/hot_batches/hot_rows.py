@@ -10,11 +10,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numba
 import numpy as np
 import numpy.typing as npt
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.api.batch import SparseFeatures
+from recd_plugins.api.batch import JoinedFeatures, SparseFeatures
 from recd_plugins.api.planning import TablePlan, TierPlan
-from recd_plugins.api.rows import kernel
+from recd_plugins.api.rows import array_like, kernel
 
 __all__ = ["HotRows"]
 
@@ -24,6 +23,8 @@ U8: TypeAlias = npt.NDArray[np.uint8]
 U32: TypeAlias = npt.NDArray[np.uint32]
 
 U64 = np.uint64
+STAYS = np.uint8(2)
+"""A mark beside 1, which says that a row may be hot: the row is among those that are left."""
 
 
 class HotRows:
@@ -54,19 +55,26 @@ class HotRows:
 
     def samples(self, features: SparseFeatures) -> Bools:
         """[B]: which samples have hot ids alone; those that have none among them."""
-        hot = np.ones(features.stride(), np.bool_)
-        for kjt, keys, lookup in features.by_lookup():
-            rows = self._rows(kjt, keys)
-            hot &= rows if lookup is None else rows[lookup.numpy()]
+        return self.samples_of_all(JoinedFeatures([features.plain]), [features])
+
+    def samples_of_all(self, plain: JoinedFeatures, batches: Sequence[SparseFeatures]) -> Bools:
+        """[N]: the same of batches that follow each other, whose plain features are joined."""
+        hot = self._rows(plain, plain.keys)
+        begins = plain.ids.begins
+        for begin, end, batch in zip(begins, begins[1:], batches, strict=False):
+            if batch.dedup is None:
+                continue
+            unique, of_batch = JoinedFeatures([batch.dedup.kjt]), hot[begin:end]
+            for keys, lookup in zip(batch.dedup.groups, batch.dedup.inverse_lookup, strict=True):
+                of_batch &= self._rows(unique, keys)[lookup.numpy()]
         return hot
 
-    def _rows(self, features: KeyedJaggedTensor, keys: Sequence[str]) -> Bools:
-        """[stride]: which rows have hot ids alone in all of `keys`."""
-        hot = np.ones(features.stride(), np.uint8)
-        lookups = self._lookups_of(tuple(features.keys()), tuple(keys))
+    def _rows(self, features: JoinedFeatures, keys: Sequence[str]) -> Bools:
+        """[N]: which rows have hot ids alone in all of `keys`."""
+        hot = np.ones(features.ids.begins[-1], np.uint8)
+        lookups = self._lookups_of(tuple(features.keys), tuple(keys))
         if len(lookups.keys):
-            lengths = features.lengths().numpy().reshape(len(features.keys()), len(hot))
-            _and_all(features.values().numpy(), lengths, *lookups, self._bits, hot)
+            _and_all(*features.ids, *lookups, self._bits, hot)
         return hot.view(np.bool_)
 
     def _lookups_of(self, order: tuple[str, ...], keys: tuple[str, ...]) -> _Lookups:
@@ -102,7 +110,11 @@ def _set(bits: U8, rows: npt.NDArray[Any]) -> None:
 
 @kernel
 def _and_all(
-    values: npt.NDArray[Any],
+    places: I64,
+    like: npt.NDArray[Any],
+    begins_of_keys: I64,
+    begins: I64,
+    one_id: Bools,
     lengths: npt.NDArray[Any],
     keys: I64,
     starts: I64,
@@ -111,37 +123,38 @@ def _and_all(
     bits: U8,
     hot: U8,
 ) -> None:
-    """Lookup l is of the ids of key `keys[l]`. As in the router's kernel, no branch depends on
-    an id. Of keys of one id a row, those of `left` alone are read: rows that may still be hot."""
+    """Lookup l is of the ids of key `keys[l]`, of joined KJTs. As in the router's kernel, no branch
+    depends on an id. Of keys of one id a row, those of `left` alone are read: rows that may still
+    be hot."""
     left = np.empty(len(hot), np.uint32)
-    for row in range(len(hot)):
-        left[row] = row
-    first, num_left = U64(0), U64(len(hot))
-    lookup = 0
-    for key in range(len(lengths)):
-        count, ones = U64(0), True
-        for row in range(len(hot)):
-            count += U64(lengths[key, row])
-            ones &= lengths[key, row] == 1
-        while lookup < len(keys) and keys[lookup] == key:
+    for part in range(len(places)):
+        values, begin, end = array_like(places[part], like), begins[part], begins[part + 1]
+        of_part, num_left = hot[begin:end], U64(end - begin)
+        for row in range(len(of_part)):
+            left[row] = row
+        other = -1  # the place of a key among those of other than one id a row
+        key = -1
+        for lookup in range(len(keys)):
+            while key < keys[lookup]:
+                key += 1
+                other += not one_id[key]
+            first = U64(begins_of_keys[part, key])
             start, size, every = U64(starts[lookup]), U64(sizes[lookup]), whole[lookup]
-            if ones and every:
-                _ones_below(values, first, size, hot)
-            elif ones:
-                num_left = _ones_among(values, first, start, size, bits, left, num_left)
+            if not one_id[key]:
+                of_rows = lengths[other, begin:end]
+                _rows_among(values, of_rows, first, start, size, every, bits, of_part)
+            elif every:
+                _ones_below(values, first, size, of_part)
             else:
-                _rows_among(values, lengths[key], first, start, size, every, bits, hot)
-            lookup += 1
-        first += count
-        if num_left == 0:
-            break
-    found = np.zeros(len(hot), np.uint8)
-    place = U64(0)
-    while place < num_left:
-        found[left[place]] = hot[left[place]] & np.uint8(1)
-        place += U64(1)
-    for row in range(len(hot)):
-        hot[row] = found[row]
+                num_left = _ones_among(values, first, start, size, bits, left, num_left)
+            if num_left == 0:
+                break
+        place = U64(0)
+        while place < num_left:
+            of_part[left[place]] += STAYS
+            place += U64(1)
+        for row in range(len(of_part)):
+            of_part[row] = of_part[row] == STAYS + np.uint8(1)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]

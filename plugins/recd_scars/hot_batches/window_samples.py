@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from operator import is_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,10 +27,16 @@ class WindowSamples:
     """The samples of some batches, by their place in all of them. On CPU, in numpy: torch's own
     operations would wake threads that belong to the model."""
 
-    def __init__(self, batches: Sequence[Any], sizes: Sequence[int]) -> None:
-        """`sizes` are the samples of each batch, which may be of any type."""
+    def __init__(
+        self,
+        batches: Sequence[Any],
+        sizes: Sequence[int],
+        plain: JoinedFeatures | None = None,
+    ) -> None:
+        """`sizes` are the samples of each batch, which may be of any type; `plain` are features of
+        theirs, if somebody has joined them before."""
         self._pinned = any(_is_pinned(batches[0]))
-        self._column = _column(batches, sizes, "batch")
+        self._column = _column(batches, sizes, "batch", plain)
 
     def batch(self, samples: I64) -> Any:
         """The batch of the samples at these places [B], in this order."""
@@ -41,23 +48,29 @@ Column: TypeAlias = Callable[[I64], Any]
 """Places of samples to what a batch of them has in one of its places."""
 
 
-def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
+def _column(
+    values: Sequence[Any], sizes: Sequence[int], path: str, plain: JoinedFeatures | None
+) -> Column:
     """The column that batches have in one place: rows of samples, something made of such, or one
-    thing."""
+    thing. KJTs that are in `plain` are not joined again."""
     first = values[0]
+    if first is None and all(value is None for value in values):
+        return lambda samples: None
     if len({type(value) for value in values}) > 1:
         raise _refusal(path, f"is a {' and a '.join(sorted({type(v).__name__ for v in values}))}")
     if isinstance(first, KeyedJaggedTensor):
         if len({kjt.weights_or_none() is None for kjt in values}) > 1:
             raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
         if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
+            if plain is not None and all(map(is_, values, plain.kjts)):
+                return plain.take
             return JoinedFeatures(values).take
         raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
     if isinstance(first, SparseFeatures):
-        plain = _column([value.plain for value in values], sizes, f"{path}.plain")
-        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup")
+        rows = _column([value.plain for value in values], sizes, f"{path}.plain", plain)
+        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup", plain)
         return lambda samples: dataclasses.replace(
-            first, plain=plain(samples), dedup=unique(samples)
+            first, plain=rows(samples), dedup=unique(samples)
         )
     if isinstance(first, Tensor | np.ndarray) and first.ndim:
         if [len(value) for value in values] == list(sizes):
@@ -72,7 +85,9 @@ def _column(values: Sequence[Any], sizes: Sequence[int], path: str) -> Column:
     parts = [parts_of(value) for value in values]
     if parts[0] is not None:
         columns = {
-            name: _column([_part(each, name, path) for each in parts], sizes, f"{path}.{name}")
+            name: _column(
+                [_part(each, name, path) for each in parts], sizes, f"{path}.{name}", plain
+            )
             for name in parts[0]
         }
         return lambda samples: with_parts(
@@ -104,7 +119,8 @@ def _rows(values: Sequence[Any]) -> Column:
     if values[0].dtype == torch.bfloat16:  # which numpy does not have
         every = torch.cat(list(values))
         return lambda samples: every[torch.from_numpy(samples)]
-    joined: Numbers = np.concatenate([value.detach().numpy() for value in values])
+    given = (value.detach() if value.requires_grad else value for value in values)
+    joined: Numbers = np.concatenate([value.numpy() for value in given])
     return lambda samples: torch.from_numpy(joined.take(samples, axis=0))
 
 

@@ -3,9 +3,11 @@
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.keyed import with_feature, with_ids
 from recd_plugins.sparse.rows.gather import spread_rows
+from recd_plugins.sparse.rows.memory import array_like
 from recd_plugins.sparse.rows.unique import group_codes, unique_rows
 
 __all__ = [
+    "array_like",
     "group_codes",
     "kernel",
     "spread_rows",

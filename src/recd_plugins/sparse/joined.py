@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,30 @@ from recd_plugins.errors import DataError
 from recd_plugins.sparse.jagged import as_bits
 from recd_plugins.sparse.rows.memory import Addresses, array_like
 
-__all__ = ["JoinedFeatures"]
+__all__ = ["JoinedFeatures", "JoinedIds"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[Any]
 
 U64 = np.uint64
+
+
+class JoinedIds(NamedTuple):
+    """The ids of W KJTs of K keys and N rows in all, and where they lie, for kernels."""
+
+    places: I64
+    """[W, 3]: the ids of each KJT, as `array_like` takes them."""
+    like: Numbers
+    """[0], of the ids' type: what `array_like` takes it from."""
+    starts: I64
+    """[W, K]: where the ids of each key begin, of each KJT."""
+    begins: I64
+    """[W + 1]: where the rows of each KJT begin among all."""
+    one_id: Bools
+    """[K]: which keys have one id in each row."""
+    lengths: Numbers
+    """[G, N]: of the other keys, in their order."""
 
 
 class JoinedFeatures:
@@ -32,14 +50,9 @@ class JoinedFeatures:
     """
 
     def __init__(self, kjts: Sequence[KeyedJaggedTensor]) -> None:
-        self._keys: list[str] = kjts[0].keys()
-        lengths = [kjt.lengths().numpy().reshape(len(self._keys), kjt.stride()) for kjt in kjts]
-        counts = np.empty((len(kjts), len(self._keys)), np.int64)
-        self._one_id = np.ones(len(self._keys), np.bool_)
-        """[K]: which keys have one id in each row."""
-        for part, count in zip(lengths, counts, strict=True):
-            _count(part, count, self._one_id)
-        self._values = Addresses.of(_of_one_type([kjt.values() for kjt in kjts]))
+        self.kjts = kjts
+        """The KJTs that were joined."""
+        self.keys: list[str] = kjts[0].keys()
         weights = [kjt.weights_or_none() for kjt in kjts]
         given = [each for each in weights if each is not None]
         if given and len(given) < len(kjts):
@@ -47,42 +60,64 @@ class JoinedFeatures:
                 f"{len(given)} of {len(kjts)} KeyedJaggedTensors to join have weights: give all of "
                 "them weights, or none."
             )
+        self._values = Addresses.of(_of_one_type([kjt.values() for kjt in kjts]))
         self._weights = Addresses.of(_of_one_type(given)) if given else None
-        self._starts = counts.cumsum(axis=1) - counts
-        """[W, K]: where the ids of each key begin, of each KJT."""
-        self._rows = np.cumsum([0, *(kjt.stride() for kjt in kjts)])
-        """[W + 1]: where the rows of each KJT begin among all."""
-        self._others = np.flatnonzero(~self._one_id)
+        lengths = Addresses.of(_of_one_type([kjt.lengths() for kjt in kjts]))
+        like = lengths.tensors[0].numpy()[:0]
+        begins = np.cumsum([0, *(kjt.stride() for kjt in kjts)])
+        counts = np.empty((len(kjts), len(self.keys)), np.int64)
+        one_id = np.ones(len(self.keys), np.bool_)
+        _count(lengths.places, like, begins, counts, one_id)
+        self._others = np.flatnonzero(~one_id)
         """[G]: the keys that have not one id in each row."""
-        self._lengths = np.concatenate([part[self._others] for part in lengths], axis=1)
-        """[G, N]: theirs."""
-        self._firsts = np.empty(self._lengths.shape, np.int64)
+        others = np.empty((len(self._others), begins[-1]), like.dtype)
+        self._firsts = np.empty(others.shape, np.int64)
         """[G, N]: where the ids of each of their rows begin, in the KJT that it is of."""
-        _find(self._lengths, self._starts, self._others, self._rows, self._firsts)
+        starts = counts.cumsum(axis=1) - counts
+        if len(self._others):
+            _find(lengths.places, begins, starts, self._others, others, self._firsts)
+        self.ids = JoinedIds(
+            self._values.places,
+            as_bits(self._values.tensors[0]).numpy()[:0],
+            starts,
+            begins,
+            one_id,
+            others,
+        )
+
+    @staticmethod
+    def alike(kjts: Sequence[KeyedJaggedTensor]) -> bool:
+        """Whether they have the same keys, and weights all of them or none: whether they join."""
+        keys, weighted = kjts[0].keys(), kjts[0].weights_or_none() is not None
+        return all(
+            kjt.keys() == keys and (kjt.weights_or_none() is not None) == weighted for kjt in kjts
+        )
 
     def take(self, rows: I64) -> KeyedJaggedTensor:
         """The samples at these places among all [B], in this order, repeats included."""
-        lengths = np.ones((len(self._keys), len(rows)), self._lengths.dtype)
-        counts = np.full(len(self._keys), len(rows))
+        size, ids = len(rows), self.ids
+        lengths = np.ones((len(self.keys), size), ids.lengths.dtype)
+        counts = [size] * len(self.keys)
+        firsts = self._firsts
         if len(self._others):
-            lengths[self._others] = self._lengths[:, rows]
-            counts[self._others] = lengths[self._others].sum(axis=1)
-        offsets = [0, *counts.cumsum().tolist()]
-        firsts = self._firsts[:, rows]
+            lengths[self._others] = ids.lengths[:, rows]
+            counts = lengths.sum(axis=1, dtype=np.int64).tolist()
+            firsts = firsts[:, rows]
+        offsets = [*accumulate(counts, initial=0)]
 
         def copied(numbers: Addresses) -> Tensor:
             out = torch.empty(offsets[-1], dtype=numbers.tensors[0].dtype)
-            where = (self._starts, self._one_id, self._rows, rows, firsts, lengths)
+            where = (ids.starts, ids.one_id, ids.begins, rows, firsts, lengths)
             _copy(numbers.places, *where, as_bits(out).numpy())
             return out
 
         return KeyedJaggedTensor(
-            keys=self._keys,
+            keys=self.keys,
             values=copied(self._values),
             weights=None if self._weights is None else copied(self._weights),
             lengths=torch.from_numpy(lengths.ravel()),
-            stride=len(rows),
-            length_per_key=counts.tolist(),
+            stride=size,
+            length_per_key=counts,
             offset_per_key=offsets,
         )
 
@@ -90,32 +125,42 @@ class JoinedFeatures:
 def _of_one_type(parts: Sequence[Tensor]) -> Sequence[Tensor]:
     kind = parts[0].dtype
     for part in parts[1:]:
-        kind = torch.promote_types(kind, part.dtype)
-    return [part.detach().to(kind) for part in parts]
+        if part.dtype != kind:
+            kind = torch.promote_types(kind, part.dtype)
+    return [
+        part.detach().to(kind) if part.requires_grad or part.dtype != kind else part
+        for part in parts
+    ]
 
 
 @kernel
-def _count(lengths: Numbers, counts: I64, one_id: Bools) -> None:
-    """The ids of each key; a key that has others than one in a row is no key of one id."""
-    for key in range(len(lengths)):
-        count, ones = 0, True
-        for row in range(lengths.shape[1]):
-            count += lengths[key, row]
-            ones &= lengths[key, row] == 1
-        counts[key] = count
-        one_id[key] &= ones
+def _count(places: I64, like: Numbers, begins: I64, counts: I64, one_id: Bools) -> None:
+    """The ids of each key [W, K]; a key that has others than one in a row is no key of one id. The
+    lengths of KJT w lie at `places[w]`."""
+    for part in range(len(places)):
+        lengths, size = array_like(places[part], like), begins[part + 1] - begins[part]
+        for key in range(len(one_id)):
+            count, other = np.int64(0), np.int64(0)
+            for length in lengths[key * size : (key + 1) * size]:
+                count += length
+                other |= length ^ 1
+            counts[part, key] = count
+            one_id[key] &= other == 0
 
 
 @kernel
-def _find(lengths: Numbers, starts: I64, keys: I64, begins: I64, firsts: I64) -> None:
-    """Where the ids of each row of `keys` [G] begin: the rows of part p are those from `begins[p]`
-    on, and its ids of key k lie from `starts[p, k]` on."""
-    for key in range(len(lengths)):
-        for part in range(len(starts)):
+def _find(places: I64, begins: I64, starts: I64, keys: I64, lengths: Numbers, firsts: I64) -> None:
+    """The lengths [G, N] of the rows of `keys` [G], and where the ids of each begin: the rows of
+    part p are those from `begins[p]` on, and its ids of key k lie from `starts[p, k]` on."""
+    for part in range(len(places)):
+        every, size = array_like(places[part], lengths), begins[part + 1] - begins[part]
+        for key in range(len(keys)):
             at = starts[part, keys[key]]
-            for row in range(begins[part], begins[part + 1]):
-                firsts[key, row] = at
-                at += lengths[key, row]
+            for row in range(size):
+                length = every[keys[key] * size + row]
+                lengths[key, begins[part] + row] = length
+                firsts[key, begins[part] + row] = at
+                at += length
 
 
 @kernel
