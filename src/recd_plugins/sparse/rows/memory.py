@@ -31,6 +31,7 @@ __all__ = [
     "array_like",
     "numbers_on",
     "prefetch",
+    "prefetch_behind",
 ]
 
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -130,6 +131,22 @@ def prefetch(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None
     """
     step = np.uintp(LINE // numbers.itemsize)
     stop = min(stop, start + np.uintp(LINES) * step)
+    while start < stop:
+        _prefetch_line(numbers, start)
+        start += step
+
+
+FAR = 4096
+"""Bytes: so far before they are read, numbers that are read one after another are asked for. The
+processor itself asks for no line behind the end of a page, and a page is as long."""
+
+
+@kernel
+def prefetch_behind(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None:
+    """Begin to fetch what comes `FAR` behind `numbers[start:stop]`, of numbers that are read from
+    first to last."""
+    step, far = np.uintp(LINE // numbers.itemsize), np.uintp(FAR // numbers.itemsize)
+    start, stop = start + far, stop + far
     while start < stop:
         _prefetch_line(numbers, start)
         start += step

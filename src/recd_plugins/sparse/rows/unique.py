@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.gather import Spans, add_up, addresses_of_lengths, note_spans
-from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64
+from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64, prefetch_behind
 
 __all__ = [
     "Firsts",
@@ -37,6 +38,8 @@ MIX = np.uint64(0xFF51AFD7ED558CCD)
 STEP = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 NEXT = np.uintp(1)
+LONG = 8
+"""Ids a row: from so many on, the memory that rows are read from is asked for far ahead."""
 # torch multiplies int64 modulo 2^64, as uint64 would.
 SIGNED_MIX = 0xFF51AFD7ED558CCD - 2**64
 SIGNED_STEP = 0x9E3779B97F4A7C15 - 2**64
@@ -183,6 +186,22 @@ def _refine_rows(
     firsts: I64,
     slots: I32,
     hashes: npt.NDArray[np.uint64],
+) -> Any:
+    # Two loops: in short rows, nobody could guess where there is another line to ask for.
+    if len(values) >= LONG * len(codes):
+        return _refine_each(values, offsets, codes, firsts, slots, hashes, True)
+    return _refine_each(values, offsets, codes, firsts, slots, hashes, False)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _refine_each(
+    values: npt.NDArray[Any],
+    offsets: I64,
+    codes: I64,
+    firsts: I64,
+    slots: I32,
+    hashes: npt.NDArray[np.uint64],
+    long: bool,
 ) -> np.int64:
     """Part what was equal so far: rows keep one code where they had one, and their ids agree.
 
@@ -199,6 +218,8 @@ def _refine_rows(
     for row in range(np.uintp(len(codes))):
         stop = np.uintp(offsets[row + NEXT])
         length = stop - at
+        if long:
+            prefetch_behind(values, at, stop)
         # In a clustered table the row before is the likeliest copy: one look, and no hash.
         repeats = row > np.uintp(0) and length == at - before and _equal(values, at, before, length)
         if not repeats:
