@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,8 +20,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.gather import AHEAD
-from recd_plugins.sparse.rows.memory import array_like, prefetch
-from recd_plugins.sparse.rows.unique import HALF, MIX, hash_row
+from recd_plugins.sparse.rows.memory import array_like, prefetch, prefetch_behind
+from recd_plugins.sparse.rows.unique import HALF, LONG, MIX, hash_row
 
 __all__ = [
     "Each",
@@ -383,6 +384,27 @@ def _add(
     slots: Numbers,
     hashes: npt.NDArray[np.uint64],
     numbers: Numbers,
+) -> Any:
+    # Two loops: in short rows, nobody could guess where there is another line to ask for.
+    if len(values) >= LONG * len(lengths):
+        return _add_each(
+            values, lengths, pool, offsets, num_rows, first, slots, hashes, numbers, True
+        )
+    return _add_each(values, lengths, pool, offsets, num_rows, first, slots, hashes, numbers, False)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _add_each(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+    pool: I64,
+    offsets: I64,
+    num_rows: int,
+    first: int,
+    slots: Numbers,
+    hashes: npt.NDArray[np.uint64],
+    numbers: Numbers,
+    long: bool,
 ) -> int:
     """Copies those rows that are new behind the pool's `num_rows`, and counts these anew.
 
@@ -395,6 +417,8 @@ def _add(
         start, before = stop, length
         length = np.int64(lengths[row])
         stop = start + length
+        if long:
+            prefetch_behind(values, np.uintp(start), np.uintp(stop))
         if length == 0:
             numbers[row] = 0
             continue
