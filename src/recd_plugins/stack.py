@@ -52,11 +52,13 @@ from recd_plugins.slots import (
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
+    from torchrec.distributed.model_parallel import DataParallelWrapper
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.data.conversion import Conversion
     from recd_plugins.data.growing import Together
+    from recd_plugins.dense_gradients.data_parallel import DenseGradients
     from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
@@ -85,6 +87,8 @@ class Stack:
         self.dense_bytes = 0
         """The bytes of parameters to train that are in no planned table: what an all-reduce of
         their gradients takes."""
+        self._planned_on: Topology | None = None
+        self._dense: DenseGradients | None = None
         self.waiting: Callable[[str], None] = lambda what: None
         """Hears, several times a second, what batches are waited for."""
         self.together: Together = bool
@@ -498,6 +502,7 @@ class Stack:
         planning.planned = True
         self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
         self.dense_bytes = _bytes_beside(model, plan)
+        self._planned_on = on
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
@@ -613,6 +618,24 @@ class Stack:
 
         return with_means(sharders, model)
 
+    def data_parallel(self, **options: Any) -> DataParallelWrapper:
+        """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in
+        parts beside backward, and cross nodes once where gloo's links between them are slower than
+        within; `explain` says whether they do.
+
+        It is TorchRec's DefaultDataParallelWrapper, whose `options` it takes.
+        """
+        from recd_plugins.dense_gradients.data_parallel import DenseGradients
+
+        if not self._planning.planned:
+            raise CapabilityError(
+                "stack.data_parallel() was asked before there is a plan, which says how many bytes "
+                "of dense gradients there are. Call `plan = stack.plan(model, ...)` first."
+            )
+        topology = self._planned_on or self.registry.topology
+        self._dense = DenseGradients(self.dense_bytes, topology, **options)
+        return self._dense
+
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
         """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
         default: those of `recd train`."""
@@ -621,7 +644,10 @@ class Stack:
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
         explanations = filter(None, [self.explain_groups(), self._adapted])
-        return "\n".join([*explanations, self.planner().explain()])
+        found = [*explanations, self.planner().explain()]
+        if self._dense is not None and self._dense.explained:
+            found.append(f"dense gradients: {self._dense.explained}")
+        return "\n".join(found)
 
     def explain_groups(self) -> str:
         """Why batches are deduplicated so, alone."""

@@ -27,7 +27,7 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
-from recd_plugins.planning.step.step_forecast import StepForecast
+from recd_plugins.planning.step.step_forecast import BUCKET, StepForecast
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Link, Topology
 
@@ -49,6 +49,10 @@ TOPOLOGY = Topology(
     gather_gbps=4,
     beside=0.5,
 )
+
+
+ON_CPU = replace(TOPOLOGY, device="cpu")
+"""Whose ring takes longer than two exchanges in the node and an all-reduce of halves across."""
 
 
 def forecast(
@@ -103,7 +107,7 @@ def test_a_step_is_its_parts_less_what_hides() -> None:
 
 def test_gloo_sends_dense_gradients_in_the_pauses_of_those_of_rows() -> None:
     """Nodes send 1 GB a second by all-to-alls, and 0.5 * 3 / 2 by rings."""
-    cpu = replace(TOPOLOGY, device="cpu")
+    cpu = replace(ON_CPU, a2a_intra=Link(gbps=0.1))  # so that dense gradients go by the ring
     compute = replace(COMPUTE, dense_bytes=GB / 4096, dense=0.0, fixed=0.0, features={})
     rows, dense = 800 * 2 * 64 / 2 / GB * 1000, 1000 / 4096 / 0.5
     for gbps in (1.0, 0.1, 0.02):  # all-to-alls are over before rings are, or the other way round
@@ -112,6 +116,10 @@ def test_gloo_sends_dense_gradients_in_the_pauses_of_those_of_rows() -> None:
         both = max(g, dense, (gbps * g + 0.75 * dense) / max(gbps, 0.75))
         assert step.hidden["pauses"] == pytest.approx(g + dense - both)
         assert step.ms == pytest.approx(sum(step.parts.values()) - step.hidden["pauses"])
+    once = replace(slow, a2a_intra=TOPOLOGY.a2a_intra)  # of a node's two ranks each sends a half
+    step, dense = forecast(once, compute=compute), 1000 / 4096 / 2
+    both = max(g, dense, (gbps * g + 2 * dense) / max(gbps, 2))
+    assert step.hidden["pauses"] == pytest.approx(g + dense - both)
     computed = forecast(slow, compute=replace(compute, fixed=1.0))  # which hides them
     assert computed.hidden["pauses"] == 0
     two = replace(slow, ranks_per_node=1)
@@ -119,6 +127,27 @@ def test_gloo_sends_dense_gradients_in_the_pauses_of_those_of_rows() -> None:
         assert forecast(other, compute=compute, world_size=ranks).hidden["pauses"] == 0
     untimed = Topology(device="cpu", ranks_per_node=2)  # rates of formulas have no pauses
     assert forecast(untimed, compute=compute).hidden["pauses"] == 0
+
+
+def test_dense_gradients_cross_nodes_once_where_gloos_ring_takes_longer() -> None:
+    step, dense = forecast(ON_CPU), COMPUTE.dense_bytes
+    assert step.parts["dense_reduce"] == pytest.approx(
+        2 * (0.1 + 1000 / 1024 / 10) + 0.5 + 1000 / 1024 / 2 / 1
+    )
+    payload = 800 * (2 * 64 + 8)
+    assert step.bytes_by_link["between_nodes"] == pytest.approx(4 * payload / 2 + 2 * dense)
+    assert step.bytes_by_link["within_nodes"] == pytest.approx(
+        4 * (payload / 4 + 2 * dense * 1 / 2)
+    )
+    many = forecast(ON_CPU, compute=replace(COMPUTE, dense_bytes=2 * BUCKET))
+    assert many.parts["dense_reduce"] == pytest.approx(
+        0.5 + 2 * (0.1 + 2000 * BUCKET / GB / 10) + 0.5 + 1000 * BUCKET / GB
+    )
+    quick = replace(ON_CPU, ar_global=Link(gbps=5, latency_ms=0.1))
+    assert forecast(quick).parts["dense_reduce"] == pytest.approx(0.1 + 1000 / 1024 / 5)
+    assert forecast(quick).bytes_by_link["between_nodes"] == pytest.approx(
+        4 * payload / 2 + 3 * dense
+    )
 
 
 def test_loaders_ahead_hide_all_their_reading_unless_they_are_slower_than_the_step() -> None:

@@ -64,8 +64,8 @@ def train_in_parts(
     """On a rank: what comes of dense gradients of which each parameter's travel by themselves; and
     the sizes of the all-reduces of each step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recd_plugins.trainer.assemble.LEAST_PART", 1)
-        patch.setattr("recd_plugins.trainer.assemble.DENSE_PARTS", 1000)
+        patch.setattr("recd_plugins.dense_gradients.data_parallel.LEAST_PART", 1)
+        patch.setattr("recd_plugins.dense_gradients.data_parallel.PARTS", 1000)
         trained = train_assembled(registry, batches)
         job = assemble(load(registry), CPU)
     mine = iter([step[dist.get_rank()] for step in batches])

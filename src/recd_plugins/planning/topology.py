@@ -236,6 +236,9 @@ class Cluster:
     a2a_cross: Link = NO_LINK
     ar_global: Link = NO_LINK
     ar_cross: Link = NO_LINK
+    ring: Link | None = None
+    """All-reduce over all ranks by gloo, which makes one ring of them, wherever they are; none of
+    other backends."""
     gather_gbps: float = 1e6
     chunk_gbps: float = 1e6
     unique_ns: float = 0.0
@@ -264,6 +267,25 @@ class Cluster:
         n, u = self.n_nodes, self.world_size
         return 2 * n * (u - 1) / u if n > 1 else 0.0
 
+    def once_a_node_ms(self, size: float) -> float:
+        """Milliseconds of an all-reduce of so many bytes that cross nodes once: two all-to-alls
+        within each node, and between them one across nodes of each rank's own part."""
+        part = size / self.ranks_per_node
+        return float(2 * self.a2a_intra.ms(size) + self.ar_cross.ms(part))
+
+    def crosses_once(self, size: float) -> bool:
+        """Whether dense gradients of so many bytes are all-reduced so: by gloo, where several nodes
+        have several ranks each, and where that takes less time than its ring."""
+        if self.ring is None or self.n_nodes == 1 or self.ranks_per_node == 1 or not size:
+            return False
+        return self.once_a_node_ms(size) < float(self.ring.ms(size))
+
+    def dense_between_nodes(self, size: float) -> float:
+        """Bytes that leave nodes, of all together, for so many of dense gradients: 2 (N - 1) times
+        as many where they cross nodes once, for each node sends 2 (N - 1) / N."""
+        once = 2 * (self.n_nodes - 1)
+        return size * (once if self.crosses_once(size) else self.reduced_between_nodes)
+
     def local_ms(
         self,
         moved: Any,
@@ -290,7 +312,8 @@ class Cluster:
         - all-to-all: the share of it that goes over each link, the slower one counts; over the
           ranks of one place, where as much leaves the node, as over all;
         - all-reduce across N nodes: 2(N - 1)/N S / inter;
-        - all-reduce over all: 2(W - 1)/W S / intra, and of its W-th part the one across nodes.
+        - all-reduce over all: 2(W - 1)/W S / intra, and of its W-th part the one across nodes;
+          gloo's ring, to which dense gradients' way over nodes is held: 2(U - 1)/U S / inter.
         """
         w = ranks_per_node(topology, world_size)
         n = world_size // w
@@ -312,7 +335,9 @@ class Cluster:
         links["a2a_cross"] = topology.a2a_cross or (links["a2a_global"] if n > 1 else NO_LINK)
         on_cpu = topology.device == "cpu"
         measured = topology.a2a_global is not None and topology.ar_global is not None
+        around = _link(2 * (world_size - 1) / world_size / inter)
         return cls(
+            ring=(topology.ar_global or around) if on_cpu else None,
             n_nodes=n,
             ranks_per_node=w,
             side_stream=not on_cpu,

@@ -9,12 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from recd_plugins.compat.pytorch import first_step_in_parts
 from recd_plugins.compat.torchrec import leave_weights
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.stack import Stack
@@ -22,11 +20,6 @@ from recd_plugins.trainer.dense_optimizer import dense_optimizer
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 __all__ = ["Job", "assemble", "with_sync_batch_norm"]
-
-DENSE_PARTS = 8
-"""Parts that ranks all-reduce the dense gradients in: all but the last travel beside backward."""
-LEAST_PART, MOST_PART = 1 << 18, 25 << 20
-"""Bytes of a part: an all-reduce of fewer takes hardly less time, one of more is torch's own."""
 
 
 @dataclass
@@ -57,7 +50,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
         device=device,
         plan=plan,
         sharders=stack.sharders(),
-        data_parallel_wrapper=_in_parts(stack.dense_bytes),
+        data_parallel_wrapper=stack.data_parallel(),
     )
     leave_weights(sharded)
     initialise_tables(sharded, initialisers, settings.seed)
@@ -82,17 +75,6 @@ def assemble(stack: Stack, device: torch.device) -> Job:
         plan=plan,
         device=device,
     )
-
-
-def _in_parts(dense_bytes: int) -> DefaultDataParallelWrapper:
-    """Has ranks all-reduce so many bytes of gradients part by part, as soon as backward has one.
-
-    TorchRec's default is 25 MB by one call, so that of a smaller model no gradient travels before
-    the last one is there.
-    """
-    size = min(max(dense_bytes / DENSE_PARTS, LEAST_PART), MOST_PART)
-    mib: Any = size / (1 << 20)  # torch takes a part of a MiB, whatever its types say
-    return DefaultDataParallelWrapper(bucket_cap_mb=mib, ddp_kwargs=first_step_in_parts(mib))
 
 
 def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:

@@ -15,7 +15,7 @@ from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.step.compute import Compute
 from recd_plugins.planning.topology import GB
 
-__all__ = ["StepForecast"]
+__all__ = ["BUCKET", "StepForecast"]
 
 EXCHANGES = ("a2a_global", "a2a_intra", "a2a_cross")
 BUCKET = 25 << 20
@@ -102,23 +102,29 @@ class StepForecast:
         """Milliseconds that dense gradients and those of rows take less at once than one after the
         other, where exchanges pause.
 
-        With g half of the all-to-alls between nodes without ids, d the dense gradients less
-        all that `exchange` hides, both without latencies, a and b the bytes a second that leave a
-        node by an all-to-all and by a ring of all ranks, and m the larger of these, both take
+        With g half of the all-to-alls between nodes without ids, d the dense gradients' time
+        between nodes less all that `exchange` hides, both without latencies, a and b the bytes a
+        second that leave a node by an all-to-all and by the all-reduce of dense gradients, and m
+        the larger of these, both take
             max(g, d, (a g + b d) / m)
         """
         cluster = self.ledger.prices.cluster
         if not cluster.pauses:
             return 0.0
-        w, u = cluster.ranks_per_node, self.world_size
+        n, w, u = cluster.n_nodes, cluster.ranks_per_node, self.world_size
         sent, ids = self._moving
         between = sum(sent[name] for name in EXCHANGES if name != "a2a_intra")
         rows = between * (1 - ids) / 2
-        dense = self.compute.dense_bytes / (cluster.ar_global.gbps * GB) * 1000
-        dense = max(dense - hidden, 0.0)
         by_rows = cluster.a2a_global.gbps * w * (u - w) / u
-        by_ring = cluster.ar_global.gbps * 2 * (u - 1) / u
-        both = (by_rows * rows + by_ring * dense) / max(by_rows, by_ring)
+        if cluster.crosses_once(self.compute.dense_bytes):
+            passing, by_dense = (
+                cluster.ar_cross.gbps * w,
+                cluster.ar_cross.gbps * w * 2 * (n - 1) / n,
+            )
+        else:
+            passing, by_dense = cluster.ar_global.gbps, cluster.ar_global.gbps * 2 * (u - 1) / u
+        dense = max(self.compute.dense_bytes / (passing * GB) * 1000 - hidden, 0.0)
+        both = (by_rows * rows + by_dense * dense) / max(by_rows, by_dense)
         return rows + dense - max(rows, dense, both)
 
     @property
@@ -140,27 +146,34 @@ class StepForecast:
     def bytes_by_link(self) -> dict[str, float]:
         """Bytes of a step that leave nodes, and that ranks send to others of their node; of all
         nodes and ranks. Of a payload of S bytes a rank of U = N W sends (W - 1) / U S to others of
-        its node by an all-to-all over all, (W - 1) / W S by one within the node; and by an
-        all-reduce, a ring of all ranks, 2 (U - 1) / U S to the next, which is of its node for W - 1
-        of W ranks."""
+        its node by an all-to-all over all, (W - 1) / W S by one within the node, of which dense
+        gradients take two where they cross nodes once; and by an all-reduce, a ring of all ranks,
+        2 (U - 1) / U S to the next, which is of its node for W - 1 of W ranks."""
         cluster, cost = self.ledger.prices.cluster, self.ledger.cost
         w, u = cluster.ranks_per_node, cluster.world_size
         mean = {name: float(np.mean(getattr(cost, name))) for name in COLLECTIVES}
-        reduced = mean["ar_global"] + self.compute.dense_bytes
-        around = 2 * reduced * (u - 1) / u
-        within = mean["a2a_global"] * (w - 1) / u + (mean["a2a_intra"] + around) * (w - 1) / w
+        dense = self.compute.dense_bytes
+        once = cluster.crosses_once(dense)
+        around = 2 * (mean["ar_global"] + (0.0 if once else dense)) * (u - 1) / u
+        intra = mean["a2a_intra"] + (2 * dense if once else 0.0)
+        within = mean["a2a_global"] * (w - 1) / u + (intra + around) * (w - 1) / w
         return {
             "between_nodes": float(np.mean(cost.between_nodes))
-            + cluster.reduced_between_nodes * self.compute.dense_bytes,
+            + cluster.dense_between_nodes(dense),
             "within_nodes": u * within,
         }
 
     @property
     def _dense_reduce(self) -> float:
-        size, link = self.compute.dense_bytes, self.ledger.prices.cluster.ar_global
+        """By calls of `BUCKET` bytes each, all but the last of which cost no more than the latency
+        between nodes beside their bytes."""
+        size, cluster = self.compute.dense_bytes, self.ledger.prices.cluster
         if self.world_size == 1 or not size:
             return 0.0
-        return (math.ceil(size / BUCKET) - 1) * link.latency_ms + float(link.ms(size))
+        calls = math.ceil(size / BUCKET)
+        if cluster.crosses_once(size):
+            return (calls - 1) * cluster.ar_cross.latency_ms + cluster.once_a_node_ms(size)
+        return (calls - 1) * cluster.ar_global.latency_ms + float(cluster.ar_global.ms(size))
 
     @property
     def ids(self) -> float:

@@ -45,7 +45,7 @@ _RULES = [
         (r"^## pooling ", "pooling"),
         (r"^## (next_batch|load_batch|(inplace_)?copy_batch|wait_for_batch)", "data"),
         (
-            r"all2all|alltoall|reduce_?scatter|all_?gather|allreduce|^c10d::|wait\(\) ##"
+            r"all2all|alltoall|reduce_?scatter|all_?gather|all_?reduce|^c10d::|wait\(\) ##"
             r"|sparse_data_dist|assemble_kjt|construct_jagged|dist_init",
             "exchange",
         ),

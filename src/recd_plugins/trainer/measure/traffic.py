@@ -1,7 +1,8 @@
 """The bytes that a rank hands to each collective, counted as torch dispatches them.
 
 Every collective of torch.distributed is an operator (`c10d::alltoall_base_`), whoever calls it
-and on whatever backend: TorchRec, DDP's reducer in C++, a plugin. So nothing is patched.
+and on whatever backend: TorchRec, DDP's reducer in C++, a plugin. So is the all-reduce that the
+host makes of several. So nothing is patched.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ COLLECTIVES = {
 PHASES = ("ids", "forward", "backward")
 """ids: integers outside of backward, that is splits, lengths and ids of sparse features."""
 
-_NAMESPACES = ("c10d", "_c10d_functional")
+_NAMESPACES = ("c10d", "_c10d_functional", "recd_plugins")
 
 
 class TrafficCounter(TorchDispatchMode):

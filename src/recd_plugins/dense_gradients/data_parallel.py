@@ -1,0 +1,112 @@
+"""What DistributedModelParallel takes as its `data_parallel_wrapper`, and where dense gradients
+cross nodes once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
+from torchrec.distributed.types import ShardingEnv
+
+from recd_plugins.compat.pytorch import first_step_in_parts
+from recd_plugins.dense_gradients.once_a_node import OnceANode
+from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.topology import Cluster, Topology
+
+__all__ = ["DenseGradients"]
+
+PARTS = 8
+"""Parts that ranks all-reduce the dense gradients in: all but the last travel beside backward."""
+LEAST_PART, MOST_PART = 1 << 18, 25 << 20
+"""Bytes of a part: an all-reduce of fewer takes hardly less time, one of more is torch's own."""
+
+
+class DenseGradients(DefaultDataParallelWrapper):
+    """TorchRec's own wrapper, by whose DDP ranks all-reduce gradients part by part, as soon as
+    backward has one, and across nodes once where that pays.
+
+    TorchRec's default is 25 MB by one call, so that of a smaller model no gradient travels before
+    the last one is there.
+
+    Gradients cross nodes once where gloo's ring over all ranks would have more bytes go over the
+    links between nodes, and takes longer by the topology: of several nodes, which have several
+    ranks each. NCCL has hierarchies of its own and is left alone.
+    """
+
+    def __init__(self, dense_bytes: int, topology: Topology, **options: Any) -> None:
+        """`options` are those of TorchRec's wrapper."""
+        size = min(max(dense_bytes / PARTS, LEAST_PART), MOST_PART)
+        mib: Any = size / (1 << 20)  # torch takes a part of a MiB, whatever its types say
+        if "bucket_cap_mb" not in options:
+            given = options.get("ddp_kwargs") or {}
+            options |= {"bucket_cap_mb": mib, "ddp_kwargs": first_step_in_parts(mib) | given}
+        super().__init__(**options)
+        self._precision = options.get("allreduce_comm_precision")
+        self._dense_bytes = dense_bytes
+        self._topology = topology
+        self.once = False
+        """Whether they cross nodes once."""
+        self.explained = ""
+        """How the gradients travel, and why, once a model is wrapped."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Every rank must call it, as DistributedModelParallel does."""
+        if _ddp(dmp) is not None:
+            self.explained = "the trainer's own DistributedDataParallel all-reduces them"
+            return
+        super().wrap(dmp, env, device)
+        ddp, group = _ddp(dmp), env.process_group
+        if ddp is None or group is None:
+            return
+        found = self._across_nodes(group)
+        if isinstance(found, str):
+            self.explained = f"DistributedDataParallel all-reduces them over all ranks: {found}"
+            return
+        ddp.register_comm_hook(None, OnceANode(group, found.ranks_per_node).hook)
+        self.once = True
+        mb, once = self._dense_bytes / 1e6, 2 * (found.n_nodes - 1) / found.n_nodes
+        ring = found.reduced_between_nodes / found.n_nodes
+        self.explained = (
+            f"they cross nodes once: {once * mb:,.2f} MB leave each node in a step, where gloo's "
+            f"ring over all ranks has {ring * mb:,.2f}"
+        )
+
+    def _across_nodes(self, group: ProcessGroup) -> Cluster | str:
+        """The cluster, on whose nodes gradients cross once; or why not, the same on all ranks."""
+        if self._precision is not None:
+            return f"in {self._precision}, by a hook of TorchRec's"
+        if dist.get_backend(group) != "gloo":
+            return f"{dist.get_backend(group)} arranges how they cross nodes"
+        if group.size() != dist.get_world_size():
+            return "the model is not on all ranks"
+        if group.size() == 1:
+            return "there is one"
+        try:
+            topology = dataclasses.replace(self._topology, device="cpu")
+            cluster = Cluster.of(topology, group.size())
+            w = cluster.ranks_per_node
+        except CapabilityError:
+            w = 0
+        # Where nodes have as many ranks as they please, their launchers say different things.
+        least = torch.tensor([w, -w])
+        dist.all_reduce(least, dist.ReduceOp.MIN, group)
+        if not w or least.tolist() != [w, -w]:
+            return "nodes have different numbers of ranks"
+        if cluster.n_nodes == 1:
+            return "they are all on one node"
+        if w == 1:
+            return "each node has one"
+        if not cluster.crosses_once(self._dense_bytes):
+            return "by the topology, the links between nodes are too fast for more calls to pay"
+        return cluster
+
+
+def _ddp(dmp: nn.Module) -> DistributedDataParallel | None:
+    return next((one for one in dmp.children() if isinstance(one, DistributedDataParallel)), None)
