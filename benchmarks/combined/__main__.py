@@ -74,6 +74,7 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
             samples=16_384 if quick else 65_536,
             topology=found,
             ranks=ranks.world_size,
+            ranks_per_node=ranks_per_node,
         )
         workload.prepare()
         settings["samples a rank"] = workload.batch_size
@@ -83,7 +84,8 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         steps = ranks.run(on_nodes, workload, sides, rounds, batches, limit=LIMIT)
     settings["plain TorchRec"] = ", ".join(f"{each} {kind}" for each, kind in chosen.held.items())
     settings["dense gradients out of a node"] = (
-        f"{steps[0].dense / 1e6:.2f} MB a step, on all sides"
+        f"{steps[0].dense[False] / 1e6:.2f} MB a step, {steps[0].dense[True] / 1e6:.2f} where they "
+        f"cross nodes once ({_once(steps[0])})"
     )
     return Report(figures=[*figures(steps, model, mbit)], settings=settings)
 
@@ -196,8 +198,12 @@ def _gains(ours: TrainSteps, theirs: TrainSteps) -> list[float]:
 def _out_of_nodes(ranks: Sequence[NodeSteps], name: str) -> float:
     """Bytes of a step that leave all nodes, without the dense parameters' gradients; ranks of one
     node read the same counter."""
-    every = statistics.mean(rank.sides[name].sent - rank.dense for rank in ranks)
-    return N_NODES * every
+    return N_NODES * statistics.mean(rank.besides(name) for rank in ranks)
+
+
+def _once(steps: NodeSteps) -> str:
+    """The sides whose dense gradients cross nodes once."""
+    return ", ".join(name for name, side in steps.sides.items() if side.dense_once) or "on no side"
 
 
 def _handed(ranks: Sequence[NodeSteps], name: str) -> str:

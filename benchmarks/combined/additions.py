@@ -85,7 +85,8 @@ def _way(*, sequences: bool) -> dict[str, Addition]:
         **pooled_on_unique,
         "+ coalescing, each table its way": Addition(sharding=COALESCED),
         "+ tiers": Addition(sharding=TIERS),
-        ALL: Addition(sharding=TIERS, cache=HOT),
+        "+ dense gradients once a node": Addition(sharding=TIERS, dense_once=True),
+        ALL: Addition(sharding=TIERS, cache=HOT, dense_once=True),
     }
 
 
@@ -159,6 +160,7 @@ class OnCluster(TrainWorkload):
     topology: Path
     """What `recd topology measure` found of it."""
     ranks: int
+    ranks_per_node: int = 2
 
     def registry(self, side: TrainSide) -> dict[str, Any]:
         if isinstance(side, Addition) and side.whole is not None:
@@ -182,4 +184,4 @@ class OnCluster(TrainWorkload):
         goal = AdviceGoal(budget_gb=BUDGET_GB)
         values = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False).values
         load(values).prepare()
-        return Addition(whole=values)
+        return Addition(whole=values, dense_once=True)  # as `recd train` has them

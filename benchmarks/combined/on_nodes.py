@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from benchmarks.cluster.network import bytes_sent
 from benchmarks.combined.additions import PLAIN, OnCluster
 from benchmarks.recd_train.ranks import TrainSteps, take_turns
 from benchmarks.recd_train.workload import TrainSide
+from recd_plugins.dense_gradients.once_a_node import OnceANode
 
 __all__ = ["NodeSteps", "on_nodes"]
 
@@ -21,9 +22,14 @@ class NodeSteps:
     """The steps of all sides, on one rank."""
 
     sides: Mapping[str, TrainSteps]
-    dense: int
+    dense: Mapping[bool, int]
     """Bytes that leave the node where all ranks reduce the gradients of the dense parameters, by
-    the link's counter: every side's steps have as many."""
+    the link's counter: by DDP's ring over all ranks, and where they cross nodes once."""
+
+    def besides(self, name: str) -> float:
+        """Bytes of a side's step that leave the node, but for the dense gradients'."""
+        side = self.sides[name]
+        return side.sent - self.dense[side.dense_once]
 
 
 def on_nodes(
@@ -42,8 +48,18 @@ def on_nodes(
     # Plain TorchRec all-reduces nothing but the dense gradients.
     size = sum(steps[PLAIN].traffic["all_reduce"].values())
     gradients = torch.zeros(round(size) // 4)
+    once = OnceANode(dist.group.WORLD, workload.ranks_per_node)
+    ways: dict[bool, Callable[[], object]] = {
+        False: lambda: dist.all_reduce(gradients),
+        True: lambda: once.all_reduce(gradients).wait(),
+    }
+    return NodeSteps(sides=steps, dense={way: _leaves(call) for way, call in ways.items()})
+
+
+def _leaves(call: Callable[[], object]) -> int:
+    """Bytes that leave the node by a call that all ranks make."""
     dist.barrier()
     before = bytes_sent()
-    dist.all_reduce(gradients)
+    call()
     dist.barrier()
-    return NodeSteps(sides=steps, dense=bytes_sent() - before)
+    return bytes_sent() - before

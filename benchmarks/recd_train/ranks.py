@@ -19,6 +19,8 @@ from benchmarks.harness import new_garbage_alone
 from benchmarks.recd_train.memory import give_back, tensor_memory
 from benchmarks.recd_train.workload import TrainSide, TrainWorkload
 from recd_plugins.data.batch import Batch
+from recd_plugins.dense_gradients.data_parallel import DenseGradients
+from recd_plugins.planning.topology import Topology
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
 from recd_plugins.trainer.assemble import assemble
@@ -60,6 +62,8 @@ class TrainSteps:
     """The share of held batches that are hot."""
     sent: float = 0.0
     """Bytes that leave in a step by the counter that `take_turns` was given; 0 without one."""
+    dense_once: bool = False
+    """Whether dense gradients crossed nodes once."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of each part of a step, mean over ranks; empty unless it was profiled."""
 
@@ -151,6 +155,7 @@ class _Training:
         stack.side, self._device = side, device
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         self._samples = stack.registry.train.batch_size * dist.get_world_size()
+        self._stack = stack
         self._job = assemble(stack, device)  # before batches come, which may be ordered by the plan
         self._held: list[Batch] = []
         if batches is None:
@@ -209,6 +214,7 @@ class _Training:
             memory=[tensor_memory(self._progress) for _ in range(weighed)],
             hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
             sent=(after - before) / max(counted, 1),
+            dense_once=self._stack.dense.once,
             parts=self._profiled(profiled) if profiled else {},
         )
 
@@ -233,6 +239,14 @@ class _SideStack(Stack):
     """A stack whose model and sharders are those of a side."""
 
     side: TrainSide
+    dense: DenseGradients
+
+    def data_parallel(self, **options: Any) -> DenseGradients:
+        """By default as on one node, where DDP all-reduces over all ranks."""
+        one_node = Topology(ranks_per_node=dist.get_world_size())
+        topology = self.registry.topology if self.side.dense_once else one_node
+        self.dense = DenseGradients(self.dense_bytes, topology, **options)
+        return self.dense
 
     def adapt(self, model: nn.Module, poolings: Sequence[str] = (), **options: Any) -> nn.Module:
         given = {**options, "pool_unique": self.side.pool_unique, "route": self.side.route}

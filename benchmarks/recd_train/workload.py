@@ -30,6 +30,8 @@ class TrainSide:
     """Times the model's batch size."""
     route: Literal["padded", "vbe"] = "padded"
     """How lookups take unique samples: as ours do, or in TorchRec's variable-batch form (CUDA)."""
+    dense_once: bool = False
+    """Whether dense gradients may cross nodes once."""
     index_dedup: bool = False
     """Whether TorchRec looks different ids of sequences up once (CUDA)."""
 
