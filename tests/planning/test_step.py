@@ -117,8 +117,8 @@ def test_gloo_sends_dense_gradients_in_the_pauses_of_those_of_rows() -> None:
         assert step.hidden["pauses"] == pytest.approx(g + dense - both)
         assert step.ms == pytest.approx(sum(step.parts.values()) - step.hidden["pauses"])
     once = replace(slow, a2a_intra=TOPOLOGY.a2a_intra)  # of a node's two ranks each sends a half
-    step, dense = forecast(once, compute=compute), 1000 / 4096 / 2
-    both = max(g, dense, (gbps * g + 2 * dense) / max(gbps, 2))
+    step, dense = forecast(once, compute=compute), 1000 / 4096 * (2 / 10 + 1 / 2)
+    both = max(g, dense, (gbps * g + dense / (2 / 10 + 1 / 2)) / max(gbps, 2))
     assert step.hidden["pauses"] == pytest.approx(g + dense - both)
     computed = forecast(slow, compute=replace(compute, fixed=1.0))  # which hides them
     assert computed.hidden["pauses"] == 0

@@ -102,11 +102,12 @@ class StepForecast:
         """Milliseconds that dense gradients and those of rows take less at once than one after the
         other, where exchanges pause.
 
-        With g half of the all-to-alls between nodes without ids, d the dense gradients' time
-        between nodes less all that `exchange` hides, both without latencies, a and b the bytes a
-        second that leave a node by an all-to-all and by the all-reduce of dense gradients, and m
-        the larger of these, both take
+        With g half of the all-to-alls between nodes without ids, d the dense gradients' time less
+        all that `exchange` hides, both without latencies, a and b the bytes a second that leave a
+        node meanwhile, and m the most that leave it a second, both take
             max(g, d, (a g + b d) / m)
+        where m is the larger of a and b; of gradients that cross nodes once, b counts for m without
+        the time within nodes.
         """
         cluster = self.ledger.prices.cluster
         if not cluster.pauses:
@@ -116,15 +117,13 @@ class StepForecast:
         between = sum(sent[name] for name in EXCHANGES if name != "a2a_intra")
         rows = between * (1 - ids) / 2
         by_rows = cluster.a2a_global.gbps * w * (u - w) / u
+        took = crossing = 1 / cluster.ar_global.gbps
+        leaving = 2 * (u - 1) / u
         if cluster.crosses_once(self.compute.dense_bytes):
-            passing, by_dense = (
-                cluster.ar_cross.gbps * w,
-                cluster.ar_cross.gbps * w * 2 * (n - 1) / n,
-            )
-        else:
-            passing, by_dense = cluster.ar_global.gbps, cluster.ar_global.gbps * 2 * (u - 1) / u
-        dense = max(self.compute.dense_bytes / (passing * GB) * 1000 - hidden, 0.0)
-        both = (by_rows * rows + by_dense * dense) / max(by_rows, by_dense)
+            crossing = 1 / cluster.ar_cross.gbps / w
+            took, leaving = 2 / cluster.a2a_intra.gbps + crossing, 2 * (n - 1) / n
+        dense = max(self.compute.dense_bytes / GB * took * 1000 - hidden, 0.0)
+        both = (by_rows * rows + leaving / took * dense) / max(by_rows, leaving / crossing)
         return rows + dense - max(rows, dense, both)
 
     @property
