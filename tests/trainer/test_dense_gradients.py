@@ -250,6 +250,12 @@ def chosen(topologies: list[Topology], local: list[str] | None = None) -> list[s
     return found
 
 
+CROSSING = (
+    "they cross nodes once: 0.00 MB leave each node in a step, where gloo's ring over all ranks "
+    "has 0.00"
+)
+
+
 def slow(**options: Any) -> Topology:
     links = {name: Link(**link) for name, link in SLOW.items() if isinstance(link, dict)}
     return Topology(**{"ranks_per_node": 2, **links, **options})
@@ -267,8 +273,7 @@ def test_where_nothing_is_gained_it_is_ddp_and_says_why(gloo_pool: GlooPool) -> 
     assert others == [found] * 3
     ddp = "DistributedDataParallel all-reduces them over all ranks: "
     assert found == [
-        "they cross nodes once: 0.00 MB leave each node in a step, where gloo's ring over all "
-        "ranks has 0.00",
+        CROSSING,
         f"{ddp}they are all on one node",
         f"{ddp}each node has one",
         f"{ddp}by the topology, the links between nodes are too fast for more calls to pay",
@@ -281,14 +286,16 @@ def test_where_nothing_is_gained_it_is_ddp_and_says_why(gloo_pool: GlooPool) -> 
 def with_options() -> list[str]:
     """On a rank: what is said where TorchRec's wrapper has a hook of its own, where the trainer has
     wrapped the model already, and where some of the ranks train it."""
-    pair = dist.new_group([0, 1]), dist.new_group([2, 3])
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    env.process_group = pair[dist.get_rank() // 2]
+    pairs = dist.new_group([0, 1]), dist.new_group([2, 3])
+    some, all_again = (ShardingEnv.from_process_group(dist.group.WORLD) for _ in range(2))
+    some.process_group = pairs[dist.get_rank() // 2]
+    all_again.process_group = dist.new_group(backend="cpu:gloo")
     found = []
     for model, on, options in (
         (nn.Linear(8, 1), None, {"allreduce_comm_precision": "fp16"}),
         (DistributedDataParallel(nn.Linear(8, 1)), None, {}),
-        (nn.Linear(8, 1), env, {"find_unused_parameters": True}),
+        (nn.Linear(8, 1), some, {"find_unused_parameters": True}),
+        (nn.Linear(8, 1), all_again, {"bucket_cap_mb": 1, "static_graph": False}),
     ):
         wrapper = DenseGradients(4 * 9, slow(), **options)
         dmp = DistributedModelParallel(
@@ -306,6 +313,7 @@ def test_it_leaves_hooks_and_wrappers_of_others_alone(gloo_pool: GlooPool) -> No
             f"{ddp}in fp16, by a hook of TorchRec's",
             "the trainer's own DistributedDataParallel all-reduces them",
             f"{ddp}the model is not on all ranks",
+            CROSSING,
         ]
 
 

@@ -65,7 +65,7 @@ class DenseGradients(DefaultDataParallelWrapper):
         ddp, group = _ddp(dmp), env.process_group
         if ddp is None or group is None:
             return
-        found = self._across_nodes(group)
+        found = self._across_nodes(group, device)
         if isinstance(found, str):
             self.explained = f"DistributedDataParallel all-reduces them over all ranks: {found}"
             return
@@ -78,12 +78,14 @@ class DenseGradients(DefaultDataParallelWrapper):
             f"ring over all ranks has {ring * mb:,.2f}"
         )
 
-    def _across_nodes(self, group: ProcessGroup) -> Cluster | str:
+    def _across_nodes(self, group: ProcessGroup, device: torch.device) -> Cluster | str:
         """The cluster, on whose nodes gradients cross once; or why not, the same on all ranks."""
         if self._precision is not None:
             return f"in {self._precision}, by a hook of TorchRec's"
-        if dist.get_backend(group) != "gloo":
-            return f"{dist.get_backend(group)} arranges how they cross nodes"
+        backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+        if device.type != "cpu" or (backend := backends.get("cpu")) != "gloo":
+            backend = backends.get(device.type)
+            return f"on {device.type}, {backend} arranges how they cross nodes"
         if group.size() != dist.get_world_size():
             return "the model is not on all ranks"
         if group.size() == 1:
