@@ -234,8 +234,13 @@ def test_a_job_on_two_nodes_trains_as_unsharded(
             assert reduced == 4 * (34 + 1)
 
 
-def chosen(topologies: list[Topology], local: list[str] | None = None) -> list[str]:
-    """On a rank: what is said of a layer's gradients, by topology."""
+def chosen(
+    topologies: list[Topology], local: list[str] | None = None, first: Topology | None = None
+) -> list[str]:
+    """On a rank: what is said of a layer's gradients, by topology; rank 0 may have another `first`
+    one."""
+    if first is not None and dist.get_rank() == 0:
+        topologies = [first, *topologies[1:]]
     if local is not None:
         os.environ["LOCAL_WORLD_SIZE"] = local[dist.get_rank()]
     found = []
@@ -281,6 +286,8 @@ def test_where_nothing_is_gained_it_is_ddp_and_says_why(gloo_pool: GlooPool) -> 
     ]
     uneven = gloo_pool.run(chosen, [slow(ranks_per_node=None)], ["1", "1", "2", "2"], world_size=4)
     assert uneven == [[f"{ddp}nodes have different numbers of ranks"]] * 4
+    differ = gloo_pool.run(chosen, [slow()], None, slow(ar_global=Link(gbps=10)), world_size=4)
+    assert differ == [found[3:4]] * 4
 
 
 def with_options() -> list[str]:
@@ -310,7 +317,7 @@ def test_it_leaves_hooks_and_wrappers_of_others_alone(gloo_pool: GlooPool) -> No
     ddp = "DistributedDataParallel all-reduces them over all ranks: "
     for found in gloo_pool.run(with_options, world_size=4):
         assert found == [
-            f"{ddp}in fp16, by a hook of TorchRec's",
+            f"{ddp}in fp16 precision, by a hook that it has already",
             "the trainer's own DistributedDataParallel all-reduces them",
             f"{ddp}the model is not on all ranks",
             CROSSING,

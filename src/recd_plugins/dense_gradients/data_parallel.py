@@ -48,13 +48,14 @@ class DenseGradients(DefaultDataParallelWrapper):
             given = options.get("ddp_kwargs") or {}
             options |= {"bucket_cap_mb": mib, "ddp_kwargs": first_step_in_parts(mib) | given}
         super().__init__(**options)
-        self._precision = options.get("allreduce_comm_precision")
+        mixed = (options.get("ddp_kwargs") or {}).get("mixed_precision") is not None
+        self._precision = options.get("allreduce_comm_precision") or ("mixed" if mixed else None)
         self._dense_bytes = dense_bytes
         self._topology = topology
         self.once = False
         """Whether they cross nodes once."""
         self.explained = ""
-        """How the gradients travel, and why, once a model is wrapped."""
+        """How the gradients travel, and why, once a model is wrapped on several ranks."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Every rank must call it, as DistributedModelParallel does."""
@@ -63,7 +64,7 @@ class DenseGradients(DefaultDataParallelWrapper):
             return
         super().wrap(dmp, env, device)
         ddp, group = _ddp(dmp), env.process_group
-        if ddp is None or group is None:
+        if ddp is None or group is None or group.size() == 1:
             return
         found = self._across_nodes(group, device)
         if isinstance(found, str):
@@ -81,31 +82,32 @@ class DenseGradients(DefaultDataParallelWrapper):
     def _across_nodes(self, group: ProcessGroup, device: torch.device) -> Cluster | str:
         """The cluster, on whose nodes gradients cross once; or why not, the same on all ranks."""
         if self._precision is not None:
-            return f"in {self._precision}, by a hook of TorchRec's"
+            return f"in {self._precision} precision, by a hook that it has already"
         backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
         if device.type != "cpu" or (backend := backends.get("cpu")) != "gloo":
             backend = backends.get(device.type)
             return f"on {device.type}, {backend} arranges how they cross nodes"
         if group.size() != dist.get_world_size():
             return "the model is not on all ranks"
-        if group.size() == 1:
-            return "there is one"
         try:
             topology = dataclasses.replace(self._topology, device="cpu")
             cluster = Cluster.of(topology, group.size())
             w = cluster.ranks_per_node
         except CapabilityError:
             w = 0
-        # Where nodes have as many ranks as they please, their launchers say different things.
-        least = torch.tensor([w, -w])
+        # Where nodes have as many ranks as they please, their launchers say different things; and
+        # each machine may have a topology of its own in the file that registry.yaml names.
+        slower = w > 0 and cluster.crosses_once(self._dense_bytes)
+        least = torch.tensor([w, -w, int(slower)])
         dist.all_reduce(least, dist.ReduceOp.MIN, group)
-        if not w or least.tolist() != [w, -w]:
+        fewest, most, everywhere = least.tolist()
+        if not fewest or fewest != -most:
             return "nodes have different numbers of ranks"
         if cluster.n_nodes == 1:
             return "they are all on one node"
         if w == 1:
             return "each node has one"
-        if not cluster.crosses_once(self._dense_bytes):
+        if not everywhere:
             return "by the topology, the links between nodes are too fast for more calls to pay"
         return cluster
 
