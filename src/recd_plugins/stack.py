@@ -46,12 +46,15 @@ from recd_plugins.slots import (
     OptimizerFactory,
     Planner,
     Reader,
+    TableStats,
     check_callback,
 )
+from recd_plugins.slots.built import LOADER, check_made, check_parts
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
+    from torch.optim import Optimizer
     from torchrec.distributed.model_parallel import DataParallelWrapper
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
@@ -151,7 +154,11 @@ class Stack:
                 "that does to `plugins` in registry.yaml, say recd_dedup."
             )
         for choice in choices:
-            yield choice, choice.build(self._contexts.of("stats")).measure(table, progress)
+            measure: TableStats = choice.build(self._contexts.of("stats"))
+            report = measure.measure(table, progress)
+            whose = f"{choice.who}: its `measure` returned"
+            check_made(report, StatsReport, whose, "Return its findings as one.")
+            yield choice, report
 
     @cached_property
     def schema(self) -> Schema:
@@ -228,7 +235,8 @@ class Stack:
 
     def _loader(self, tables: Tables, rank: int, world_size: int, split: Split) -> Loader:
         context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
-        reader: Reader = self.registry.one("reader").build(context)
+        choice = self.registry.one("reader")
+        reader: Reader = choice.build(context)
         loader: Loader = reader.loader(
             tables[split],
             rank=rank,
@@ -237,6 +245,7 @@ class Stack:
             split=split,
             transform=self._features.transform,
         )
+        check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
         return loader
 
     @cached_property
@@ -330,8 +339,17 @@ class Stack:
                 f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both say how dense "
                 "parameters are stepped. Keep one of them."
             )
-        factory: OptimizerFactory = choices[0].build(self._contexts.of("optimizer"))
-        return factory
+        (choice,) = choices
+        factory: OptimizerFactory = choice.build(self._contexts.of("optimizer"))
+
+        def make(params: list[nn.Parameter]) -> Optimizer:
+            from torch.optim import Optimizer
+
+            made = factory(params)
+            check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")
+            return made
+
+        return make
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
@@ -474,6 +492,7 @@ class Stack:
         tables have replicas where they leave row-wise plans with the fused kernel.
         """
         import torch.distributed as dist
+        from torchrec.distributed.types import ShardingPlan
 
         group = process_group or dist.GroupMember.WORLD
         if group is None:
@@ -497,6 +516,8 @@ class Stack:
             planning.know(constraints=constraints or {})
             planner = planning.planner_by_now()
             plan = planner.plan(model, on, group)
+        whose = f"{planning.choice.who}: its `plan` returned"
+        check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
         if (on.device or self.device) == "cuda":
             on_machines(plan, group.size())
         planning.planned = True
@@ -593,7 +614,10 @@ class Stack:
             self._planning.take_sharders(list(mine))
         planner, choice = self.planner(), self._planning.choice
         who = f"{choice.where}: {type(planner).__name__}"
-        sharders = completed(planner.sharders(), self._planning.sharders(), who)
+        found = planner.sharders()
+        whose = f"{choice.who}: its `sharders` returned"
+        check_made(found, list, whose, "Return context.sharders(), as they are or wrapped.")
+        sharders = completed(found, self._planning.sharders(), who)
         if isinstance(planner, Tiered) and not self._planning.planned:
             self._usage.unused(
                 choice,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -152,8 +152,17 @@ class Keeper(nn.Module):
         self.context = context
 
 
-def _built(config: Options, context: Context) -> tuple[Options, Context]:
-    return config, context
+class Built(NamedTuple):
+    """What a measure, a cache and a pooling are built with; a trainer never asks them."""
+
+    config: Options
+    context: Context
+
+    measure = plan = sharders = explain = __call__ = lambda *_: None
+
+
+def _built(config: Options, context: Context) -> Built:
+    return Built(config, context)
 
 
 @hookimpl

@@ -318,7 +318,8 @@ def test_a_record_gets_what_it_uses(registry: dict[str, Any]) -> None:
     assert isinstance(context, Context)
     neighbours = context.neighbours
     assert neighbours.keys() == {"pooling", "stats", "cache"}
-    assert {name: config.n for name, (config, _) in neighbours["pooling"].items()} == {
+    poolings = {name: made.__wrapped__ for name, made in neighbours["pooling"].items()}
+    assert {name: config.n for name, (config, _) in poolings.items()} == {
         "item": 2,
         "*": 3,
     }
@@ -327,7 +328,7 @@ def test_a_record_gets_what_it_uses(registry: dict[str, Any]) -> None:
     assert config.n == 6
     assert of_cache.neighbours == {}
     assert of_cache.schema == SCHEMA
-    for _, of_pooling in neighbours["pooling"].values():  # neighbours have neighbours
+    for _, of_pooling in poolings.values():  # neighbours have neighbours
         assert of_pooling.neighbours["cache"][0].n == 6
 
 

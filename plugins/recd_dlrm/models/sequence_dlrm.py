@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -212,7 +212,8 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
     )
     pooled = [Pooled(item.name, Reduce("sum"), scored=item.scored) for item in roles.items]
     for feature in roles.sequences:
-        pooling = poolings[feature.name](dim)
+        pooling: Any = poolings[feature.name](dim)
+        pooling.of_features = (*getattr(pooling, "of_features", ()), feature.name)
         query = queries.get(feature.name)
         if query is None and getattr(pooling, "needs_query", False):
             raise RegistryError(

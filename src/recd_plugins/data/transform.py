@@ -17,7 +17,7 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, nearest
+from recd_plugins.errors import PluginError, listed, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
@@ -128,7 +128,14 @@ class BatchTransform:
             keys = features.keys()
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
-        return features, dedup.convert(taken)
+        made = dedup.convert(taken)
+        if made is None:
+            raise PluginError(
+                f"dedup: `convert` of {type(dedup).__name__} returned None, though it takes "
+                f"{listed(self.takes, kind='feature')}. Return what the batch is to have in their "
+                "place, or have no `groups`."
+            )
+        return features, made
 
 
 class DenseStep:

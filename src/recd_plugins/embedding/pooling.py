@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.embedding.pooled_check import check_unique
 from recd_plugins.embedding.unexpanded import Unexpanded
 
 __all__ = ["DedupPooling", "PoolsUnique", "explain_pooling"]
@@ -67,10 +68,14 @@ class DedupPooling(nn.Module):
             _warn_once(self, "its values' and lengths' unique samples are not the same")
             return pool(values, lengths, *asked)
         lookup = values.inverse_lookup
-        if query is None or not _needs_query(self):
-            return Unexpanded.rows(pool(values.unique, lengths.unique), lookup)
-        if isinstance(query, Unexpanded) and _alike(values, query):
-            return Unexpanded.rows(pool(values.unique, lengths.unique, query.unique), lookup)
+        shared = isinstance(query, Unexpanded) and _alike(values, query)
+        if query is None or shared or not _needs_query(self):
+            if isinstance(query, Unexpanded) and _needs_query(self):
+                pooled = pool(values.unique, lengths.unique, query.unique)
+            else:
+                pooled = pool(values.unique, lengths.unique)
+            check_unique(self, values.unique, lengths.unique, pooled)
+            return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
             return pool(values.unique, lengths.unique, query)
         # A protocol's own isinstance takes as long as a small pooling's operations.

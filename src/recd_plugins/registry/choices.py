@@ -28,6 +28,7 @@ from recd_plugins.slots import (
     ShardingRecord,
     stands_in_front,
 )
+from recd_plugins.slots.built import check_built
 
 __all__ = ["Choice", "Registry", "plugin_names"]
 
@@ -60,12 +61,13 @@ class Choice:
         """Build the record; an error of the plugin's own is named as such."""
         with self.named("when built"):
             built = self.record.build(self.config, context)
-        if built is None:
-            raise PluginError(
-                f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider} built "
-                "nothing: its `build` returned None. Return what the slot takes (docs/slots.md)."
-            )
+        check_built(self.record.slot, built, self.who)
         return built
+
+    @property
+    def who(self) -> str:
+        """The record and its place in registry.yaml, for error messages."""
+        return f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider}"
 
     @contextmanager
     def named(self, when: str) -> Iterator[None]:
@@ -76,8 +78,8 @@ class Choice:
             raise
         except Exception as error:
             raise PluginError(
-                f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider} raised "
-                f"{type(error).__name__} {when}: {error}. Run with --debug for its traceback."
+                f"{self.who} raised {type(error).__name__} {when}: {error}. Run with --debug for "
+                "its traceback."
             ) from error
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.registry.choices import Choice, Registry
-from recd_plugins.slots import SLOTS, Context, Planner
+from recd_plugins.slots import SLOTS, Context, Planner, PoolingFactory
+from recd_plugins.slots.built import check_made
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,4 +98,24 @@ class Contexts:
     def _built(self, choice: Choice, schema: Schema | None) -> Any:
         if choice.record.slot in PLANNING:
             return self.planner(choice, schema)
-        return choice.build(self.of(choice.record.slot, schema))
+        built = choice.build(self.of(choice.record.slot, schema))
+        return _watched(built, choice) if choice.record.slot == "pooling" else built
+
+
+def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
+    """The factory of a choice's poolings, each of which names it where it makes what none may."""
+
+    @wraps(factory, updated=())
+    def make(dim: int) -> nn.Module:
+        from torch import nn
+
+        from recd_plugins.embedding.pooled_check import PooledCheck
+
+        with choice.named(f"when asked for a pooling of {dim} columns"):
+            pooling = factory(dim)
+        whose = f"{choice.who}: its factory made"
+        check_made(pooling, nn.Module, whose, "Return `lambda dim: MyPooling(dim)`.")
+        PooledCheck.watch(pooling, choice.who)
+        return pooling
+
+    return make

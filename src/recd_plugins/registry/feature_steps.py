@@ -21,7 +21,7 @@ from recd_plugins.data.preprocessing import (
     steps_of,
 )
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, PluginError, nearest, shown
 from recd_plugins.notices import GivesNotices, Notice
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
@@ -155,6 +155,7 @@ class FeatureSteps:
         assert takes is not None  # it says what it takes
         with choice.named("when asked what its model takes"):
             taken = takes(choice.config, self.made)
+        _check_taken(taken, self.made, f"{choice.who}: its `takes`")
         wanted = completed(self._every, needed(self._every, taken) | self._named)
         every = (*self.there.dense, *self.there.sparse_names)
         kept = tuple(name for name in every if name in wanted)
@@ -313,9 +314,32 @@ class FeatureSteps:
                 "deduplicates, so that no model can be adapted to its batches. Give the converter "
                 "an attribute `groups`, a tuple of tuples of features."
             )
+        self._check_groups(groups)
         for step in self.steps if groups else []:
             groups = step.groups(groups)
         return groups
+
+    def _check_groups(self, groups: Any) -> None:
+        """`PluginError` where what a converter says of its groups is no groups of features, or its
+        shares are not of these."""
+        who = f"{self._registry.one('dedup').who}: its"
+        if not _is_groups(groups):
+            raise PluginError(
+                f"{who} `groups` are {shown(groups)}, where they must be a tuple of tuples of "
+                "features, as (('history', 'history_category'), ('user_id',))."
+            )
+        if self._registry.has_dataset or self._looked_at:
+            known = self.there.sparse_names
+            for name in (name for group in groups for name in group if name not in known):
+                raise PluginError(
+                    f"{who} `groups` name {shown(name)}, which there is not; {nearest(name, known)}"
+                )
+        shares = self.unique_shares
+        if shares is not None and not (isinstance(shares, Sequence) and len(shares) == len(groups)):
+            raise PluginError(
+                f"{who} `unique_shares` are {shown(shares)}, where they must be one for each of "
+                f"its {len(groups)} groups. Give as many, or have no such attribute."
+            )
 
     @property
     def unique_shares(self) -> Sequence[float] | None:
@@ -340,3 +364,28 @@ class FeatureSteps:
         from recd_plugins.data.transform import BatchTransform, batch_steps
 
         return BatchTransform(batch_steps(self.steps), converter)
+
+
+def _is_groups(groups: Any) -> bool:
+    """Whether it has features by group."""
+    return isinstance(groups, Sequence) and all(
+        isinstance(group, Sequence)
+        and not isinstance(group, str)
+        and all(isinstance(name, str) for name in group)
+        for group in groups
+    )
+
+
+def _check_taken(taken: Any, schema: Schema, whose: str) -> None:
+    """`PluginError` where a model's record says that its model takes what there is not."""
+    known = (*schema.dense, *schema.sparse_names)
+    if not isinstance(taken, Collection) or isinstance(taken, str):
+        raise PluginError(
+            f"{whose} returned {shown(taken)}, where it must return a list of the features and "
+            "dense columns that its model takes."
+        )
+    for name in taken:
+        if name not in known:
+            raise PluginError(
+                f"{whose} names {shown(name)}, which there is not; {nearest(str(name), known)}"
+            )

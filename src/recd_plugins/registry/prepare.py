@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from recd_plugins.data.dataset import SPLITS, Dataset, Tables
+from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.files import NoSuchTable
 from recd_plugins.data.growing import (
     GrowingDataset,
@@ -33,6 +33,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context, DatasetRecord, Etl
+from recd_plugins.slots.built import check_made
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
@@ -92,7 +93,7 @@ def _written(
         for step, folder in zip(registry.chosen("etl"), folders[1:], strict=True):
             etl = step.build(context("etl"))
             with step.named("when it ran"):
-                tables = _run(etl, tables, folder, progress)
+                tables = _run(etl, tables, folder, progress, step.who)
     return tables
 
 
@@ -305,13 +306,13 @@ def _while_written(
     return lock
 
 
-def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress) -> Tables:
-    done = {
-        split: Table.open(folder / split)
-        if (folder / split).is_dir()
-        else etl.run(tables[split], folder / split, progress)
-        for split in SPLITS
-    }
+def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress, who: str) -> Tables:
+    done: dict[Split, Table] = {}
+    for split in SPLITS:
+        path = folder / split
+        done[split] = Table.open(path) if path.is_dir() else etl.run(tables[split], path, progress)
+        fix = "Return the table that it wrote, opened: `Table.open(folder)`."
+        check_made(done[split], Table, f"{who}: its `run` returned", fix)
     return Tables(train=done["train"], test=done["test"])
 
 

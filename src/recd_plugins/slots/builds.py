@@ -256,7 +256,8 @@ class Pooling(Protocol):
         query is ignored: rows that samples share are then pooled once, whatever they ask. So
         they are, with a query for each sample, by a method `pool_unique`, if the module has
         one (`recd_plugins.api.embedding.PoolsUnique`). Of scored ids a model hands over values
-        times weights, to a module alone that says `takes_weights = True`.
+        times weights, to a module alone that says `takes_weights = True`. A model writes the
+        features that it pools with a module into its `of_features`, for messages.
         """
 
 

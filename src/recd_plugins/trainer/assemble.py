@@ -18,6 +18,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.dense_optimizer import dense_optimizer
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
+from recd_plugins.trainer.outputs_check import watch_outputs
 
 __all__ = ["Job", "assemble", "with_sync_batch_norm"]
 
@@ -40,6 +41,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     settings = stack.registry.train
     torch.manual_seed(settings.seed)
     model = stack.model()
+    watch_outputs(model, stack.registry.one("model").who)
     if settings.sync_batch_norm:
         model = with_sync_batch_norm(model, device)
     model = stack.adapt(model)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from recd_plugins.data.batch import Batch
 from recd_plugins.data.period_loader import last_period
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
+from recd_plugins.slots.built import check_made
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.checkpoint import (
@@ -37,7 +39,6 @@ from recd_plugins.trainer.training import Callbacks, Training
 from recd_plugins.trainer.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
     from recd_plugins.data.dataset import Split
     from recd_plugins.planning.planner_bases import Retiers
 
@@ -312,6 +313,8 @@ class Loop:
             self._report.say(f"period {one} from step {self._training.step} on: {listed}")
 
     def _read(self, batch: Batch) -> Batch:
+        whose = f"{self._stack.registry.one('reader').who}: its loader yielded"
+        check_made(batch, Batch, whose, "Yield those of recd_plugins.api.batch.")
         batch = self._callbacks.on_batch(self._training, batch, "train")
         self._ahead.append(batch)
         return batch

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from recd_plugins.planning.access.sample import Spread
+from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -104,7 +105,7 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
     wanted, found = range(min(FIRST, places)), KeptIds(of=of)
     while wanted and found.off(ranks) > SURE:
         for block, batch in loader.spread(wanted, size, first):
-            if batch.dedup is not None:
+            if isinstance(batch.dedup, DeduplicatedFeatures):
                 counted, before = batch.dedup.id_counts(), blocks.get(block, (0, 0))
                 blocks[block] = (before[0] + counted[0], before[1] + counted[1])
             if time.monotonic() - began > SECONDS:

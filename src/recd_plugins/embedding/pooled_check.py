@@ -1,0 +1,73 @@
+"""The vectors that a pooling makes, held to its rows: an error names who brought the pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugins.errors import PluginError
+
+__all__ = ["PooledCheck", "check_unique"]
+
+
+@dataclass(frozen=True)
+class PooledCheck:
+    """A forward hook of a pooling: values [N, D] in B rows became [B, D], of a type of floats.
+
+    A model that pools several features names them by an attribute `of_features` of their pooling.
+    """
+
+    who: str
+    """The record whose pooling it is, as messages name it."""
+
+    @classmethod
+    def watch(cls, pooling: nn.Module, who: str) -> None:
+        """Have all that a pooling makes checked, whoever calls it."""
+        if _check_of(pooling) is None:
+            pooling.register_forward_hook(cls(who), with_kwargs=True)
+
+    def __call__(
+        self, pooling: nn.Module, given: Sequence[Any], named: Mapping[str, Any], made: Any
+    ) -> None:
+        arguments = {**dict(zip(("values", "lengths"), given, strict=False)), **named}
+        values, lengths = arguments.get("values"), arguments.get("lengths")
+        if not isinstance(values, Tensor) or not isinstance(lengths, Tensor):
+            return  # a tracer's
+        self.hold(pooling, values, lengths, made)
+
+    def hold(self, pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any) -> None:
+        """`PluginError` where what was made is not what it must be."""
+        shape = (lengths.shape[0], *values.shape[1:])
+        if isinstance(made, Tensor) and made.shape == shape and _fits(made.dtype, values.dtype):
+            return
+        found = f"a {type(made).__name__}"
+        if isinstance(made, Tensor):
+            found = f"{list(made.shape)} of {made.dtype}"
+        features = ", ".join(getattr(pooling, "of_features", ()))
+        raise PluginError(
+            f"{self.who}: {type(pooling).__name__.removeprefix('Dedup')} made {found} of "
+            f"{features or 'its feature'}, whose values {list(values.shape)} of {values.dtype} in "
+            f"{shape[0]} rows must become {list(shape)} of {values.dtype}. Return one vector for "
+            "each row of `lengths`, of zeros where that is 0."
+        )
+
+
+def check_unique(pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any) -> None:
+    """Hold what a pooling made of unique samples alone to their rows, if it is watched."""
+    if (check := _check_of(pooling)) is not None:
+        check.hold(pooling, values, lengths, made)
+
+
+def _check_of(pooling: nn.Module) -> PooledCheck | None:
+    hooks = pooling._forward_hooks.values()
+    return next((hook for hook in hooks if isinstance(hook, PooledCheck)), None)
+
+
+def _fits(made: torch.dtype, given: torch.dtype) -> bool:
+    """Whether a model can put it beside other vectors: float64 and whole numbers would make theirs
+    of another type, or lose the gradient; a smaller type of floats becomes theirs."""
+    return made == given or (made.is_floating_point and made.itemsize <= max(4, given.itemsize))

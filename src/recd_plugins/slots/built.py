@@ -1,0 +1,99 @@
+"""The build of a record, and what that makes in turn, held to what its slot takes: an error names
+the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import getattr_static
+from typing import Any
+
+from recd_plugins.errors import PluginError, listed, shown
+
+__all__ = ["LOADER", "check_built", "check_made", "check_parts"]
+
+PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "log": ("LogStore", ("shards", "route", "append", "flush", "close", "read", "fingerprint")),
+    "dataset": ("Dataset", ("schema", "fingerprint", "prepare", "write")),
+    "etl": ("Etl", ("run",)),
+    "stats": ("TableStats", ("measure",)),
+    "reader": ("Reader", ("loader",)),
+    "dedup": ("DedupConverter", ("convert",)),
+    "preprocess": ("Preprocess", ("__call__", "schema")),
+    "sharding": ("Planner", ("plan", "sharders", "explain")),
+    "cache": ("Planner", ("plan", "sharders", "explain")),
+}
+"""By slot, the protocol of its builds, and what the host asks these for."""
+FACTORIES = {
+    "pooling": "`lambda dim: MyPooling(dim)`",
+    "optimizer": "`lambda params: MyOptimizer(params)`",
+}
+"""The slots that build functions, by which the host makes what it needs, and an example of each."""
+LOADER = ("__iter__", "__len__", "state_dict", "load_state_dict", "close")
+"""What the host asks a `Loader` for."""
+
+
+def check_built(slot: str, built: Any, who: str) -> None:
+    """`PluginError` where `who`, a record of the slot, built what its slot cannot take."""
+    if built is None:
+        raise PluginError(
+            f"{who} built nothing: its `build` returned None. Return what the slot takes "
+            "(docs/slots.md)."
+        )
+    if slot in FACTORIES:
+        _check_factory(slot, built, who)
+    elif slot == "model":
+        from torch import nn
+
+        check_made(built, nn.Module, f"{who} built", "Return a module (docs/slots.md).")
+    elif slot in PARTS:
+        protocol, parts = PARTS[slot]
+        if isinstance(built, type):
+            raise PluginError(
+                f"{who} built the class {built.__name__} itself, and not a {protocol}: let its "
+                f"`build` return `{built.__name__}(...)`."
+            )
+        check_parts(built, protocol, parts, f"{who} built")
+
+
+def check_parts(made: Any, protocol: str, parts: tuple[str, ...], whose: str) -> None:
+    """`PluginError` where something that was made lacks a part of its protocol; `whose` opens the
+    message."""
+    lacks = [part for part in parts if not _has(made, part)]
+    if lacks:
+        raise PluginError(
+            f"{whose} {_kind(made)}, which is no {protocol}: it lacks {listed(lacks)}. "
+            "docs/slots.md says what each of them does."
+        )
+
+
+def check_made(made: Any, kind: type[Any], whose: str, fix: str) -> None:
+    """`PluginError` where something that was made is none of a type; `whose` opens the message, and
+    `fix` ends it."""
+    if not isinstance(made, kind):
+        raise PluginError(f"{whose} {_kind(made)}, whose type must be {kind.__name__}. {fix}")
+
+
+def _check_factory(slot: str, built: Any, who: str) -> None:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    if isinstance(built, nn.Module | Optimizer) or not callable(built):
+        raise PluginError(
+            f"{who} built {_kind(built)}, where it must build a function that makes one. Return "
+            f"{FACTORIES[slot]}."
+        )
+
+
+def _has(made: Any, part: str) -> bool:
+    """Whether it has the part, without asking a property for its value, if that can be helped."""
+    lacking = object()
+    return getattr_static(made, part, lacking) is not lacking or hasattr(made, part)
+
+
+def _kind(made: Any) -> str:
+    if made is None:
+        return "None"
+    if isinstance(made, type):
+        return f"the class {made.__name__} itself"
+    kind = type(made).__name__
+    return f"the {kind} {shown(made)}" if isinstance(made, str | int | float) else f"a {kind}"

@@ -1,0 +1,49 @@
+"""The outputs of the registry's model, held to what its slot asks for: an error names the
+record."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from recd_plugins.errors import PluginError, shown
+
+__all__ = ["watch_outputs"]
+
+
+def watch_outputs(model: nn.Module, who: str) -> None:
+    """Have what the model's forward returns checked, in training and in evaluation, before TorchRec
+    and the metrics take it apart."""
+
+    def check(_: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
+        match outputs:
+            case (Tensor(), (Tensor(), Tensor(), Tensor(), Tensor())):
+                loss, (_, logits, labels, weights) = cast("Any", outputs)
+            case _:
+                raise PluginError(f"{who}: forward returned {_in_words(outputs)}. {FIX}")
+        if loss.dim():
+            raise PluginError(
+                f"{who}: forward returned a loss of shape {list(loss.shape)}, where it must be "
+                "one number. Reduce it over the batch, by its weights."
+            )
+        if logits.numel() != labels.numel() or len(logits) != len(weights):
+            raise PluginError(
+                f"{who}: forward returned logits {list(logits.shape)} for labels "
+                f"{list(labels.shape)} and weights {list(weights.shape)}. Return one for each "
+                "label of each sample."
+            )
+
+    model.register_forward_hook(check)
+
+
+FIX = "Return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)."
+
+
+def _in_words(outputs: Any) -> str:
+    """Types and shapes, as they are nested."""
+    if isinstance(outputs, Tensor):
+        return f"a tensor {list(outputs.shape)}"
+    if isinstance(outputs, tuple | list):
+        return f"({', '.join(_in_words(one) for one in outputs)})"
+    return shown(outputs)

@@ -1,0 +1,254 @@
+"""Value tests: what records build that no slot can take is told with the record's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recd_plugins as rp
+from recd_plugins.embedding.pooling import DedupPooling
+from recd_plugins.embedding.unexpanded import Unexpanded
+from recd_plugins.errors import PluginError
+from recd_plugins.slots import SLOTS
+from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.outputs_check import watch_outputs
+
+PLUGIN = str(Path(__file__).with_name("wrong_plugin.py"))
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A registry in which nothing is wrong."""
+    return {
+        "plugins": ["recd_dlrm", PLUGIN],
+        "folder": str(tmp_path_factory.mktemp("tables")),
+        "dataset": {"use": "random", "samples": 64, "dense": 1, "num_ids": [9, 9]},
+        "model": {"use": "sequence_dlrm", "embedding_dim": 4, "sequences": ["cat_0"]},
+        "train": {"batch_size": 8, "ranks": 1},
+    }
+
+
+def measured(stack: rp.Stack) -> Any:
+    return list(stack.stats(stack.prepare()["train"]))
+
+
+def read(stack: rp.Stack) -> Any:
+    return next(iter(stack.loader(0, 1)))
+
+
+def stepped(stack: rp.Stack) -> Any:
+    factory = stack.optimizer()
+    assert factory is not None
+    return factory([nn.Parameter(torch.ones(1))])
+
+
+def grouped(stack: rp.Stack) -> Any:
+    return stack.groups
+
+
+Asked = Callable[[rp.Stack], Any]
+
+WRONG: dict[str, tuple[str, str, Asked, str]] = {
+    "dataset: a text": ("dataset", "a_text", rp.Stack.prepare, "built the str 'abc', which is no"),
+    "dataset: a class": (
+        "dataset",
+        "a_class",
+        rp.Stack.prepare,
+        "built the class Part itself, and not a Dataset: let its `build` return `Part(...)`.",
+    ),
+    "etl: no run": ("etl", "no_run", rp.Stack.prepare, "a Part, which is no Etl: it lacks run."),
+    "etl: no table": (
+        "etl",
+        "runs_nothing",
+        rp.Stack.prepare,
+        "its `run` returned None, whose type must be Table. Return the table",
+    ),
+    "stats": (
+        "stats",
+        "finds_a_dict",
+        measured,
+        "its `measure` returned a dict, whose type must be StatsReport.",
+    ),
+    "reader": (
+        "reader",
+        "loads_nothing",
+        read,
+        "its `loader` returned a NoLength, which is no Loader: it lacks __len__, state_dict, "
+        "load_state_dict, close.",
+    ),
+    "dedup: a text": ("dedup", "one_text", grouped, "its `groups` are 'cat_0', where they must"),
+    "dedup: unknown": (
+        "dedup",
+        "unknown",
+        grouped,
+        "its `groups` name 'cat0', which there is not; did you mean 'cat_0'?",
+    ),
+    "dedup: shares": (
+        "dedup",
+        "three",
+        grouped,
+        "its `unique_shares` are 3, where they must be one for each of its 1 groups.",
+    ),
+    "preprocess": (
+        "preprocess",
+        "a_function",
+        read,
+        "built a function, which is no Preprocess: it lacks schema.",
+    ),
+    "sharding": (
+        "sharding",
+        "no_plan",
+        rp.Stack.planner,
+        "built a Part, which is no Planner: it lacks plan, sharders, explain.",
+    ),
+    "cache": ("cache", "no_planner", rp.Stack.planner, "built the int 3, which is no Planner"),
+    "model: a text": ("model", "no_module", rp.Stack.model, "'abc', whose type must be Module."),
+    "model: takes": (
+        "model",
+        "takes_unknown",
+        read,
+        "its `takes` names 'cat0', which there is not; did you mean 'cat_0'?",
+    ),
+    "optimizer: one": (
+        "optimizer",
+        "no_factory",
+        stepped,
+        "built a SGD, where it must build a function that makes one. Return `lambda params:",
+    ),
+    "optimizer: none": (
+        "optimizer",
+        "makes_none",
+        stepped,
+        "its factory made None, whose type must be Optimizer.",
+    ),
+    "pooling: a module": (
+        "pooling",
+        "no_factory",
+        rp.Stack.model,
+        "built a Last, where it must build a function that makes one. Return `lambda dim:",
+    ),
+    "pooling: no module": (
+        "pooling",
+        "no_module",
+        rp.Stack.model,
+        "its factory made the int 3, whose type must be Module. Return `lambda dim:",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_record_that_builds_something_else_is_named(name: str, right: dict[str, Any]) -> None:
+    slot, record, asked, says = WRONG[name]
+    filled = {"one": record, "many": [record], "by feature": {"*": record}}
+    with pytest.raises(PluginError) as caught:
+        asked(rp.load({**right, slot: filled[SLOTS[slot].fills]}))
+    assert f": {slot} '{record}' of {PLUGIN}" in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_converter_that_returns_nothing_is_named(right: dict[str, Any]) -> None:
+    with pytest.raises(PluginError, match="`convert` of Part returned None, though it takes"):
+        read(rp.load({**right, "dedup": {"use": "converts_to_none"}}))
+
+
+def plans(registry: dict[str, Any]) -> str:
+    """On a rank: the error of a planner that returns no plan."""
+    stack = rp.load(registry)
+    with pytest.raises(PluginError) as caught:
+        stack.plan(stack.model())
+    return str(caught.value)
+
+
+def test_a_planner_that_returns_no_plan_is_named(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    for says in gloo_pool.run(plans, {**right, "sharding": {"use": "plans_nothing"}}):
+        assert f"sharding 'plans_nothing' of {PLUGIN}: its `plan` returned None" in says
+
+
+def pooling_of(right: dict[str, Any], use: str) -> Any:
+    model: Any = rp.load({**right, "pooling": {"*": use}}).model()
+    return model.net.vectors.poolings[-1]
+
+
+VALUES, LENGTHS = torch.arange(20.0).reshape(5, 4), torch.tensor([2, 0, 3])
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [
+        ("fewer_rows", "[2, 4] of torch.float32"),
+        ("wider", "[3, 8] of torch.float32"),
+        ("flat", "[3] of torch.float32"),
+        ("doubles", "[3, 4] of torch.float64"),
+        ("whole_numbers", "[3, 4] of torch.int64"),
+        ("a_pair", "a tuple"),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["plain", "on unique samples"])
+def test_a_pooling_that_makes_something_else_is_named(
+    use: str, found: str, shared: bool, right: dict[str, Any]
+) -> None:
+    pooling = pooling_of(right, use)
+    values, lengths = VALUES, LENGTHS
+    if shared:
+        DedupPooling(pooling)
+        lookup = torch.tensor([0, 2, 2, 1])
+        values = Unexpanded.values(VALUES, LENGTHS, lookup)
+        lengths = Unexpanded.rows(LENGTHS, lookup)
+    with pytest.raises(PluginError) as caught:
+        pooling(values, lengths=lengths)
+    assert str(caught.value) == (
+        f"pooling.*: pooling '{use}' of {PLUGIN}: Last made {found} of cat_0, whose values [5, 4] "
+        "of torch.float32 in 3 rows must become [3, 4] of torch.float32. Return one vector for "
+        "each row of `lengths`, of zeros where that is 0."
+    )
+
+
+@pytest.mark.parametrize("use", ["right", "halves"])
+def test_vectors_of_a_smaller_type_are_left_to_the_model(use: str, right: dict[str, Any]) -> None:
+    """Torch makes them float32 beside others, as after autocast."""
+    assert pooling_of(right, use)(VALUES, LENGTHS).shape == (3, 4)
+
+
+class Returns(nn.Module):
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self) -> Any:
+        return self.outputs
+
+
+LOSS, ROWS = torch.tensor(1.0), torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        (LOSS, "forward returned a tensor []. Return loss, (loss.detach(), "),
+        (None, "forward returned None."),
+        ((LOSS, ROWS), "forward returned (a tensor [], a tensor [3])."),
+        ((ROWS, (LOSS, ROWS, ROWS, ROWS)), "a loss of shape [3], where it must be one number."),
+        ((LOSS, (LOSS, torch.ones(3, 2), ROWS, ROWS)), "logits [3, 2] for labels [3] and"),
+    ],
+)
+def test_a_model_that_returns_something_else_is_named(outputs: Any, says: str) -> None:
+    model = Returns(outputs)
+    watch_outputs(model, "model: model 'mine' of ./mine")
+    with pytest.raises(PluginError) as caught:
+        model()
+    assert str(caught.value).startswith("model: model 'mine' of ./mine: forward returned ")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("logits", [ROWS, torch.ones(3, 1)])
+def test_outputs_of_a_model_pass(logits: Tensor) -> None:
+    model = Returns((LOSS, (LOSS, logits, ROWS, ROWS)))
+    watch_outputs(model, "model")
+    model()

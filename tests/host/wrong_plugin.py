@@ -1,0 +1,144 @@
+"""A plugin whose records build what their slots cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugins import hookimpl
+from recd_plugins.config import Config
+from recd_plugins.slots import (
+    CacheRecord,
+    DatasetRecord,
+    DedupRecord,
+    EtlRecord,
+    ModelRecord,
+    OptimizerRecord,
+    PoolingRecord,
+    PreprocessRecord,
+    ReaderRecord,
+    Record,
+    ShardingRecord,
+    StatsRecord,
+)
+
+
+class Last(nn.Module):
+    """The last value of each row, made into something else."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Any:
+        padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
+        return self.make(padded[torch.where(lengths > 0, lengths.cumsum(0) - 1, len(values))])
+
+
+class Part:
+    """An object with these attributes."""
+
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+class NoLength:
+    """A loader without a length and a state."""
+
+    def __iter__(self) -> Any:
+        yield 3
+
+
+def gives(made: Any) -> Callable[..., Any]:
+    return lambda *_, **__: made
+
+
+def records(kind: type[Record[Any, Any]], **built: Any) -> list[Any]:
+    return [
+        kind(name=name, summary="It is wrong.", config=Config, build=gives(one))
+        for name, one in built.items()
+    ]
+
+
+@hookimpl
+def recd_dataset() -> list[Any]:
+    return records(DatasetRecord, a_text="abc", a_class=Part)
+
+
+@hookimpl
+def recd_etl() -> list[Any]:
+    return records(EtlRecord, runs_nothing=Part(run=gives(None)), no_run=Part())
+
+
+@hookimpl
+def recd_stats() -> list[Any]:
+    return records(StatsRecord, finds_a_dict=Part(measure=gives({})))
+
+
+@hookimpl
+def recd_reader() -> list[Any]:
+    return records(ReaderRecord, loads_nothing=Part(loader=gives(NoLength())))
+
+
+@hookimpl
+def recd_dedup() -> list[Any]:
+    return records(
+        DedupRecord,
+        one_text=Part(groups="cat_0", convert=gives(None)),
+        unknown=Part(groups=(("cat0",),), convert=gives(None)),
+        three=Part(groups=(("cat_0",),), unique_shares=3, convert=gives(None)),
+        converts_to_none=Part(groups=(("cat_0",),), convert=gives(None)),
+    )
+
+
+@hookimpl
+def recd_preprocess() -> list[Any]:
+    return records(PreprocessRecord, a_function=gives(None))
+
+
+@hookimpl
+def recd_sharding() -> list[Any]:
+    plans_nothing = Part(plan=gives(None), sharders=gives([]), explain=gives(""))
+    return records(ShardingRecord, plans_nothing=plans_nothing, no_plan=Part())
+
+
+@hookimpl
+def recd_cache() -> list[Any]:
+    return records(CacheRecord, no_planner=3)
+
+
+@hookimpl
+def recd_pooling() -> list[Any]:
+    makes: dict[str, Callable[[Tensor], Any]] = {
+        "fewer_rows": lambda rows: rows[:-1],
+        "wider": lambda rows: torch.cat([rows, rows], 1),
+        "flat": lambda rows: rows[:, 0],
+        "doubles": lambda rows: rows.double(),
+        "whole_numbers": lambda rows: rows.long(),
+        "a_pair": lambda rows: (rows, rows),
+        "halves": lambda rows: rows.half(),
+        "right": lambda rows: rows,
+    }
+    wrong = {name: gives(Last(make)) for name, make in makes.items()}
+    return records(PoolingRecord, no_factory=Last(len), no_module=gives(3), **wrong)
+
+
+@hookimpl
+def recd_model() -> list[Any]:
+    keeps = ModelRecord(
+        name="takes_unknown",
+        summary="It is wrong.",
+        config=Config,
+        build=gives(nn.Identity()),
+        takes=gives(["cat0"]),
+    )
+    return [*records(ModelRecord, no_module="abc"), keeps]
+
+
+@hookimpl
+def recd_optimizer() -> list[Any]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    return records(OptimizerRecord, no_factory=optimizer, makes_none=gives(None))
