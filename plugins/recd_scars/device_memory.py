@@ -53,8 +53,18 @@ class DeviceMemory:
                 if one.name in hosted:
                     width = state_bytes(own, one.dim) if row_wise_state(own) else 0
                 share += one.num_rows * width / world_size
-        embedded = sum(one.num_rows * one.dim for one in tables)
-        dense = 4 * DENSE_COPIES * (sum(p.numel() for p in model.parameters()) - embedded)
+        from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+        collections = (EmbeddingBagCollection, EmbeddingCollection)
+        # Two tables may have one parameter, which the model has once.
+        embedded = {
+            id(parameter)
+            for module in model.modules()
+            if isinstance(module, collections)
+            for parameter in module.parameters()
+        }
+        others = (one.numel() for one in model.parameters() if id(one) not in embedded)
+        dense = 4 * DENSE_COPIES * sum(others)
         return cls(
             capacity=gigabytes * GB - share - dense,
             reason=f"{gigabytes:g} GB ({whose}) less {(share + dense) / GB:.3g} GB of tables and "

@@ -13,6 +13,7 @@ import torch
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -37,6 +38,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.tiers.sharder import TierSharder
 from recd_scars.config import ScarsConfig
+from recd_scars.device_memory import DeviceMemory
 from recd_scars.hot_batches import HotBatches
 from recd_scars.hot_set import covering, optimum, within, worth
 from recd_scars.scars_planner import ScarsPlanner, build_scars
@@ -215,6 +217,19 @@ def test_the_optimum_leaves_room_for_the_batch_and_takes_the_memory_given() -> N
     assert "M = 128 GB (TorchRec's default host_memory_gb) less" in default.explain()
     with pytest.raises(CapabilityError, match="does not hold a batch of 64 samples"):
         planner(memory_gb=1e-4, activation_bytes=1e6).propose(Probe(), Topology(), 1)
+
+
+def test_tables_that_share_a_parameter_take_nothing_off_the_dense_ones() -> None:
+    """TorchRec shards each of them by itself, so each takes its memory."""
+    configs = [
+        EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=10, feature_names=[name])
+        for name in ("read", "bought")
+    ]
+    first, second = (EmbeddingBagCollection(tables=[one]) for one in configs)
+    second.embedding_bags["bought"].weight = first.embedding_bags["read"].weight
+    model = torch.nn.ModuleList([first, second, torch.nn.Linear(3, 1)])
+    own = DeviceMemory.of(model, Topology(), 1, device="cpu", memory_gb=1.0, fused={})
+    assert own.capacity == GB - 2 * 40 * 4 - 4 * 4 * 4
 
 
 def test_what_is_slower_than_torchrecs_own_plan_is_not_taken_unless_forced() -> None:
