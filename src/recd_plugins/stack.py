@@ -529,7 +529,8 @@ class Stack:
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.unneeded(self._features.unneeded(_looked_up(model)))
         unique = self._features.groups if self._adapted else ()
-        self._usage.watch(model, planner, planning.choice, unique)
+        if plan.plan:  # of a model without tables the planner has said so
+            self._usage.watch(model, planner, planning.choice, unique)
         return plan
 
     def _check_read(self, model: nn.Module) -> None:
