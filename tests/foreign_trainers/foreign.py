@@ -228,8 +228,12 @@ class Job:
     loader: Iterable[Clicks]
     stack: rp.Stack | None = None
     collate: Collate | None = None
+    given: list[Clicks] | None = None
+    """Batches to train in the place of those of every side."""
 
     def batches(self, steps: int) -> Iterator[Clicks]:
+        if self.given is not None:
+            return iter(self.given[:steps])
         batches = clicks(steps, self.side)
         return batches if self.collate is None else map(self.collate, batches)
 
@@ -267,6 +271,7 @@ def job(
     change: Change | None = None,
     make_loader: MakeLoader = same_batches,
     bags: ShardingKind = "row_wise",
+    registry: Mapping[str, Any] = REGISTRY,
 ) -> Job:
     """`change` is what the trainer does to its model before it is sharded; `bags` is how it has the
     tables of its bags, none of which has replicas then, unless they are row-wise."""
@@ -294,9 +299,10 @@ def job(
         constraints = dict.fromkeys(("users", "tags", "shops"), held)
     stack, collate = None, None
     if side == "registry":
-        stack = rp.load(REGISTRY)
-        collate = stack.converting(features=attrgetter("sparse"))
-        net = stack.adapt(net, poolings=["summed"])
+        stack = rp.load(registry)
+        if "dedup" in registry:
+            collate = stack.converting(features=attrgetter("sparse"))
+            net = stack.adapt(net, poolings=["summed"])
     loader = make_loader(collate)
     if stack is not None:
         plan = stack.plan(

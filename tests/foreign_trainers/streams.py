@@ -3,7 +3,8 @@ their calls in their order, one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from foreign import CPU, Job
 from torch import Tensor
 
-__all__ = ["through_streams"]
+__all__ = ["streams", "through_streams"]
 
 STREAMS = ("memcpy", "data_dist", "prefetch", "default", "emb_lookup")
 
@@ -35,13 +36,20 @@ class Event:
         pass
 
 
-def through_streams(kind: Callable[..., Any], own: Job, steps: int, **options: Any) -> None:
-    """Train as many steps by a pipeline that has streams."""
+@contextmanager
+def streams() -> Iterator[Any]:
+    """Inside, the CPU has such a stream, its only one."""
     stream = Stream()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "record_stream", lambda *_: None)
         patch.setattr(torch.cpu, "current_stream", lambda *_: stream)
         patch.setattr(torch.cpu, "Event", Event, raising=False)
+        yield stream
+
+
+def through_streams(kind: Callable[..., Any], own: Job, steps: int, **options: Any) -> None:
+    """Train as many steps by a pipeline that has streams."""
+    with streams() as stream:
         pipeline = kind(own.model, own.optimizer, CPU, **options)
         for name in STREAMS:
             if hasattr(pipeline, f"_{name}_stream"):

@@ -8,14 +8,15 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from foreign import CPU, SIDES, Change, Job, Net, Side, job, tier_plan
-from streams import through_streams
+from foreign import CPU, SIDES, Change, Job, Net, Side, clicks, job, tier_plan
+from streams import streams, through_streams
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -24,6 +25,7 @@ from torchrec.distributed.train_pipeline import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
     PrefetchTrainPipelineSparseDist,
+    StagedTrainPipeline,
     TrainPipelineBase,
     TrainPipelineFusedSparseDist,
     TrainPipelinePT2,
@@ -31,17 +33,21 @@ from torchrec.distributed.train_pipeline import (
 )
 from torchrec.distributed.train_pipeline.experimental_pipelines import (
     TrainEvalHybridPipelineBase,
+    TrainPipelineSparseDistBwdOpt,
     TrainPipelineSparseDistT,
 )
+from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 from torchrec.distributed.train_pipeline.train_pipelines import (
+    EvalPipelineFusedSparseDist,
     TrainPipelineSemiSync,
     TrainPipelineSparseDistLite,
 )
-from torchrec.distributed.types import ShardingEnv2D
+from torchrec.distributed.types import ShardingEnv2D, ShardingType
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
@@ -90,7 +96,14 @@ def accumulating_through_a_pipeline(own: Job) -> None:
         pipeline.progress(batches)
 
 
-def evaluating(own: Job) -> None:
+def evaluate(own: Job) -> None:
+    evaluation = EvalPipelineSparseDist(own.model, own.optimizer, CPU)
+    held_out = own.batches(2)
+    for _ in range(2):
+        evaluation.progress(held_out)
+
+
+def evaluating(own: Job, by: Train = evaluate) -> None:
     """An evaluation through TorchRec's own pipeline, between steps through its other one."""
     pipeline = TrainPipelineSparseDist(own.model, own.optimizer, CPU)
     batches = own.batches(STEPS)
@@ -99,12 +112,32 @@ def evaluating(own: Job) -> None:
         if number == 0:  # with both others in flight
             pipeline.detach()
             own.model.eval()
-            evaluation = EvalPipelineSparseDist(own.model, own.optimizer, CPU)
-            held_out = own.batches(2)
-            for _ in range(2):
-                evaluation.progress(held_out)
+            by(own)
             own.model.train()
             pipeline.attach(sparse_dist=False)
+
+
+def in_stages(own: Job, also: Literal["", "prefetch", "lookup"] = "") -> None:
+    """Through stages that a trainer puts together: the batch is moved, its ids are exchanged, and
+    in one more stage prefetched or looked up."""
+    with streams() as stream:
+        named = {"prefetch": "prefetch_stream", "lookup": "embedding_lookup_stream"}
+        util = SparseDataDistUtil[Any](own.model, stream, **({named[also]: stream} if also else {}))
+        stages = [
+            PipelineStage("move", lambda batch: batch.to(CPU), stream),
+            util.start_sparse_data_dist_stage(),
+        ]
+        if also == "prefetch":
+            stages.append(PipelineStage("prefetch", util.prefetch, stream))
+        if also == "lookup":
+            stages.append(util.start_embedding_lookup_stage())
+        pipeline = StagedTrainPipeline[Any, Any](stages, compute_stream=stream)
+        batches = own.batches(STEPS)
+        while (batch := pipeline.progress(batches)) is not None:
+            own.optimizer.zero_grad()
+            own.model(batch)[0].backward()
+            own.optimizer.step()
+        assert len(util._pipelined_modules) >= 3  # all collections'
 
 
 def compiled(net: Net) -> None:
@@ -160,7 +193,21 @@ PIPELINES = {
         steps=STEPS,
         embedding_lookup_after_data_dist=True,
     ),
+    "StagedTrainPipeline": in_stages,
+    "StagedTrainPipeline, prefetching": partial(in_stages, also="prefetch"),
     "EvalPipelineSparseDist in between": evaluating,
+    "EvalPipelineFusedSparseDist in between": partial(
+        evaluating, by=partial(through_streams, EvalPipelineFusedSparseDist, steps=2)
+    ),
+    "EvalPipelineFusedSparseDist in between, lookup ahead": partial(
+        evaluating,
+        by=partial(
+            through_streams,
+            EvalPipelineFusedSparseDist,
+            steps=2,
+            enable_embedding_lookup_prefetch=True,
+        ),
+    ),
 }
 
 
@@ -176,6 +223,67 @@ def semi_synchronous(own: Job) -> None:
 
 def test_a_semi_synchronous_pipeline(gloo_pool: GlooPool) -> None:
     gloo_pool.run(trains, semi_synchronous, semi_synchronous)
+
+
+def in_stages_that_look_up(own: Job) -> None:
+    """From the second batch on, its rows are looked up before the backward of the one before."""
+    in_stages(own, "lookup")
+
+
+def test_stages_that_look_up(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(trains, in_stages_that_look_up, in_stages_that_look_up)
+
+
+HOT: dict[str, Any] = {
+    "plugins": ["recd_scars"],
+    "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 0.95, "window": 8, "force": True},
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.02},
+}
+HOT_REFERENCES: dict[str, tuple[dict[str, Tensor], Bounds]] = {}
+"""As `REFERENCES`, of the batches that `stack.order` makes."""
+
+
+def trains_hot(train: Train, like: Train) -> list[bool]:
+    """On a rank: batches that `stack.order` makes come to what plain TorchRec makes of them; which
+    of them are hot."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoticeWarning)  # so few rows are not worth a cache
+        batches = list(clicks(8, "plain"))
+        own = job("registry", make_loader=lambda _: batches, registry=HOT)
+    assert own.stack is not None
+    own.given = list(own.stack.order(batches, features=attrgetter("sparse")))
+    train(own)
+
+    def run(rounding: AbstractContextManager[Any]) -> dict[str, Tensor]:
+        plain = job("plain")
+        plain.given = own.given
+        with rounding:
+            like(plain)
+        return plain.trained()
+
+    if like.__name__ not in HOT_REFERENCES:
+        expected, bounds = plain_of(run)
+        HOT_REFERENCES[like.__name__] = dict(expected), bounds
+    assert_alike(own.trained(), *HOT_REFERENCES[like.__name__])
+    return [mark_of(batch.sparse) is not None for batch in own.given[:STEPS]]
+
+
+@pytest.mark.parametrize(
+    ("train", "like"),
+    [
+        (partial(through, TrainPipelineSparseDist), a_loop),
+        (partial(through, TrainPipelineSparseDistLite), a_loop),
+        (PIPELINES["TrainPipelineFusedSparseDist"], a_loop),
+        (PIPELINES["PrefetchTrainPipelineSparseDist"], a_loop),
+        (PIPELINES["StagedTrainPipeline, prefetching"], a_loop),
+        (in_stages_that_look_up, in_stages_that_look_up),
+    ],
+    ids=["sparse", "lite", "fused", "prefetch", "stages, prefetching", "stages that look up"],
+)
+def test_hot_batches_go_through_pipelines(gloo_pool: GlooPool, train: Train, like: Train) -> None:
+    first, second = gloo_pool.run(trains_hot, train, like)
+    assert first == second
+    assert set(first) == {False, True}
 
 
 NEED_CUDA = [
@@ -198,6 +306,25 @@ def test_these_pipelines_of_torchrec_do_not_run_on_the_cpu(gloo_pool: GlooPool) 
     """Once one of them does, it needs no `streams` above."""
     for kind in NEED_CUDA:
         assert gloo_pool.run(fails_plainly, kind) == [True, True], kind
+
+
+def hooked(side: Side, site: str) -> str:
+    """On a rank: the error of a pipeline that steps the dense part in the midst of backward."""
+    own = job(side)
+    options = {"site_fqn": site, "sharding_type": ShardingType.ROW_WISE}
+    with pytest.raises(CapabilityError) as caught:
+        through(TrainPipelineSparseDistBwdOpt, own, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("site", ["history", "bags", "scored"])
+@pytest.mark.parametrize("side", ["tiers", "tiers and dedup"])
+def test_a_pipeline_that_hooks_an_exchange_is_refused(
+    gloo_pool: GlooPool, side: Side, site: str
+) -> None:
+    """In plain TorchRec it steps before gradients are summed over ranks, which then part."""
+    for says in gloo_pool.run(hooked, side, site):
+        assert "hooks the backward of a collection's exchange" in says
 
 
 @pytest.mark.parametrize("train", [accumulating, accumulating_through_a_pipeline])

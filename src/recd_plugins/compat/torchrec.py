@@ -101,6 +101,23 @@ class OfParts:
         """Some trainers set it once the model is sharded; each part goes by its own."""
 
 
+class HasOwnExchange:
+    """The output of a collection to which rows come by other ways than TorchRec's exchange alone.
+
+    TorchRec 1.8's `OutputDistTensorFinder` looks for `_awaitables` in an output, by which it hooks
+    the backward of that exchange; where an output has none, its error names a class of ours.
+    """
+
+    @property
+    def _awaitables(self) -> Any:
+        raise CapabilityError(
+            "TorchRec's pipeline hooks the backward of a collection's exchange "
+            "(OutputDistTensorFinder), but this collection has replicas, coalesced rows or unique "
+            "samples, whose gradients go other ways too. Train by TrainPipelineSparseDist; or hook "
+            "a dense module (InjectionTargetType.PARAM_GRAD); or leave the collection to TorchRec."
+        )
+
+
 class LazyKeyedTensor(KeyedTensor):
     """A KeyedTensor of tensors that are joined only when its values are asked for.
 

@@ -28,7 +28,12 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.compat.torchrec import ShardedOrder, bags_of, sharding_types
+from recd_plugins.compat.torchrec import (
+    HasOwnExchange,
+    ShardedOrder,
+    bags_of,
+    sharding_types,
+)
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
@@ -148,7 +153,7 @@ class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
         return _Pooled(parts, names, self._key_of, samples)
 
 
-class _Sequences(LazyAwaitable[dict[str, JaggedTensor]]):
+class _Sequences(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]]):
     def __init__(
         self,
         embedded: LazyAwaitable[dict[str, JaggedTensor]],
@@ -162,7 +167,7 @@ class _Sequences(LazyAwaitable[dict[str, JaggedTensor]]):
         return sequences(self._embedded.wait(), self._key_of, self._samples)
 
 
-class _Pooled(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
+class _Pooled(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
     def __init__(
         self,
         parts: Sequence[LazyAwaitable[KeyedTensor]],

@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import LazyKeyedTensor
+from recd_plugins.compat.torchrec import HasOwnExchange, LazyKeyedTensor
 from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.reduction import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, begins
@@ -276,7 +276,7 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         return found
 
 
-class RowBagsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
+class RowBagsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
     """The output of an EmbeddingBagCollection, from the bags of the rows of each dimension, and
     from the sums that TorchRec made of other tables."""
 
@@ -413,7 +413,7 @@ class _AddSums(Function):
         return home, None, None
 
 
-class SumsAwaitable(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
+class SumsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
     """The output of an EmbeddingBagCollection: TorchRec's sums of the ids that missed, and the
     tiers' sums of the others, waited for when they are first looked at."""
 

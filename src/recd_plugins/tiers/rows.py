@@ -15,6 +15,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.compat.torchrec import HasOwnExchange
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.reduction import Entries, add_rows
@@ -25,7 +26,7 @@ from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update
 __all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
 
 
-class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]]):
     """The output of an EmbeddingCollection: each id's row, waited for when it is first looked
     at."""
 
