@@ -641,7 +641,7 @@ class Stack:
             return sharders
         from recd_plugins.embedding.means import with_means
 
-        return with_means(sharders, model)
+        return self._usage.shown(model, with_means(sharders, model))
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in

@@ -298,6 +298,18 @@ def unused() -> list[list[str]]:
         for _ in range(4):
             sharded(torch.ones(1, 2))
 
+    def trained_one_collection() -> None:
+        """DistributedModelParallel has another module in its place."""
+        stack, model = (
+            rp.load({**REGISTRY, "callbacks": [{"use": "mixed_precision"}]}),
+            Pages().table,
+        )
+        plan = stack.plan(model, batches=[batch] * 4)
+        sharders = stack.sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
+        for _ in range(2):
+            sharded(batch.pages)
+
     def planned_a_copy() -> None:
         stack = rp.load({"sharding": {"search": "greedy"}})
         stack.plan(Pages())
@@ -315,13 +327,14 @@ def unused() -> list[list[str]]:
         warned(planned_two_first),
         warned(wrapped_afterwards),
         warned(trained_without_tables),
+        warned(trained_one_collection),
     ]
 
 
 def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     first, others = gloo_pool.run(unused)
-    planless, early, left, raw, plain, copied, joined, whole, two, wrapped, bare = first
-    assert others == [[]] * 11
+    planless, early, left, raw, plain, copied, joined, whole, two, wrapped, bare, lone = first
+    assert others == [[]] * 12
     assert len(planless) == len(early) == 1
     assert "there are no batches to profile. Pass the trainer's own" in planless[0]
     assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
@@ -340,10 +353,11 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert len(joined) == 1
     assert "so that pages are looked up for all samples. Hand the collection" in joined[0]
     assert whole == []
-    assert len(two) == len(wrapped) == len(bare) == 1
+    assert len(two) == len(wrapped) == len(bare) == len(lone) == 1
     assert "or by another plan, so that no table has its tiers. Write" in two[0]
     assert "the model trains unsharded: its plan knows modules by their paths" in wrapped[0]
     assert "the model has no EmbeddingCollection or EmbeddingBagCollection. Plan" in bare[0]
+    assert "callbacks[0]: mixed_precision is not used" in lone[0]
 
 
 def used() -> list[list[str]]:

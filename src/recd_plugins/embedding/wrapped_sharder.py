@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
 
-__all__ = ["WrappedSharder"]
+__all__ = ["ShownSharder", "WrappedSharder"]
 
 
 class WrappedSharder(ModuleSharder[nn.Module]):
@@ -57,3 +58,23 @@ class WrappedSharder(ModuleSharder[nn.Module]):
             tensor, compute_device_type, compute_kernel
         )
         return used
+
+
+class ShownSharder(WrappedSharder):
+    """Shows what `inner` makes of a module to `seen`, and leaves it as it is."""
+
+    def __init__(self, inner: ModuleSharder[Any], seen: Callable[[nn.Module], None]) -> None:
+        super().__init__(inner)
+        self._seen = seen
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        sharded: nn.Module = self._inner.shard(module, params, env, device, module_fqn)
+        self._seen(sharded)
+        return sharded

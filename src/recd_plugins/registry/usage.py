@@ -3,7 +3,7 @@ alone, or that gain nothing in its job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -18,6 +18,7 @@ from recd_plugins.notices import (
     Unwatched,
     Wrong,
 )
+from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
     from torch.utils.hooks import RemovableHandle
+    from torchrec.distributed.types import ModuleSharder
 
     from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.slots import Planner
@@ -62,6 +64,8 @@ class Usage:
         self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
         self._watching: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
         """The hooks of each model's last plan."""
+        self._begin: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Any]] = WeakKeyDictionary()
+        """What hooks another module in the place of a model that was planned last."""
 
     def asked(self, *what: str) -> None:
         """The trainer asks for what these slots, or `retier_every`, are for."""
@@ -176,6 +180,7 @@ class Usage:
         for earlier in self._watching.pop(model, ()):
             earlier.remove()
         looked, unsharded, planned = False, 0, ref(model)
+        watching: RemovableHandle
         tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -223,10 +228,26 @@ class Usage:
                     )
                 )
 
-        watching = model.register_forward_pre_hook(before, with_kwargs=True)
-        self._watching[model] = [watching]
-        if isinstance(planner, OrdersBatches):
-            self._watching[model].append(self._watch_order(model, planner))
+        def begin(module: nn.Module) -> list[RemovableHandle]:
+            nonlocal watching
+            watching = module.register_forward_pre_hook(before, with_kwargs=True)
+            if isinstance(planner, OrdersBatches):
+                return [watching, self._watch_order(module, planner)]
+            return [watching]
+
+        self._watching[model], self._begin[model] = begin(model), begin
+
+    def shown(
+        self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The sharders; of a model that is itself a collection, in whose place another module is
+        called once it is sharded, such as have that one looked at."""
+        from recd_plugins.embedding.wrapped_sharder import ShownSharder
+
+        begin = self._begin.get(model)
+        if begin is None or all(path for path, _, _ in embedding_collections(model)):
+            return sharders
+        return [ShownSharder(sharder, begin) for sharder in sharders]
 
     def _divided_wrongly(self, model: nn.Module) -> None:
         """Means that none of `stack.sharders()` has sharded, and sums beside them."""
