@@ -515,6 +515,7 @@ class Stack:
                 planning.read_by_trainer(brought)
             planning.know(constraints=constraints or {})
             planner = planning.planner_by_now()
+            check_parts(planner, "Planner", ("plan",), f"{planning.choice.who} built")
             plan = planner.plan(model, on, group)
         whose = f"{planning.choice.who}: its `plan` returned"
         check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
@@ -556,6 +557,12 @@ class Stack:
     def planner(self) -> Planner:
         """The planner, built once: `explain` says what it planned last."""
         return self._planning.planner()
+
+    def _planner_with(self, part: str) -> Planner:
+        """The planner, which must have this part."""
+        planner = self.planner()
+        check_parts(planner, "Planner", (part,), f"{self._planning.choice.who} built")
+        return planner
 
     def planned_for(
         self,
@@ -613,11 +620,13 @@ class Stack:
         """
         if mine is not None:
             self._planning.take_sharders(list(mine))
-        planner, choice = self.planner(), self._planning.choice
+        planner, choice = self._planner_with("sharders"), self._planning.choice
         who = f"{choice.where}: {type(planner).__name__}"
         found = planner.sharders()
         whose = f"{choice.who}: its `sharders` returned"
-        check_made(found, list, whose, "Return context.sharders(), as they are or wrapped.")
+        check_made(found, Sequence, whose, "Return context.sharders(), as they are or wrapped.")
+        for one in found:
+            check_parts(one, "ModuleSharder", ("module_type", "shard"), f"{whose} among others")
         sharders = completed(found, self._planning.sharders(), who)
         if isinstance(planner, Tiered) and not self._planning.planned:
             self._usage.unused(
@@ -669,7 +678,10 @@ class Stack:
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
         explanations = filter(None, [self.explain_groups(), self._adapted])
-        found = [*explanations, self.planner().explain()]
+        planner, who = self._planner_with("explain"), self._planning.choice.who
+        fix = "Return why the plan is as it is, in words."
+        check_made(why := planner.explain(), str, f"{who}: its `explain` returned", fix)
+        found = [*explanations, why]
         if self._dense is not None and self._dense.explained:
             found.append(f"dense gradients: {self._dense.explained}")
         return "\n".join(found)

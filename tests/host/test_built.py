@@ -78,8 +78,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "reader",
         "loads_nothing",
         read,
-        "its `loader` returned a NoLength, which is no Loader: it lacks __len__, state_dict, "
-        "load_state_dict, close.",
+        "its `loader` returned a NoLength, which is no Loader: it lacks __len__, state_dict.",
     ),
     "dedup: a text": ("dedup", "one_text", grouped, "its `groups` are 'cat_0', where they must"),
     "dedup: unknown": (
@@ -103,10 +102,23 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
     "sharding": (
         "sharding",
         "no_plan",
-        rp.Stack.planner,
-        "built a Part, which is no Planner: it lacks plan, sharders, explain.",
+        rp.Stack.sharders,
+        "built a Part, which is no Planner: it lacks sharders.",
     ),
-    "cache": ("cache", "no_planner", rp.Stack.planner, "built the int 3, which is no Planner"),
+    "sharding: sharders": (
+        "sharding",
+        "no_sharders",
+        rp.Stack.sharders,
+        "its `sharders` returned among others None, which is no ModuleSharder: it lacks "
+        "module_type, shard.",
+    ),
+    "sharding: explain": (
+        "sharding",
+        "no_sharders",
+        rp.Stack.explain,
+        "its `explain` returned None, whose type must be str.",
+    ),
+    "cache": ("cache", "no_planner", rp.Stack.explain, "built the int 3, which is no Planner"),
     "model: a text": ("model", "no_module", rp.Stack.model, "'abc', whose type must be Module."),
     "model: takes": (
         "model",

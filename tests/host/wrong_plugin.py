@@ -102,7 +102,12 @@ def recd_preprocess() -> list[Any]:
 @hookimpl
 def recd_sharding() -> list[Any]:
     plans_nothing = Part(plan=gives(None), sharders=gives([]), explain=gives(""))
-    return records(ShardingRecord, plans_nothing=plans_nothing, no_plan=Part())
+    return records(
+        ShardingRecord,
+        plans_nothing=plans_nothing,
+        no_plan=Part(),
+        no_sharders=Part(plan=gives(None), sharders=gives((None,)), explain=gives(None)),
+    )
 
 
 @hookimpl

@@ -12,24 +12,25 @@ from recd_plugins.errors import PluginError, listed, shown
 __all__ = ["LOADER", "check_built", "check_made", "check_parts"]
 
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "log": ("LogStore", ("shards", "route", "append", "flush", "close", "read", "fingerprint")),
-    "dataset": ("Dataset", ("schema", "fingerprint", "prepare", "write")),
+    "log": ("LogStore", ("shards",)),
+    "dataset": ("Dataset", ("in_place", "prepare")),
     "etl": ("Etl", ("run",)),
     "stats": ("TableStats", ("measure",)),
     "reader": ("Reader", ("loader",)),
     "dedup": ("DedupConverter", ("convert",)),
     "preprocess": ("Preprocess", ("__call__", "schema")),
-    "sharding": ("Planner", ("plan", "sharders", "explain")),
-    "cache": ("Planner", ("plan", "sharders", "explain")),
+    "sharding": ("Planner", ()),
+    "cache": ("Planner", ()),
 }
-"""By slot, the protocol of its builds, and what the host asks these for."""
+"""By slot, the protocol of its builds, and what each of them is asked for in every job: a planner
+may be there to propose alone."""
 FACTORIES = {
     "pooling": "`lambda dim: MyPooling(dim)`",
     "optimizer": "`lambda params: MyOptimizer(params)`",
 }
 """The slots that build functions, by which the host makes what it needs, and an example of each."""
-LOADER = ("__iter__", "__len__", "state_dict", "load_state_dict", "close")
-"""What the host asks a `Loader` for."""
+LOADER = ("__iter__", "__len__", "state_dict")
+"""What every `Loader` is asked for; only a resumed job needs more."""
 
 
 def check_built(slot: str, built: Any, who: str) -> None:
