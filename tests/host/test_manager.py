@@ -75,7 +75,7 @@ def test_a_record_of_each_hook_is_found_listed_and_chosen(
     assert isinstance(found.record, SLOTS[slot])
     assert found.record.name == "mine"
     assert str(found.provider) == "pkg-of-mine 4.5"
-    built = found.build(Context())  # the plugin's build returns its config
+    built = found.record.build(found.config, Context())  # its config, which no slot takes
     assert built.size == 3
 
     file = tmp_path / "registry.yaml"

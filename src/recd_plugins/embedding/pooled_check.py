@@ -13,6 +13,9 @@ from recd_plugins.errors import PluginError
 
 __all__ = ["PooledCheck", "check_unique"]
 
+CHECK = "recd_pooled_check"
+"""The attribute of a pooling that has its check."""
+
 
 @dataclass(frozen=True)
 class PooledCheck:
@@ -28,7 +31,8 @@ class PooledCheck:
     def watch(cls, pooling: nn.Module, who: str) -> None:
         """Have all that a pooling makes checked, whoever calls it."""
         if _check_of(pooling) is None:
-            pooling.register_forward_hook(cls(who), with_kwargs=True)
+            pooling.register_forward_hook(check := cls(who), with_kwargs=True)
+            vars(pooling)[CHECK] = check
 
     def __call__(
         self, pooling: nn.Module, given: Sequence[Any], named: Mapping[str, Any], made: Any
@@ -63,8 +67,7 @@ def check_unique(pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any)
 
 
 def _check_of(pooling: nn.Module) -> PooledCheck | None:
-    hooks = pooling._forward_hooks.values()
-    return next((hook for hook in hooks if isinstance(hook, PooledCheck)), None)
+    return getattr(pooling, CHECK, None)
 
 
 def _fits(made: torch.dtype, given: torch.dtype) -> bool:
