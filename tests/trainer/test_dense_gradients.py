@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.dense_gradients.data_parallel import DenseGradients
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
@@ -33,6 +35,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_parity, reference_of
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.trained import Trained
+from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
@@ -198,6 +201,8 @@ def trained(registry: dict[str, Any], batches: list[list[Batch]]) -> tuple[Train
     and what a step's all-reduces were handed, in the eyes of whoever counts."""
     stack = load(registry)
     job = assemble(stack, CPU)
+    tiered = isinstance(job.model.module.sequences, TierEmbeddingCollection)
+    assert tiered == ("plan" in registry["sharding"])
     start = Trained.of(job.model, TABLES, losses=[])
     mine = iter([step[dist.get_rank()] for step in batches])
     losses = []
@@ -214,7 +219,7 @@ def trained(registry: dict[str, Any], batches: list[list[Batch]]) -> tuple[Train
     return found, stack.explain().splitlines()[-1], reduced
 
 
-@pytest.mark.parametrize("sharding", ["torchrec", "flexshard"])
+@pytest.mark.parametrize("sharding", ["torchrec", "replicas of hot rows"])
 def test_a_job_on_two_nodes_trains_as_unsharded(
     sharding: str, tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
@@ -222,9 +227,15 @@ def test_a_job_on_two_nodes_trains_as_unsharded(
     options = {"tables": "sgd", "tables_lr": 0.1, "dense": "sgd", "dense_lr": 0.1}
     registry = probe_registry(tmp_path, optimizer=options, seed=3)
     registry["topology"] = {**SLOW, "device": "cpu"}
-    if sharding == "flexshard":
+    if sharding != "torchrec":
         registry["plugins"] = [*registry["plugins"], "recd_flexshard"]
-        registry["sharding"] = {"use": "flexshard", "goal": "memory_neutral", "tiers": 3}
+        rows = np.arange(40)
+        history = TablePlan(
+            table="history", replicated=rows[::3], per_node=rows[1::3], coalesce="rank", num_rows=40
+        )
+        plan = tmp_path / "plan.json"
+        TierPlan(tables={"history": history}, n_nodes=2, ranks_per_node=2).save(plan)
+        registry["sharding"] = {"use": "flexshard", "plan": str(plan)}
     batches = random_batches(SCHEMA, steps=3, world_size=4)
     expected = reference_of(Probe, batches, optimizer=OptimizerSettings(**options), seed=3)
     for ours, says, reduced in gloo_pool.run(trained, registry, batches, world_size=4):
