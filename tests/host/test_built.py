@@ -51,6 +51,10 @@ def grouped(stack: rp.Stack) -> Any:
     return stack.groups
 
 
+def shared(stack: rp.Stack) -> None:
+    _ = stack.unique_shares
+
+
 Asked = Callable[[rp.Stack], Any]
 
 WRONG: dict[str, tuple[str, str, Asked, str]] = {
@@ -90,7 +94,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
     "dedup: shares": (
         "dedup",
         "three",
-        grouped,
+        shared,
         "its `unique_shares` are 3, where they must be one for each of its 1 groups.",
     ),
     "preprocess": (

@@ -320,8 +320,7 @@ class FeatureSteps:
         return groups
 
     def _check_groups(self, groups: Any) -> None:
-        """`PluginError` where what a converter says of its groups is no groups of features, or its
-        shares are not of these."""
+        """`PluginError` where what a converter says of its groups is no groups of features."""
         who = f"{self._registry.one('dedup').who}: its"
         if not _is_groups(groups):
             raise PluginError(
@@ -334,17 +333,18 @@ class FeatureSteps:
                 raise PluginError(
                     f"{who} `groups` name {shown(name)}, which there is not; {nearest(name, known)}"
                 )
-        shares = self.unique_shares
-        if shares is not None and not (isinstance(shares, Sequence) and len(shares) == len(groups)):
-            raise PluginError(
-                f"{who} `unique_shares` are {shown(shares)}, where they must be one for each of "
-                f"its {len(groups)} groups. Give as many, or have no such attribute."
-            )
 
     @property
     def unique_shares(self) -> Sequence[float] | None:
         """Each group's unique samples over the batch size, where the converter knows them."""
         shares: Sequence[float] | None = getattr(self.converter, "unique_shares", None)
+        of: Groups = getattr(self.converter, "groups", ())
+        if shares is not None and not (isinstance(shares, Sequence) and len(shares) == len(of)):
+            who = f"{self._registry.one('dedup').who}: its `unique_shares`"
+            raise PluginError(
+                f"{who} are {shown(shares)}, where they must be one for each of its {len(of)} "
+                "groups. Give as many, or have no such attribute."
+            )
         return shares
 
     def explain(self) -> str:
