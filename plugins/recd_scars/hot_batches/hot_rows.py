@@ -115,7 +115,8 @@ def _and_all(
     begins_of_keys: I64,
     begins: I64,
     one_id: Bools,
-    lengths: npt.NDArray[Any],
+    lengths: I64,
+    like_lengths: npt.NDArray[Any],
     keys: I64,
     starts: I64,
     sizes: I64,
@@ -132,16 +133,13 @@ def _and_all(
         of_part, num_left = hot[begin:end], U64(end - begin)
         for row in range(len(of_part)):
             left[row] = row
-        other = -1  # the place of a key among those of other than one id a row
-        key = -1
+        of_keys, size_of_part = array_like(lengths[part], like_lengths), end - begin
         for lookup in range(len(keys)):
-            while key < keys[lookup]:
-                key += 1
-                other += not one_id[key]
+            key = keys[lookup]
             first = U64(begins_of_keys[part, key])
             start, size, every = U64(starts[lookup]), U64(sizes[lookup]), whole[lookup]
             if not one_id[key]:
-                of_rows = lengths[other, begin:end]
+                of_rows = of_keys[key * size_of_part : (key + 1) * size_of_part]
                 _rows_among(values, of_rows, first, start, size, every, bits, of_part)
             elif every:
                 _ones_below(values, first, size, of_part)

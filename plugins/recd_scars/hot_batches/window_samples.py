@@ -62,9 +62,10 @@ def _column(
         if len({kjt.weights_or_none() is None for kjt in values}) > 1:
             raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
         if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
-            if plain is not None and all(map(is_, values, plain.kjts)):
-                return plain.take
-            return JoinedFeatures(values).take
+            if plain is None or not all(map(is_, values, plain.kjts)):
+                plain = JoinedFeatures(values)
+            _ = plain.rows  # found where there is time for it
+            return plain.take
         raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
     if isinstance(first, SparseFeatures):
         rows = _column([value.plain for value in values], sizes, f"{path}.plain", plain)

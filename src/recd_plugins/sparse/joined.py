@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,8 +40,19 @@ class JoinedIds(NamedTuple):
     """[W + 1]: where the rows of each KJT begin among all."""
     one_id: Bools
     """[K]: which keys have one id in each row."""
+    lengths: I64
+    """[W, 3]: the lengths of each KJT, key by key."""
+    like_lengths: Numbers
+    """[0], of their type."""
+
+
+class JoinedRows(NamedTuple):
+    """The rows of those G keys that have not one id in each."""
+
     lengths: Numbers
-    """[G, N]: of the other keys, in their order."""
+    """[G, N]."""
+    firsts: I64
+    """[G, N]: where the ids of each begin, in the KJT that it is of."""
 
 
 class JoinedFeatures:
@@ -70,19 +82,15 @@ class JoinedFeatures:
         _count(lengths.places, like, begins, counts, one_id)
         self._others = np.flatnonzero(~one_id)
         """[G]: the keys that have not one id in each row."""
-        others = np.empty((len(self._others), begins[-1]), like.dtype)
-        self._firsts = np.empty(others.shape, np.int64)
-        """[G, N]: where the ids of each of their rows begin, in the KJT that it is of."""
-        starts = counts.cumsum(axis=1) - counts
-        if len(self._others):
-            _find(lengths.places, begins, starts, self._others, others, self._firsts)
+        self._held = lengths  # by their addresses alone, their memory would not stay
         self.ids = JoinedIds(
             self._values.places,
             as_bits(self._values.tensors[0]).numpy()[:0],
-            starts,
+            counts.cumsum(axis=1) - counts,
             begins,
             one_id,
-            others,
+            lengths.places,
+            like,
         )
 
     @staticmethod
@@ -93,14 +101,24 @@ class JoinedFeatures:
             kjt.keys() == keys and (kjt.weights_or_none() is not None) == weighted for kjt in kjts
         )
 
+    @cached_property
+    def rows(self) -> JoinedRows:
+        """Where the rows lie; found when `take` asks first, or whoever has time for it."""
+        shape = (len(self._others), self.ids.begins[-1])
+        found = JoinedRows(np.empty(shape, self.ids.like_lengths.dtype), np.empty(shape, np.int64))
+        if len(self._others):
+            ids = self.ids
+            _find(ids.lengths, ids.begins, ids.starts, self._others, *found)
+        return found
+
     def take(self, rows: I64) -> KeyedJaggedTensor:
         """The samples at these places among all [B], in this order, repeats included."""
         size, ids = len(rows), self.ids
-        lengths = np.ones((len(self.keys), size), ids.lengths.dtype)
+        every, firsts = self.rows
+        lengths = np.ones((len(self.keys), size), every.dtype)
         counts = [size] * len(self.keys)
-        firsts = self._firsts
         if len(self._others):
-            lengths[self._others] = ids.lengths[:, rows]
+            lengths[self._others] = every[:, rows]
             counts = lengths.sum(axis=1, dtype=np.int64).tolist()
             firsts = firsts[:, rows]
         offsets = [*accumulate(counts, initial=0)]
