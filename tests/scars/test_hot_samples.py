@@ -16,7 +16,9 @@ from recd_scars.hot_batches.window_samples import WindowSamples
 
 ONE = st.just(1)
 """Of each key of each batch, how long its rows are: often of one id each."""
-LENGTHS = st.sampled_from([ONE, ONE, st.integers(0, 3), st.just(0), st.integers(1, 2)])
+LENGTHS = st.sampled_from(
+    [ONE, ONE, st.integers(0, 3), st.just(0), st.integers(1, 2), st.integers(0, 12)]
+)
 
 
 @st.composite

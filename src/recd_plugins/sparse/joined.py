@@ -25,6 +25,8 @@ I64: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[Any]
 
 U64 = np.uint64
+WHOLE = np.uint64(8)
+"""Rows of up to so many ids are copied by so many, and the next one lies over what is too much."""
 
 
 class JoinedIds(NamedTuple):
@@ -118,9 +120,9 @@ class JoinedFeatures:
         lengths = np.ones((len(self.keys), size), every.dtype)
         counts = [size] * len(self.keys)
         if len(self._others):
-            lengths[self._others] = every[:, rows]
-            counts = lengths.sum(axis=1, dtype=np.int64).tolist()
-            firsts = firsts[:, rows]
+            numels = np.full(len(self.keys), size)
+            _measure(every, self._others, rows, lengths, numels)
+            counts = numels.tolist()
         offsets = [*accumulate(counts, initial=0)]
 
         def copied(numbers: Addresses) -> Tensor:
@@ -182,6 +184,18 @@ def _find(places: I64, begins: I64, starts: I64, keys: I64, lengths: Numbers, fi
 
 
 @kernel
+def _measure(every: Numbers, keys: I64, rows: I64, lengths: Numbers, numels: I64) -> None:
+    """Of each of `keys` [G], the lengths [K, B] of `rows` [B], and how many ids these have [K]."""
+    for key in range(len(keys)):
+        numel, of_rows, measured = np.int64(0), every[key], lengths[keys[key]]
+        for row in range(len(rows)):
+            length = of_rows[np.uintp(rows[row])]
+            measured[row] = length
+            numel += length
+        numels[keys[key]] = numel
+
+
+@kernel
 def _copy(
     places: I64,
     starts: I64,
@@ -193,25 +207,31 @@ def _copy(
     out: Numbers,
 ) -> None:
     """Copy each key's ids of the B rows: of `rows` [B] where it has one in each, else
-    `lengths[key, b]` from `firsts` on, whose rows are those of the other keys."""
+    `lengths[key, b]` from `firsts` [G, N] on, whose rows are those of the other keys."""
     runs = _runs(rows, begins)
-    at, other = U64(0), 0
+    at, other, room = U64(0), 0, U64(len(out))
     for key in range(len(one_id)):
         for run in range(len(runs)):
             part, first, last = runs[run, 0], runs[run, 1], runs[run, 2]
             values = array_like(places[part], out)
+            held = U64(len(values))
             if one_id[key]:
                 start, places_of_rows = U64(starts[part, key]) - U64(begins[part]), rows[first:last]
                 for row in range(len(places_of_rows)):
                     out[at + U64(row)] = values[start + U64(places_of_rows[row])]
                 at += U64(last - first)
             else:
-                starts_of_rows, counts = firsts[other, first:last], lengths[key, first:last]
+                starts_of_rows, counts = firsts[other], lengths[key, first:last]
                 for row in range(len(counts)):
-                    start = U64(starts_of_rows[row])
-                    for id_ in range(counts[row]):
-                        out[at + U64(id_)] = values[start + U64(id_)]
-                    at += U64(counts[row])
+                    start = U64(starts_of_rows[np.uintp(rows[first + row])])
+                    count = U64(counts[row])
+                    if count <= WHOLE and start + WHOLE <= held and at + WHOLE <= room:
+                        for id_ in range(WHOLE):
+                            out[at + id_] = values[start + id_]
+                    else:
+                        for id_ in range(count):
+                            out[at + id_] = values[start + id_]
+                    at += count
         if not one_id[key]:
             other += 1
 
