@@ -12,6 +12,7 @@ import torch
 from probe_plugin import probe_registry
 from torch import nn
 
+from recd_plugins.embedding.pooled_check import PooledCheck
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.breakdown import PARTS, STEP, breakdown
@@ -89,7 +90,8 @@ REGISTRY = {
 
 
 def trained(registry: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """On a rank: the summary of a run, and how many hooks are left in the end."""
+    """On a rank: the summary of a run, and how many hooks are left in the end, beside the check of
+    what a pooling makes."""
     from recd_plugins.trainer.loop import Loop
     from recd_plugins.trainer.run import train
 
@@ -106,7 +108,12 @@ def trained(registry: dict[str, Any]) -> tuple[dict[str, Any], int]:
     finally:
         Loop.run = run  # type: ignore[method-assign]
     modules = [module for _, module in pooling_modules(jobs[0].model)]
-    return summary, sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in modules)
+    hooks = (
+        hook
+        for one in modules
+        for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
+    )
+    return summary, sum(not isinstance(hook, PooledCheck) for hook in hooks)
 
 
 def test_a_run_breaks_its_step_down(tmp_path: Path, gloo_pool: GlooPool) -> None:
