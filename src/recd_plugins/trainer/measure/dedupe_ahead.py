@@ -104,8 +104,8 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
     wanted, found = range(min(FIRST, places)), KeptIds(of=of)
     while wanted and found.off(ranks) > SURE:
         for block, batch in loader.spread(wanted, size, first):
-            if (id_counts := getattr(batch.dedup, "id_counts", None)) is not None:
-                counted, before = id_counts(), blocks.get(block, (0, 0))
+            if hasattr(batch.dedup, "id_counts"):  # a converter's own type may have none
+                counted, before = batch.dedup.id_counts(), blocks.get(block, (0, 0))
                 blocks[block] = (before[0] + counted[0], before[1] + counted[1])
             if time.monotonic() - began > SECONDS:
                 return KeptIds.each(blocks.values(), of)

@@ -21,7 +21,6 @@ from recd_plugins.planning.access.sample import Spread
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
-from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.tiers.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
@@ -357,7 +356,7 @@ class ForecastMeter(Callback):
         assert batch is not None
         facts.batches += 1
         facts.hot += batch.hot
-        if isinstance(batch.dedup, DeduplicatedFeatures):
+        if hasattr(batch.dedup, "id_counts"):
             facts.came = facts.came.plus(KeptIds.each([batch.dedup.id_counts()]))
         if self._lot.integers(ONE_IN) == 0:
             facts.look_at(batch)
