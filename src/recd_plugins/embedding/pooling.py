@@ -68,12 +68,13 @@ class DedupPooling(nn.Module):
             _warn_once(self, "its values' and lengths' unique samples are not the same")
             return pool(values, lengths, *asked)
         lookup = values.inverse_lookup
-        shared = isinstance(query, Unexpanded) and _alike(values, query)
-        if query is None or shared or not _needs_query(self):
-            if isinstance(query, Unexpanded) and _needs_query(self):
-                pooled = pool(values.unique, lengths.unique, query.unique)
-            else:
-                pooled = pool(values.unique, lengths.unique)
+        of_unique: tuple[Tensor, ...] | None = None
+        if query is None or not _needs_query(self):
+            of_unique = ()
+        elif isinstance(query, Unexpanded) and _alike(values, query):
+            of_unique = (query.unique,)
+        if of_unique is not None:
+            pooled = pool(values.unique, lengths.unique, *of_unique)
             check_unique(self, values.unique, lengths.unique, pooled)
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
