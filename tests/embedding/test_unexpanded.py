@@ -262,7 +262,7 @@ def added(x: Tensor, y: Tensor) -> Tensor:
     return x.cumsum(0) + y
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # as TorchRec uses it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # as TorchRec uses it
 def test_in_compiled_script() -> None:
     unique = leaf()
     torch.jit.script(added)(values(unique), torch.zeros(4)).sum().backward()

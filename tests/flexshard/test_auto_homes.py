@@ -17,6 +17,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from trio import in_mapped_files
 
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
@@ -37,6 +38,8 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.probe import Probe
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
+
+pytestmark = in_mapped_files
 
 B, DIM = 32, 16
 SCHEMA = Schema(

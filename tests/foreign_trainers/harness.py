@@ -38,7 +38,7 @@ from recd_plugins.sparse.jagged import without
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.script, in TorchRec's models
+    warnings.filterwarnings("ignore", ".*torch.jit.script")  # deprecated, in TorchRec's models
     from torchrec.distributed.test_utils.test_model import (
         ModelInput,
         TestSparseNN,

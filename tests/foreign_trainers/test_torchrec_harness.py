@@ -11,6 +11,7 @@ import torch
 from harness import Case, outcome
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig
 from torchrec.modules.embedding_configs import DataType, PoolingType
+from trio import MINOR
 
 from recd_plugins.testing.gloo import GlooPool
 
@@ -18,7 +19,7 @@ SGD = torch.optim.SGD, {"lr": 0.1}
 INT32 = dict.fromkeys(("indices_dtype", "lengths_dtype", "offsets_dtype"), torch.int32)
 HALF = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
 
-EACH: Mapping[str, Mapping[str, Any]] = {
+EACH: dict[str, Mapping[str, Any]] = {
     "as it is": {},
     "float16 tables": {"data_type": DataType.FP16},
     "ids and lengths of int32": {"options": INT32},
@@ -28,6 +29,8 @@ EACH: Mapping[str, Mapping[str, Any]] = {
     },
     "quantized communication": {"options": {"qcomms_config": HALF}},
 }
+if MINOR < 8:  # whose own harness makes them wrong
+    EACH.pop("KJTs by offsets")
 TENSOR_DICT = {"weighted": False, "options": {"input_type": "td"}}
 MEAN = {"weighted": False, "pooling": PoolingType.MEAN}
 UNEVEN = {"options": {"variable_batch_size": True}}

@@ -44,7 +44,7 @@ def transform(request: pytest.FixtureRequest) -> Any:
     if not isinstance(request.param, Scripted):
         return request.param
     with warnings.catch_warnings():  # torch 2.13 would rather see it exported
-        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
         warnings.filterwarnings("ignore", "TorchScript will treat type", UserWarning)  # the KJT's
         return torch.jit.script(request.param.kind())
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from trio import in_mapped_files
 
 from recd_dlrm.datasets.sessions.dataset import default_features
 from recd_plugins.data.batch import Batch
@@ -182,6 +183,7 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
     )
 
 
+@in_mapped_files
 def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, folder: Path) -> None:
     if (kind := file_system(folder)) in IN_MEMORY:
         pytest.skip(f"needs a temporary folder on a disk; {folder} lies on {kind}")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from torch import nn
+from trio import in_mapped_files
 
 from recd_plugins.cli.plan import _changed
 from recd_plugins.data.batch import Batch
@@ -101,7 +102,7 @@ def expanded(batch: Batch) -> Batch:
     ("model", "slots"),
     [
         ("sequences", {"dedup": {"use": "exact", "groups": [["history"]]}}),
-        ("pooled", {"cache": {**SCARS, "home": "mapped"}}),
+        pytest.param("pooled", {"cache": {**SCARS, "home": "mapped"}}, marks=in_mapped_files),
     ],
 )
 def test_all_that_one_registry_can_have_trains_alike(

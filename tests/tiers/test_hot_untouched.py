@@ -19,6 +19,7 @@ from tiered import Bags, ByTiers, Sequences, batch_of, confined, tier_plan
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed import DistributedModelParallel
+from trio import in_mapped_files
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
@@ -137,9 +138,9 @@ def steps(
     ("model", "coalesce", "in_files"),
     [
         (Sequences, "none", False),
-        (Sequences, "rank", True),
-        (Bags, "none", True),
-        (Bags, "rank", True),
+        pytest.param(Sequences, "rank", True, marks=in_mapped_files),
+        pytest.param(Bags, "none", True, marks=in_mapped_files),
+        pytest.param(Bags, "rank", True, marks=in_mapped_files),
     ],
     ids=["sequences", "sequences in files", "bags in files", "row bags in files"],
 )

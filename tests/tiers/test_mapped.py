@@ -25,6 +25,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from trio import in_mapped_files
 
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.registry.settings import OptimizerSettings
@@ -135,6 +136,7 @@ def test_an_optimizer_that_the_cpu_lacks(disk: Path) -> None:
         mapped([sharder], disk)[0].shard(Sequences().sequences, params, ShardingEnv(1, 0))
 
 
+@in_mapped_files
 @pytest.mark.parametrize(
     ("build", "arrange", "world_size", "kinds"),
     [
@@ -201,6 +203,7 @@ def through_checkpoints(there: Arrangement, back: Arrangement, kind: str, folder
             assert torch.equal(ours, theirs), name
 
 
+@in_mapped_files
 @pytest.mark.parametrize(("kind", "to_memory"), [("adagrad", True), ("rowwise_adagrad", False)])
 def test_checkpoints_move(gloo_pool: GlooPool, disk: Path, kind: str, to_memory: bool) -> None:
     plain = BySharding("row_wise")
@@ -261,6 +264,7 @@ def memory(field: str) -> int:
     raise AssertionError(f"/proc/self/status has no {field}")
 
 
+@in_mapped_files
 def test_a_table_takes_no_memory_of_the_process(gloo_pool: GlooPool, disk: Path) -> None:
     """Pages of files are the system's to drop; Linux limits what a process has beside them."""
     plain = BySharding("row_wise")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trio import in_mapped_files
 
 from benchmarks.scars.larger_than_memory import LargeWorkload, figures
 from benchmarks.scars.memory_cap import NoMemoryCap
@@ -13,6 +14,7 @@ from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 pytestmark = pytest.mark.slow
 
 
+@in_mapped_files
 def test_a_table_of_twice_the_memory_trains_as_in_memory(tmp_path: Path) -> None:
     """It is killed when not mapped; losses are compared bit by bit within."""
     if (kind := file_system(tmp_path)) in IN_MEMORY:

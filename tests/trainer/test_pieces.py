@@ -18,6 +18,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from trio import in_mapped_files
 
 from recd_plugins.errors import DataError
 from recd_plugins.registry.settings import OptimizerSettings
@@ -208,6 +209,7 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@in_mapped_files
 def test_mapped_tables_are_saved_and_loaded_in_less_memory_than_one(
     gloo_pool: GlooPool, disk: Path
 ) -> None:

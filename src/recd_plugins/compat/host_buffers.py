@@ -9,6 +9,7 @@ of a collection: it reads `_optimizer_kwargs` of the parameters, which
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "before_lookups",
     "kernels_over",
     "state_width",
+    "takes_buffers",
 ]
 
 StateWidth = Literal["none", "one", "row"]
@@ -50,6 +52,12 @@ class KernelBuffers:
     weights: Tensor | None
     """None if this rank has no row of them."""
     state: Tensor | None
+
+
+def takes_buffers() -> bool:
+    """Whether fbgemm's kernels keep rows in memory that they are given, as they do since 1.7."""
+    known = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+    return "preallocated_host_buffers" in known
 
 
 def state_width(fused_params: Mapping[str, Any]) -> StateWidth | None:

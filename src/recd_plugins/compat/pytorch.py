@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler_util import _filter_name
@@ -22,6 +23,7 @@ __all__ = [
     "EagerDispatchMode",
     "StoredBytes",
     "TorchDispatchMode",
+    "all_gather_single",
     "argument_names",
     "at_end_of_backward",
     "first_step_in_parts",
@@ -33,6 +35,7 @@ __all__ = [
     "pytree",
     "ranks_of",
     "recorded_events",
+    "reduce_scatter_single",
     "schema_of",
     "tensor_without_memory",
     "was_written_to",
@@ -48,6 +51,17 @@ flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_
 flash_attention_on_cpu_backward = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
+
+all_gather_single: Callable[..., dist.Work | None] = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
+"""The gather into one tensor, under its name of before torch 2.13 where it has no other."""
+reduce_scatter_single: Callable[..., dist.Work | None] = (
+    dist.reduce_scatter_single
+    if hasattr(dist, "reduce_scatter_single")
+    else dist.reduce_scatter_tensor
+)
+"""The reduction into one tensor, likewise."""
 
 
 class EagerDispatchMode(TorchDispatchMode):

@@ -191,7 +191,8 @@ class Homes:
         """Why there is no plan, where memory has no room and no table may leave it."""
         return CapabilityError(
             f"{self._slot}: {self._name}: no table may lie in mapped files, for its optimizer, its "
-            f"rows per rank, its variable batch, the constraints or {self._slot}.tables. "
+            f"rows per rank, its variable batch, the constraints, {self._slot}.tables or an fbgemm "
+            "older than 1.7. "
             f"{in_memory(lacking)}"
         )
 
@@ -242,10 +243,13 @@ def may_leave(
     """The tables that may lie in mapped files, the cheapest there first.
 
     A table that row-wise would have no row on some rank may not, for fbgemm looks nothing up in
-    files without rows; nor one whose optimizer (`fused`) mapped files have no room for.
+    files without rows; nor one whose optimizer (`fused`) mapped files have no room for. With an old
+    fbgemm none may.
     """
-    from recd_plugins.compat.host_buffers import state_width
+    from recd_plugins.compat.host_buffers import state_width, takes_buffers
 
+    if not takes_buffers():
+        return []
     found = []
     for name, table in tables.items():
         own, rows = fused[name], table.num_rows

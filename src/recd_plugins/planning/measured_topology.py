@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from recd_plugins.compat.pytorch import all_gather_single, reduce_scatter_single
 from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.measured_disk import mapped_row_ns
@@ -198,8 +199,8 @@ def _scattered(timer: Timer, link: Link, largest: int) -> float:
     part = _zeros(len(buffer) // world.size(), timer.device)
 
     def halves() -> None:
-        dist.reduce_scatter_single(part, buffer, group=world)
-        dist.all_gather_single(buffer, part, group=world)
+        reduce_scatter_single(part, buffer, group=world)
+        all_gather_single(buffer, part, group=world)
 
     whole, both = map(middle, timer.in_turns([partial(_all_reduce, buffer, part, world), halves]))
     return min(max(both / whole, 1.0), 1.5)

@@ -33,32 +33,28 @@ DEFAULTS: Mapping[str, float] = {"learning_rate": 0.01, "eps": 1e-8}
 
 def default_sharders(fused: Mapping[str, Any] | None = None) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's `get_default_sharders()`, those of tables that train with these fused params."""
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embedding_types import BaseEmbeddingSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-    from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
-    from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+    from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     given: list[ModuleSharder[nn.Module]] = get_default_sharders()
     if not fused:
         return given
-    by_params = (
-        EmbeddingBagCollectionSharder,
-        EmbeddingCollectionSharder,
-        ManagedCollisionEmbeddingBagCollectionSharder,
-        ManagedCollisionEmbeddingCollectionSharder,
-    )
     found: list[Any] = []
     for sharder in given:
         # Sharding mutates the mapping that it is given, so each sharder has its own.
-        if type(sharder) in by_params:
-            found.append(type(sharder)(fused_params=dict(fused)))
-        elif type(sharder) is FeatureProcessedEmbeddingBagCollectionSharder:
-            bags = EmbeddingBagCollectionSharder(fused_params=dict(fused))
-            found.append(FeatureProcessedEmbeddingBagCollectionSharder(bags))
-        else:
+        own, kind = dict(fused), type(sharder)
+        if kind is FeatureProcessedEmbeddingBagCollectionSharder:
+            found.append(kind(EmbeddingBagCollectionSharder(fused_params=own)))
+        elif (
+            kind is FusedEmbeddingBagCollectionSharder  # whose modules have optimizers themselves
+            or not issubclass(kind, BaseEmbeddingSharder)  # but for inference
+        ):
             found.append(sharder)
+        else:
+            found.append(kind(fused_params=own))
     return found
 
 

@@ -217,35 +217,25 @@ def copied(plan: ShardingPlan) -> ShardingPlan:
 
 
 def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
-    from torchrec.distributed.planner.types import (
-        HardwareConfig,
-        KernelConfig,
-        TopologyFactory,
-        TrainerConfig,
-    )
+    from torchrec.distributed.planner import types
 
-    intra, inter = topology.intra_node_gbps, topology.inter_node_gbps
-    return TopologyFactory.create_topology(
-        TrainerConfig(
+    memory = {"hbm_cap": topology.device_memory_gb, "ddr_cap": topology.host_memory_gb}
+    caps = {name: None if gb is None else int(gb * GB) for name, gb in memory.items()}
+    links = {"intra_host_bw": topology.intra_node_gbps, "inter_host_bw": topology.inter_node_gbps}
+    # TorchRec counts bandwidth in bytes per millisecond.
+    rates = {name: gbps * GB / 1000 for name, gbps in links.items() if gbps is not None}
+    if not hasattr(types, "TopologyFactory"):  # before TorchRec 1.6
+        local = topology.ranks_per_node
+        return types.Topology(world_size, device, local_world_size=local, **caps, **rates)
+    return types.TopologyFactory.create_topology(
+        types.TrainerConfig(
             world_size=world_size,
             local_world_size=topology.ranks_per_node,
-            hbm_cap_bytes=_bytes(topology.device_memory_gb),
-            ddr_cap_bytes=_bytes(topology.host_memory_gb),
+            **{f"{name}_bytes": cap for name, cap in caps.items()},
         ),
-        # TorchRec counts bandwidth in bytes per millisecond.
-        HardwareConfig(
-            intra_host_bw=None if intra is None else intra * GB / 1000,
-            inter_host_bw=None if inter is None else inter * GB / 1000,
-        ),
-        KernelConfig(
-            compute_device=device,
-            use_hardware_based_bandwidth=not (intra is None and inter is None),
-        ),
+        types.HardwareConfig(**rates),
+        types.KernelConfig(compute_device=device, use_hardware_based_bandwidth=bool(rates)),
     )
-
-
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * GB)
 
 
 def for_adapted(

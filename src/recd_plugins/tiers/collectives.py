@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from recd_plugins.compat.pytorch import all_gather_single, reduce_scatter_single
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.measured_topology import own_group
 
@@ -95,7 +96,7 @@ class Peers:
         if not mine.numel():
             return Pending(every, None)
         if mine.is_cuda:
-            work = dist.all_gather_single(every.flatten(0, 1), mine, self._group, async_op=True)
+            work = all_gather_single(every.flatten(0, 1), mine, self._group, async_op=True)
             return Pending(every, work, mine)
         # gloo's own gather may send before it says that it is ready to receive, and then the two
         # ways of a connection take turns.
@@ -119,7 +120,7 @@ class Peers:
             return Pending(parts, None)
         if parts.is_cuda:
             own = parts.new_empty((len(parts) // self.size, *parts.shape[1:]))
-            work = dist.reduce_scatter_single(own, parts, group=self._group, async_op=True)
+            work = reduce_scatter_single(own, parts, group=self._group, async_op=True)
             return Pending(own, work, parts)
         # gloo would sum all parts on all peers, for 1.6 times the bytes.
         each = parts.chunk(self.size)

@@ -27,6 +27,7 @@ from recd_plugins.compat.host_buffers import (
     before_lookups,
     kernels_over,
     state_width,
+    takes_buffers,
 )
 from recd_plugins.compat.torchrec import own_fused_params
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
@@ -59,6 +60,12 @@ class MappedSharder(WrappedSharder):
         """`tables` alone, by default all; those `apart` share no file with others, for `inner` has
         them in another module."""
         super().__init__(inner)
+        if not takes_buffers():
+            raise CapabilityError(
+                "mapped tables need fbgemm 1.7 or a newer one: kernels of an older one, as here, "
+                "keep rows in memory of their own. Keep the tables in memory, or move on to torch "
+                "2.12, fbgemm 1.7 and TorchRec 1.7."
+            )
         check_folder(folder)
         self._folder = folder
         self._tables, self._apart = tables, apart

@@ -31,6 +31,11 @@ __all__ = ["TierEmbeddingCollection", "TierSequenceContext"]
 class TierSequenceContext(TierContext, EmbeddingCollectionContext):
     """TorchRec's context of a batch, and the batch as it is routed."""
 
+    def __post_init__(self) -> None:
+        if not hasattr(self, "sharding_contexts"):
+            # Before TorchRec 1.8 its context is no dataclass, whose fields this one would have.
+            EmbeddingCollectionContext.__init__(self)
+
 
 class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
     """TorchRec's module looks up the rows of the ids that miss; the others' come from the tiers."""

@@ -1,0 +1,18 @@
+"""Which fbgemm and TorchRec the tests run with: the lock's, or those of another torch, by
+requirements/other_torch.sh."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+__all__ = ["MINOR", "in_mapped_files"]
+
+MINOR = int(version("torchrec").split(".")[1])
+"""The 8 of TorchRec 1.8, and of the fbgemm that belongs to it."""
+
+in_mapped_files = pytest.mark.skipif(
+    MINOR < 7, reason="before fbgemm 1.7 kernels keep rows in memory of their own alone"
+)
+"""A test of tables in mapped files."""
