@@ -35,7 +35,7 @@ PARITY = $(shell grep -rlE "check_parity|reference_of|plain_of|row_wise_of" test
 # Hundreds of processes of the tests import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: another-target demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly package tried lint test-cuda-lock clean
+.PHONY: another-target demo gpu test test-fast test-ranks test-examples test-docs test-rounding mutants docs nightly package tried lint test-cuda-lock test-torch clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
@@ -96,6 +96,10 @@ $(VENV)/ready: $(LOCK) pyproject.toml $(if $(filter $(TARGET),$(MADE_FOR)),,anot
 # The tests under the CUDA lock, on a machine without a GPU: 8 GB of downloads.
 test-cuda-lock:
 	PYTHON=$(PYTHON) requirements/cuda_on_cpu.sh $(WORKERS)
+
+# The tests under another torch than the lock's: make test-torch TORCH=2.11.0. 3 GB of downloads.
+test-torch:
+	PYTHON=$(PYTHON) requirements/other_torch.sh $(TORCH) $(WORKERS)
 
 # Which small changes of a file its tests do not notice: make mutants FILE=src/... MOST=100.
 mutants: $(VENV)/mutants

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from recd_plugins.compat.versions import check_age, installed_versions
 from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
@@ -28,7 +29,7 @@ from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
-from recd_plugins.planning.sharders import completed
+from recd_plugins.planning.sharders import completed, left_whole
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
@@ -74,6 +75,7 @@ B = TypeVar("B")
 
 def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
     """Read and check a registry (a file or a mapping) and stand ready to build from it."""
+    check_age(installed_versions())
     return Stack(Registry.load(registry, overrides))
 
 
@@ -523,6 +525,9 @@ class Stack:
             on_machines(plan, group.size())
         planning.planned = True
         self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
+        self._usage.left_whole(
+            planning.choice, left_whole(model, planning.sharders(), plan) if plan.plan else []
+        )
         self.dense_bytes = _bytes_beside(model, plan)
         self._planned_on = on
         self._usage.planned(planner, group)

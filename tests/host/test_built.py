@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import recd_plugins as rp
 from recd_plugins.embedding.pooling import DedupPooling
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import PluginError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import SLOTS
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.outputs_check import watch_outputs
@@ -185,6 +187,27 @@ def test_a_planner_that_returns_no_plan_is_named(
 ) -> None:
     for says in gloo_pool.run(plans, {**right, "sharding": {"use": "plans_nothing"}}):
         assert f"sharding 'plans_nothing' of {PLUGIN}: its `plan` returned None" in says
+
+
+def leaves_out(registry: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """On a rank: the modules of a plan, and the warnings of a planner that leaves one out."""
+    stack = rp.load(registry)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", NoticeWarning)
+        plan = stack.plan(stack.model())
+    return list(plan.plan), [str(one.message) for one in found]
+
+
+def test_a_planner_that_leaves_a_module_out_is_named(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    in_part = {**right, "sharding": {"use": "plans_in_part"}}
+    ((kept, says),) = gloo_pool.run(leaves_out, in_part, world_size=1)
+    ((every, nothing),) = gloo_pool.run(leaves_out, right, world_size=1)
+    (lacking,) = {*every} - {*kept}
+    assert not any("leaves out" in one for one in nothing)
+    (said,) = (one for one in says if "leaves out" in one)
+    assert f"sharding: plans_in_part may train otherwise: its plan leaves out {lacking}," in said
 
 
 def pooling_of(right: dict[str, Any], use: str) -> Any:

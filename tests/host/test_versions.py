@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.compat.versions import check_versions, installed_versions
+import recd_plugins as rp
+from recd_plugins.compat.versions import check_age, check_versions, installed_versions
 from recd_plugins.errors import VersionError
 
 
@@ -17,6 +18,7 @@ def trio(torch: str, fbgemm: str, torchrec: str, kind: str = "fbgemm-gpu-cpu") -
 @pytest.mark.parametrize(
     "found",
     [
+        trio("2.10.0", "1.5.0", "1.5.1"),
         trio("2.12.0", "1.7.0", "1.7.0"),
         trio("2.13.0+cpu", "1.8.0", "1.8.0"),
         trio("2.13.1+cu126", "1.8.2", "1.8.0", "fbgemm-gpu"),
@@ -37,6 +39,12 @@ CUDA = "pip install --no-deps -r requirements/cuda.txt"
     ("found", "says", "fix"),
     [
         ({}, "torch is not installed.", CPU),
+        (
+            trio("2.9.1", "1.4.2", "1.4.0"),
+            "torchrec 1.4.0 is too old: recd-plugins needs 1.5, which belongs to torch 2.10 and "
+            "fbgemm 1.5, or newer ones. ",
+            CPU,
+        ),
         (
             trio("2.13.0", "1.7.0", "1.8.0"),
             "torch 2.13.0 needs fbgemm-gpu-cpu 1.8 and torchrec 1.8, but here is "
@@ -108,3 +116,17 @@ def test_what_is_installed_is_read_from_metadata(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchrec\nVersion: 1.2.3\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert installed_versions()["torchrec"] == "1.2.3"
+
+
+@pytest.mark.parametrize("torchrec", ["0.8.0", "1.4.0"])
+def test_a_trainer_with_an_old_torchrec_is_told(
+    torchrec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recd_plugins.stack.installed_versions", lambda: {"torchrec": torchrec})
+    with pytest.raises(VersionError, match=f"torchrec {torchrec} is too old"):
+        rp.load({})
+
+
+def test_a_torchrec_of_another_name_is_left_alone() -> None:
+    check_age({"torch": "2.14.0", "torchrec-nightly": "2026.11.1"})
+    check_age({"torchrec": "2026.11.1"})

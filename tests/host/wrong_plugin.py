@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
@@ -54,6 +57,13 @@ class NoLength:
 
 def gives(made: Any) -> Callable[..., Any]:
     return lambda *_, **__: made
+
+
+def in_part(model: nn.Module, *_: Any) -> ShardingPlan:
+    """TorchRec's own plan without its first module."""
+    plan = EmbeddingShardingPlanner(topology=Topology(1, "cpu")).plan(model, get_default_sharders())
+    del plan.plan[next(iter(plan.plan))]
+    return plan
 
 
 def records(kind: type[Record[Any, Any]], **built: Any) -> list[Any]:
@@ -105,6 +115,7 @@ def recd_sharding() -> list[Any]:
     return records(
         ShardingRecord,
         plans_nothing=plans_nothing,
+        plans_in_part=Part(plan=in_part, sharders=gives([]), explain=gives("")),
         no_plan=Part(),
         no_sharders=Part(plan=gives(None), sharders=gives((None,)), explain=gives(None)),
     )

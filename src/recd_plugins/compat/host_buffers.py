@@ -1,5 +1,5 @@
 """The buffers in which fbgemm's kernels on the CPU keep rows and optimizer state; as of fbgemm and
-TorchRec 1.8.
+TorchRec 1.7 to 1.9.
 
 fbgemm takes its buffers from outside (`preallocated_host_buffers`), and TorchRec hands a kernel
 whatever the fused params of its tables say. But it has no public way to say it of some tables

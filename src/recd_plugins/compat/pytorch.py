@@ -1,4 +1,4 @@
-"""torch's private names, all that we touch, each with the reason; as of torch 2.13."""
+"""torch's private names, all that we touch, each with the reason; as of torch 2.10 to 2.14."""
 
 from __future__ import annotations
 

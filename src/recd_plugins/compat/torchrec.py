@@ -1,4 +1,4 @@
-"""TorchRec's private names, all that we touch, each with the reason; as of TorchRec 1.8."""
+"""TorchRec's private names, all that we touch, each with the reason; as of TorchRec 1.5 to 1.9."""
 
 from __future__ import annotations
 

@@ -11,10 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from recd_plugins.errors import VersionError
 
-__all__ = ["check_versions", "installed_versions"]
+__all__ = ["check_age", "check_versions", "installed_versions"]
 
 FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
 OFFSET = 5
+OLDEST = (1, 5)
+"""The oldest TorchRec that our code knows (docs/install.md)."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -54,6 +56,19 @@ def check_versions(found: Mapping[str, str]) -> None:
         raise VersionError(
             f"torch {torch} needs {fbgemm} 1.{minor} and torchrec 1.{minor}, but here is "
             f"{' and '.join(wrong)}. {_install(kind)}"
+        )
+    check_age(found)
+
+
+def check_age(found: Mapping[str, str]) -> None:
+    """`VersionError` where TorchRec is too old; of what goes by other names nothing is said."""
+    torchrec = found.get("torchrec")
+    if torchrec is not None and tuple(map(int, torchrec.split(".")[:2])) < OLDEST:
+        major, minor = OLDEST
+        raise VersionError(
+            f"torchrec {torchrec} is too old: recd-plugins needs {major}.{minor}, which belongs "
+            f"to torch 2.{minor + OFFSET} and fbgemm {major}.{minor}, or newer ones. "
+            f"{_install('cpu')}"
         )
 
 

@@ -15,7 +15,7 @@ from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.types import ModuleSharder
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 __all__ = [
     "check_planned",
@@ -24,6 +24,7 @@ __all__ = [
     "default_sharders",
     "fused_by_table",
     "fused_in_words",
+    "left_whole",
     "sharded_modules",
 ]
 
@@ -79,6 +80,18 @@ def sharded_modules(
             yield from under(f"{path}.{name}" if path else name, child)
 
     return under("", model)
+
+
+def left_whole(
+    model: nn.Module, sharders: Sequence[ModuleSharder[Any]], plan: ShardingPlan
+) -> list[str]:
+    """The modules with tables for which there is a sharder, and no place in the plan:
+    DistributedModelParallel leaves them whole on every rank."""
+    return [
+        path
+        for path, module, sharder in sharded_modules(model, sharders)
+        if path not in plan.plan and sharder.shardable_parameters(module)
+    ]
 
 
 def fused_by_table(

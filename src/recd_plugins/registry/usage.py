@@ -13,6 +13,7 @@ from recd_plugins.notices import (
     Missed,
     Notice,
     Notices,
+    Otherwise,
     Unneeded,
     Unused,
     Unwatched,
@@ -136,6 +137,18 @@ class Usage:
                     f"{planning.record.name}` plans",
                     cure="Have that planner heed `context.constraints`, or take these tables out "
                     "of them.",
+                )
+            )
+
+    def left_whole(self, planning: Choice, modules: Sequence[str]) -> None:
+        """A plan has no place for some modules with tables."""
+        if modules:
+            self._give(
+                Otherwise(
+                    what=f"{planning.where}: {planning.record.name}",
+                    why=f"its plan leaves out {', '.join(modules)}, which every rank then has "
+                    "whole, and the dense optimizer steps, if any",
+                    cure="Have the planner place every module that `context.sharders()` are for.",
                 )
             )
 
