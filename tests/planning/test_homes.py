@@ -11,6 +11,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from trio import in_mapped_files
 
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
@@ -55,6 +56,7 @@ def table(name: str, num_rows: int, dim: int = 16) -> ModelTable:
     )
 
 
+@in_mapped_files
 def test_the_first_to_leave_have_the_fewest_rows_a_step_and_byte() -> None:
     tables = [table("hot", 1000), table("cold", 1000), table("wide", 1000, 64)]
     tables += [table("few", 5), table("stepped otherwise", 1000)]

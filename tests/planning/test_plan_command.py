@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trio import in_mapped_files
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
@@ -86,6 +87,7 @@ def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     assert "these are not the same. Take profiles of one table" in refused.stderr
 
 
+@in_mapped_files
 def test_a_saved_plan_is_trained_by_and_compared(folder: Path) -> None:
     saved, goal = folder / "again.arrow", "sharding.goal=min_communication"
     run(folder, "plan", goal, "--save", str(saved))

@@ -113,6 +113,7 @@ def test_no_room(disk: Path) -> None:
         MappedFile(1 << 50, torch.float32, disk)
 
 
+@in_mapped_files
 def test_folders_that_will_not_do(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="may write to"):
         mapped([EmbeddingCollectionSharder()], tmp_path / "absent")
@@ -123,12 +124,14 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
         mapped([EmbeddingCollectionSharder()], memory)
 
 
+@in_mapped_files
 def test_cuda_has_its_own_way(disk: Path) -> None:
     (sharder,) = mapped([EmbeddingCollectionSharder()], disk)
     with pytest.raises(CapabilityError, match="fused_uvm_caching"):
         sharder.shard(Sequences().sequences, {}, ShardingEnv(1, 0), torch.device("cuda"))
 
 
+@in_mapped_files
 def test_an_optimizer_that_the_cpu_lacks(disk: Path) -> None:
     sharder = EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.ADAM})
     params = {name: ParameterSharding("row_wise", "fused") for name in ROWS}
@@ -272,3 +275,11 @@ def test_a_table_takes_no_memory_of_the_process(gloo_pool: GlooPool, disk: Path)
     assert grown < TABLE_BYTES / 2
     with pytest.raises(RanksFailed, match="allocate"):
         gloo_pool.run(memory_to_train, plain, 0.75, world_size=1)
+
+
+def test_an_old_fbgemm_keeps_tables_in_memory_and_is_told(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recd_plugins.tiers.mapped_tables.takes_buffers", lambda: False)
+    with pytest.raises(CapabilityError, match=r"mapped tables need fbgemm 1\.7"):
+        mapped([EmbeddingCollectionSharder()], disk)

@@ -218,6 +218,7 @@ def test_mapped_tables_are_saved_and_loaded_in_less_memory_than_one(
     assert (same, changed) == (4, 4)  # two tables and their Adagrad states
 
 
+@in_mapped_files
 @pytest.mark.parametrize("who", ["writer", "reader"])
 def test_torchs_own_would_take_more(gloo_pool: GlooPool, disk: Path, who: str) -> None:
     with pytest.raises(RanksFailed, match="allocate"):

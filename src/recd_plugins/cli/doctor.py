@@ -27,7 +27,8 @@ def doctor(
     as_json: AsJson = False,
     sbom: Bill = False,
 ) -> None:
-    """Check versions, torch, devices, collectives and the registry; say how to fix what fails."""
+    """Check versions, packages, torch, devices, collectives and the registry; say how to fix what
+    fails."""
     if sbom:
         from recd_plugins.cli.bill_of_materials import bill_of_materials
 
@@ -35,6 +36,7 @@ def doctor(
         return
     checks: dict[str, Callable[[], str]] = {
         "versions": _versions,
+        "packages": _packages,
         "build": _build,
         "devices": _devices,
         "collectives": lambda: _collectives(ranks),
@@ -73,6 +75,12 @@ def _versions() -> str:
     found = installed_versions()
     check_versions(found)
     return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _packages() -> str:
+    from recd_plugins.compat.packages import check_packages
+
+    return check_packages()
 
 
 def _build() -> str:

@@ -61,7 +61,7 @@ def check_versions(found: Mapping[str, str]) -> None:
 
 
 def check_age(found: Mapping[str, str]) -> None:
-    """`VersionError` where TorchRec is too old; of what goes by other names nothing is said."""
+    """`VersionError` where TorchRec is too old; one that goes by another name is left alone."""
     torchrec = found.get("torchrec")
     if torchrec is not None and tuple(map(int, torchrec.split(".")[:2])) < OLDEST:
         major, minor = OLDEST
