@@ -206,6 +206,8 @@ class RowWiseBags(EmbeddingBagCollectionSharder):
 
 
 Change = Callable[[Net], None]
+Shard = Callable[[nn.Module, ShardingPlan, list[Any]], tuple[nn.Module, KeyedOptimizer]]
+"""Shards a model by a plan and sharders, and collects the optimizers of its tables."""
 Collate = Callable[[Any], Any]
 MakeLoader = Callable[[Collate | None], Iterable[Clicks]]
 """Makes a trainer's loader, by the `collate_fn` that makes its batches, if there is one."""
@@ -223,7 +225,7 @@ class Job:
     loader, and what it has of a registry."""
 
     side: Side
-    model: DistributedModelParallel
+    model: nn.Module
     optimizer: KeyedOptimizer
     loader: Iterable[Clicks]
     stack: rp.Stack | None = None
@@ -266,12 +268,20 @@ def _whole(state: Any) -> Tensor:
     return shard.tensor.detach().clone()
 
 
+def as_one(
+    net: nn.Module, plan: ShardingPlan, sharders: list[Any]
+) -> tuple[nn.Module, KeyedOptimizer]:
+    model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=sharders)
+    return model, model.fused_optimizer
+
+
 def job(
     side: Side,
     change: Change | None = None,
     make_loader: MakeLoader = same_batches,
     bags: ShardingKind = "row_wise",
     registry: Mapping[str, Any] = REGISTRY,
+    shard: Shard = as_one,
 ) -> Job:
     """`change` is what the trainer does to its model before it is sharded; `bags` is how it has the
     tables of its bags, none of which has replicas then, unless they are row-wise."""
@@ -318,13 +328,13 @@ def job(
     if side == "tiers and dedup":
         adapt(net, GROUPS, poolings=["summed"])
         sharders = with_dedup(sharders)
-    model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=sharders)
+    model, of_tables = shard(net, plan, sharders)
     initialise_tables(model, initialisers, 0)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
     )
-    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    optimizer = CombinedOptimizer([of_tables, dense])
     return Job(side, model, optimizer, loader, stack, collate)
 
 

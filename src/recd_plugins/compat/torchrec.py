@@ -266,8 +266,12 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
     permutes = list(order) != list(range(len(order)))
     module._features_order = list(order) if permutes else []
     module._has_features_permute = permutes  # an EmbeddingBagCollection's
-    tensor = torch.tensor(module._features_order, dtype=torch.int32, device=module._device)
-    module.register_buffer("_features_order_tensor", tensor, persistent=False)
+    # No buffer, as TorchRec would make of it at the first input: `shard_modules` wants a module to
+    # have the buffers that it had before.
+    vars(module)["_buffers"].pop("_features_order_tensor", None)
+    module._features_order_tensor = torch.tensor(
+        module._features_order, dtype=torch.int32, device=module._device
+    )
     # For good: trainers that set the flag again would have TorchRec make a second exchange.
     module._create_input_dist = lambda *_, **__: None
 
