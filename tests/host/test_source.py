@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import UserDict, UserList
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recd_plugins.errors import RegistryError
@@ -102,6 +104,30 @@ def test_a_place_that_an_override_set_is_located_there(tmp_path: Path) -> None:
     assert source.locate("new") == "override 'new.deep.er=1': new"
     assert source.locate("new.deep") == "override 'new.deep.er=1': new.deep"
     assert source.locate("").endswith("registry.yaml")
+
+
+def test_a_mapping_of_a_program_has_the_types_of_yaml() -> None:
+    values = {
+        "plugins": UserList(["a"]),  # neither this list nor the mapping below is Python's own
+        "train": UserDict({"batch_size": np.int64(8), "lr": np.float32(0.5), "resume": True}),
+        "dataset": {"num_ids": (9, 9)},
+        "folder": Path("runs"),
+    }
+    read = Source.read(values, ["train.batch_size=16"]).values
+    assert read == {
+        "plugins": ["a"],
+        "train": {"batch_size": 16, "lr": 0.5, "resume": True},
+        "dataset": {"num_ids": [9, 9]},
+        "folder": Path("runs"),
+    }
+    train = read["train"]
+    assert [type(one) for one in (read["plugins"], train, train["lr"], train["resume"])] == [
+        list,
+        dict,
+        float,
+        bool,
+    ]
+    assert values["train"]["batch_size"] == 8
 
 
 def test_a_mapping_has_no_lines_and_is_left_as_it_was() -> None:

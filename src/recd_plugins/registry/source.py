@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Source:
     def read(cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Source:
         """A file or a mapping, with `key.key=value` overrides applied."""
         if isinstance(registry, Mapping):
-            values, path, lines = deepcopy(dict(registry)), None, dict[str, int]()
+            values, path, lines = _as_of_yaml(registry), None, dict[str, int]()
             empty: tuple[str, ...] = ()
         else:
             path = Path(registry)
@@ -71,6 +71,18 @@ class Source:
             known = re.sub(r"(\.|\[)[^.\[]*$", "", known) if re.search(r"[.\[]", known) else ""
         line = f":{self.lines[known]}" if known else ""
         return f"{self.path}{line}: {where}" if where else f"{self.path}{line}"
+
+
+def _as_of_yaml(value: Any) -> Any:
+    """A copy with the types that YAML has, of what programs hold in their place: tuples, numbers of
+    numpy, the mappings and lists of OmegaConf."""
+    if isinstance(value, Mapping):
+        return {key: _as_of_yaml(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return [_as_of_yaml(one) for one in value]
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 
 def _read_file(path: Path) -> Document:
