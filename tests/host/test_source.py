@@ -107,7 +107,7 @@ def test_a_place_that_an_override_set_is_located_there(tmp_path: Path) -> None:
 
 
 def test_a_mapping_of_a_program_has_the_types_of_yaml() -> None:
-    values = {
+    values: dict[str, Any] = {
         "plugins": UserList(["a"]),  # neither this list nor the mapping below is Python's own
         "train": UserDict({"batch_size": np.int64(8), "lr": np.float32(0.5), "resume": True}),
         "dataset": {"num_ids": (9, 9)},

@@ -80,9 +80,11 @@ def _as_of_yaml(value: Any) -> Any:
         return {key: _as_of_yaml(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return [_as_of_yaml(one) for one in value]
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
+    return float(value) if isinstance(value, Real) else value
 
 
 def _read_file(path: Path) -> Document:
