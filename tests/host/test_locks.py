@@ -39,3 +39,12 @@ def test_the_locks_agree() -> None:
     assert {name: cpu[name] for name in cpu if name in cuda} == {
         name: cuda[name] for name in cuda if name in cpu
     }
+
+
+def test_what_is_installed_beside_a_trainers_torch_is_all_that_is_asked_for() -> None:
+    """docs/install.md says it by hand, for pip would take another fbgemm with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {normal(re.split(r"[ >]", line)[0]) for line in project["dependencies"]}
+    lines = (ROOT / "docs/install.md").read_text().splitlines()
+    (line,) = (one for one in lines if one.startswith("pip install filelock"))
+    assert set(line.split()[2:]) == asked - {"torch", "torchrec"}
