@@ -26,8 +26,10 @@ if [ ! -e "$venv/ready" ] || [ requirements/cpu.txt -nt "$venv/ready" ]; then
 fi
 # What these versions warn of among themselves, where the lock's do not.
 exec "$venv/bin/python" -m pytest \
-    -W "ignore:.*_get_pg_default_device" \
+    -W 'ignore:`_get_pg_default_device` will be deprecated' \
+    -W "ignore:Multiple backends are registered" \
     -W "ignore:Sparse invariant checks" \
     -W "ignore:The given buffer is not writable" \
-    -W "ignore:Warning. Profiler clears events" \
+    -W "ignore:TypedStorage is deprecated" \
+    -W "ignore:Warning" \
     "$@"

@@ -21,6 +21,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.pytorch import nothing_on_stdout
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.timing import seconds_of
 
@@ -137,7 +138,8 @@ def _configs(collection: Collection) -> list[BaseEmbeddingConfig]:
 def _one_rank(device: torch.device) -> Iterator[None]:
     """A process group of this process alone."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    with nothing_on_stdout():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

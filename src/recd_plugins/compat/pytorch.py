@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ __all__ = [
     "flash_attention_on_cpu_backward",
     "is_innermost",
     "narrow_tensor_by_index",
+    "nothing_on_stdout",
     "own_store",
     "pytree",
     "ranks_of",
@@ -80,9 +84,24 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 
 def first_step_in_parts(mib: float) -> dict[str, Any]:
     """The options by which DDP all-reduces the first step's gradients in parts of so many MiB, too,
-    and not only those after it, for which it orders them anew. Before torch 2.13 it has none."""
+    and not only those after it, for which it orders them anew. Before torch 2.11 it has none."""
     known = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
     return {"bucket_cap_mb_list": [mib]} if known else {}
+
+
+@contextmanager
+def nothing_on_stdout() -> Iterator[None]:
+    """What is printed goes to stderr meanwhile: before torch 2.11 gloo says on stdout, where a
+    command's JSON goes, who is connected."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def own_store() -> Store:
