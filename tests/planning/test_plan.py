@@ -560,7 +560,8 @@ def wide() -> str:
 @pytest.mark.slow
 def test_a_plan_is_the_same_in_every_interpreter() -> None:
     """TorchRec's options come in the order of a set of texts, which differs by hash seed."""
-    path = [os.path.dirname(__file__)]
+    here = os.path.dirname(__file__)
+    path = [here, os.path.dirname(here)]
     runs = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", ANEW.format(path=path)],
