@@ -43,6 +43,12 @@ SUITES = (
         limits=True,
     ),
     Suite(
+        module="combined",
+        arguments=("dlrm",),
+        about="The same of a DLRM, whose features are pooled.",
+        minutes=9,
+    ),
+    Suite(
         module="recd_data",
         about="RecD from logs to batches: files, shards, conversion, preprocessing.",
         minutes=15,
