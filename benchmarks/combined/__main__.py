@@ -93,20 +93,21 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
 def figures(ranks: Sequence[NodeSteps], model: str, mbit: int) -> Iterator[Figure]:
     """A row for each side against plain, and all together against what else there is."""
     chosen = CLUSTER_MODELS[model]
+    together = "all together" if model == "rm1" else "all together, pooled DLRM"
     for name in ranks[0].sides:
         yield _beside_plain(ranks, name)
     for other, title, target in (
         (PLAIN, "plain TorchRec", chosen.faster.get(mbit)),
         (OWN, "TorchRec's own best plan", chosen.faster_than_own),
     ):
-        yield _faster(ranks, ALL, other, f"all together, against {title}", target, mbit)
+        yield _faster(ranks, ALL, other, f"{together}, against {title}", target, mbit)
     alone = (*SINGLE, chosen.recd)
     best = min(alone, key=lambda name: statistics.median(ranks[0].sides[name].seconds))
-    title = f"all together, against the best paper ({best})"
+    title = f"{together}, against the best paper ({best})"
     yield _faster(ranks, ALL, best, title, NOT_SLOWER, mbit)
     plain, ours = (_out_of_nodes(ranks, name) for name in (PLAIN, ALL))
     yield Figure(
-        name="bytes between nodes, all together",
+        name=f"bytes between nodes, {together}",
         value=plain / ours,
         unit="x fewer",
         baseline=1.0,
@@ -116,7 +117,7 @@ def figures(ranks: Sequence[NodeSteps], model: str, mbit: int) -> Iterator[Figur
     )
     held, holds = (_memory(ranks, name) for name in (PLAIN, ALL))
     yield Figure(
-        name="the step's memory, all together",
+        name=f"the step's memory, {together}",
         value=100 * holds / held,
         unit="%",
         baseline=100.0,
