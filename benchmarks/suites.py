@@ -46,7 +46,7 @@ SUITES = (
         module="combined",
         arguments=("dlrm",),
         about="The same of a DLRM, whose features are pooled.",
-        minutes=9,
+        minutes=5,
     ),
     Suite(
         module="recd_data",

@@ -24,7 +24,8 @@ if [ ! -e "$venv/ready" ] || [ requirements/cpu.txt -nt "$venv/ready" ]; then
     $pip install --quiet --no-deps --no-build-isolation --editable .
     touch "$venv/ready"
 fi
-# What these versions warn of among themselves, where the lock's do not.
+# What these versions warn of among themselves, where the lock's do not. The last is torch's
+# "Warning: Profiler clears events": a colon would end what -W matches.
 exec "$venv/bin/python" -m pytest \
     -W 'ignore:`_get_pg_default_device` will be deprecated' \
     -W "ignore:Multiple backends are registered" \

@@ -1,5 +1,5 @@
 """Trainers that shard collections in place, by TorchRec's `shard_modules`, without
-DistributedModelParallel; plain TorchRec with it is what they are held to."""
+DistributedModelParallel: they come to what plain TorchRec comes to with it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ flash_attention_on_cpu_backward = (
 all_gather_single: Callable[..., dist.Work | None] = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 )
-"""The gather into one tensor, under its name of before torch 2.13 where it has no other."""
+"""The gather into one tensor, under its older name where torch has no other."""
 reduce_scatter_single: Callable[..., dist.Work | None] = (
     dist.reduce_scatter_single
     if hasattr(dist, "reduce_scatter_single")
