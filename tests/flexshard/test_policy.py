@@ -282,6 +282,22 @@ def test_no_memory_is_to_be_had_unless_it_is_given() -> None:
     assert extra(with_room) == pytest.approx(4 * 0.1)
 
 
+def test_the_buffers_of_coalesced_bags_are_no_budget_of_replicas() -> None:
+    """Rows of bags that travel need buffers that sums do not, so that no sizes take as little as
+    plain TorchRec: without a budget those are taken that take least, which is no error."""
+    bags = SequenceTable(name="t", rows=zipf(400, 20), dim=16, bags=1, collection="bags")
+    prices = Prices(cluster=SLOW, batch_size=64, k=2)
+    none, some = (
+        choose({"t": bags}, prices, goal="budget", budget=budget, coalesce="rank")
+        for budget in (0.0, 2_000.0)
+    )
+    least = choose({"t": bags}, prices, goal="max_memory_saving", coalesce="rank")
+    assert none.tables["t"].sizes == least.tables["t"].sizes
+    assert 0 < extra(none) < extra(some) <= extra(none) + 2_000
+    with pytest.raises(CapabilityError, match="a rank to be saved"):
+        choose({"t": bags}, prices, goal="budget", budget=-1.0, coalesce="rank")
+
+
 def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
     """Rows that any node looks up, but few ranks: one copy a node is what pays."""
     tables = {"t": SequenceTable(name="t", rows=zipf(400, 20), dim=16)}

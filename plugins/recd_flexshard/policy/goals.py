@@ -60,6 +60,8 @@ def choose(
     else:
         optimum = Optimum.of(merged, offers, allowed, _base(tables, merged, offers, prices, levels))
         least = float(optimum.memory[0])
+        if budget >= 0:  # bags that are coalesced need buffers, whether or not rows have replicas
+            budget += max(least, 0.0)
         within = {"budget": budget, "max_memory_saving": least, "min_communication": None}[goal]
         found = optimum.at(within, multiple)
     return Ledger.of(tables, merged.sizes(*found, levels), prices)
