@@ -213,8 +213,8 @@ class Stack:
         As many batches of as many samples, on every rank alike; the loader itself where the
         planner orders none. Batches are of any type that can be taken apart by sample, or that
         `select(batches, samples)` makes of samples [N], by their place in all of the batches.
-        `features(batch)` gives its KJT, by default its only one; rank and world size are those of
-        the process group.
+        `features(batch)` gives its KJT, or a list of them all, by default its only one; rank and
+        world size are those of the process group.
         """
         planner = self.planner()
         if not isinstance(planner, OrdersBatches):

@@ -26,7 +26,7 @@ import recd_plugins
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.own_batches import features_of, replaced
+from recd_plugins.sparse.own_batches import all_features_of, features_of, replaced
 from recd_plugins.testing.batches import from_lists, to_lists
 
 GROUPS = [["history", "brands"], ["region"]]
@@ -196,6 +196,10 @@ def test_which_kjt_is_meant() -> None:
     with pytest.raises(DataError, match=r"returns 2 KeyedJaggedTensors.*Name the one"):
         features_of(Pair(kjt, other), lambda batch: [batch.features, batch.labels])
     assert features_of(Pair(kjt, other), lambda batch: [batch.labels]) is other
+    assert all_features_of(Pair(kjt, other), tuple) == (kjt, other)
+    for wrong in ([], [kjt, None]):
+        with pytest.raises(DataError, match="makes a list of a Pair"):
+            all_features_of(Pair(kjt, other), lambda batch, wrong=wrong: wrong)
     with pytest.raises(DataError, match="a dict holds no KeyedJaggedTensor"):
         features_of({"labels": torch.zeros(1)})
     with pytest.raises(DataError, match="makes a Tensor of a Pair"):

@@ -19,14 +19,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.distributed.types import ShardedModule
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.stack import load
@@ -192,6 +197,36 @@ def groups_of_ranks() -> tuple[Any, Any]:
     )
     stack.adapt(bags_of(keys), batches=list(batches()))
     return stack.convert(next(batches())).dedup.groups, stack._features.unique_shares
+
+
+def clipped(kind: str, groups: list[list[str]], *, by_sharder: bool) -> str:
+    """On a rank: what is said where a table's kernel clips gradients, in registry.yaml's groups."""
+    model = dlrm() if kind == "dlrm" else Sequences()
+    clips = {"gradient_clipping": True, "max_gradient": 0.1}
+    fused = clips if by_sharder else {}
+    if not by_sharder:
+        weights = next(one for name, one in model.named_parameters() if "t_item" in name)
+        apply_optimizer_in_backward(RowWiseAdagrad, [weights], {"lr": 0.1, **clips})
+    stack = load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": groups}})
+    stack.adapt(model)
+    sharders = [EmbeddingBagCollectionSharder(fused), EmbeddingCollectionSharder(fused)]
+    plan = stack.plan(model, sharders=sharders)
+    try:
+        DistributedModelParallel(model, device=CPU, plan=plan, sharders=stack.sharders())
+    except CapabilityError as error:
+        return str(error)
+    return ""
+
+
+def test_what_clips_the_gradients_of_samples_takes_no_unique_ones(gloo_pool: GlooPool) -> None:
+    """A kernel sees the sum over the samples of a unique one, and would clip that."""
+    says = "dedup: table 't_item' clips the gradient of each sample"
+    (told, _) = gloo_pool.run(clipped, "sequences", [["history"]], by_sharder=True)
+    assert says in told
+    assert "Name dedup.groups without history" in told
+    (told, _) = gloo_pool.run(clipped, "dlrm", [["user"], ["item"]], by_sharder=False)
+    assert says in told
+    assert not any(gloo_pool.run(clipped, "dlrm", [["user"]], by_sharder=False))
 
 
 def test_ranks_agree_on_groups(gloo_pool: GlooPool) -> None:

@@ -158,6 +158,50 @@ def test_batches_of_any_type_are_taken_apart(kind: str) -> None:
             assert mark is None or all(is_hot(row, SOME) for row in of_batch)
 
 
+class Scored(NamedTuple):
+    """Scored ids beside others: two KJTs, whose keys may have any order."""
+
+    ids: KeyedJaggedTensor
+    scored: KeyedJaggedTensor
+
+
+def scored(rows: list[int]) -> Scored:
+    ids = from_lists({"row": [[row] for row in rows], "heard": [heard(row) for row in rows]})
+    own = from_lists({"liked": [liked(row) for row in rows]})
+    return Scored(
+        ids,
+        KeyedJaggedTensor(
+            own.keys(), own.values(), weights=own.values() / 8, lengths=own.lengths()
+        ),
+    )
+
+
+def test_a_batch_is_hot_by_all_kjts_that_are_named() -> None:
+    KINDS["scored"] = scored
+    batches = list(stage_of("scored", own=OwnBatches(features=tuple)))
+    rows = [[row for (row,) in to_lists(batch.ids)["row"]] for batch in batches]
+    assert sorted(row for batch in rows for row in batch) == list(range(ROWS))
+    marks = [{mark_of(kjt) for kjt in batch} for batch in batches]
+    assert [{SOME.version}, {None}] == [one for one in ({SOME.version}, {None}) if one in marks]
+    for batch, mark, of_batch in zip(batches, marks, rows, strict=True):
+        expected = scored(of_batch)
+        for kjt, other in zip(batch, expected, strict=True):
+            assert to_lists(kjt) == to_lists(other)
+        assert torch.equal(batch.scored.weights(), expected.scored.weights())
+        assert mark == {None} or all(is_hot(row, SOME) for row in of_batch)
+    # By one of them: the other is looked up as in any batch.
+    ids_alone = list(stage_of("scored", own=OwnBatches(features=lambda batch: batch.ids)))
+    assert {mark_of(batch.scored) for batch in ids_alone} == {None}
+    hot = [batch for batch in ids_alone if mark_of(batch.ids)]
+    assert len(hot) > sum(mark == {SOME.version} for mark in marks)
+
+
+def test_kjts_of_other_samples_than_each_other_are_refused() -> None:
+    KINDS["scored"] = lambda rows: Scored(kjt_of(rows), kjt_of(rows[1:]))
+    with pytest.raises(DataError, match=r"have \[6, 5\] samples, so that nobody knows which go"):
+        list(stage_of("scored", own=OwnBatches(features=tuple)))
+
+
 @pytest.mark.parametrize("kind", ["dataclass", "kjt"])
 def test_the_mark_stays_where_a_trainer_moves_its_batch(kind: str) -> None:
     batch = next(batch for batch in stage_of(kind) if mark_in(batch))

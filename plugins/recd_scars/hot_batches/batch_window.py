@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from recd_plugins.api.batch import (
     JoinedFeatures,
     OwnBatches,
     SparseFeatures,
-    features_of,
+    all_features_of,
     marked_batch,
 )
 from recd_scars.hot_batches.hot_rows import HotRows
@@ -74,12 +74,13 @@ class BatchWindow:
         """A loader may have no states."""
         self.start, self.end = start, end
         self._own = own
-        self._features = [sparse_features(batch, own) for batch in batches]
+        self._features = list(zip(*(sparse_features(one, own) for one in batches), strict=True))
+        """Of each KJT that a batch holds, those of all batches."""
         self.formed: Formed | None = None
         self.version: str | None = None
         """The version of the tier plan by which `hot` marks samples."""
         self._batches = batches
-        self._sizes = [features.stride() for features in self._features]
+        self._sizes = [features.stride() for features in self._features[0]]
         self.hot: Bools = np.zeros(sum(self._sizes), np.bool_)
         """[N]: which samples look up replicated rows alone."""
 
@@ -93,10 +94,15 @@ class BatchWindow:
 
     def classify(self, rows: HotRows) -> None:
         self.version = rows.version
-        if self._plain is None:
-            self.hot = np.concatenate([rows.samples(features) for features in self._features])
-        else:
-            self.hot = rows.samples_of_all(self._plain, self._features)
+        self.hot = reduce(
+            np.logical_and,
+            (
+                np.concatenate([rows.samples(one) for one in features])
+                if joined is None
+                else rows.samples_of_all(joined, features)
+                for joined, features in zip(self._joined, self._features, strict=True)
+            ),
+        )
         if 0 < self.most_hot < len(self) and self._own.select is None:
             _ = self._samples  # joined where there is time for it
 
@@ -134,7 +140,7 @@ class BatchWindow:
         return marked_as(batch, hot_under, self._own)
 
     def _check(self, batch: Any, index: int) -> None:
-        size = sparse_features(batch, self._own).stride()
+        size = sparse_features(batch, self._own)[0].stride()
         if size != len(self._rows[index]):
             raise DataError(
                 f"select: made a batch of {size} samples, but was asked for "
@@ -154,24 +160,38 @@ class BatchWindow:
 
     @cached_property
     def _samples(self) -> WindowSamples:
-        return WindowSamples(self._batches, self._sizes, self._plain)
+        joined = [one for one in self._joined if one is not None]
+        return WindowSamples(self._batches, self._sizes, joined)
 
     @cached_property
-    def _plain(self) -> JoinedFeatures | None:
-        """The plain features of all batches, where these join."""
-        kjts = [features.plain for features in self._features]
-        return JoinedFeatures(kjts) if JoinedFeatures.alike(kjts) else None
+    def _joined(self) -> list[JoinedFeatures | None]:
+        """Of each KJT that a batch holds, the plain features of all batches, where these join."""
+        plain = [[one.plain for one in features] for features in self._features]
+        return [JoinedFeatures(kjts) if JoinedFeatures.alike(kjts) else None for kjts in plain]
 
 
-def sparse_features(batch: Any, own: OwnBatches) -> SparseFeatures:
-    """All sparse features of a batch, on the CPU."""
+def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
+    """The sparse features of each KJT of a batch, of the same samples, on the CPU."""
     try:
         if isinstance(batch, Batch):
-            features = SparseFeatures.of(batch.features, batch.dedup)
+            every = (SparseFeatures.of(batch.features, batch.dedup),)
         else:
-            features = SparseFeatures.of(features_of(batch, own.features))
+            every = tuple(map(SparseFeatures.of, all_features_of(batch, own.features)))
     except CapabilityError as error:
         raise CapabilityError(f"{error} Or set cache.hot_batches to false.") from None
+    for features in every:
+        _check(features)
+    sizes = [features.stride() for features in every]
+    if len(set(sizes)) > 1:
+        raise DataError(
+            f"features: the KeyedJaggedTensors of a batch have {sizes} samples, so that "
+            "nobody knows which go together. Name those alone that have as many."
+        )
+    return every
+
+
+def _check(features: SparseFeatures) -> None:
+    """Refuse what no samples can be taken from."""
     if features.device().type != "cpu":
         raise CapabilityError(
             f"cache.hot_batches: batches lie on {features.device()}, but their samples are dealt "
@@ -183,7 +203,6 @@ def sparse_features(batch: Any, own: OwnBatches) -> SparseFeatures:
             "cache.hot_batches: keys of a batch differ in their number of samples (variable "
             "stride, VBE), so that none can go to another batch. Set hot_batches to false."
         )
-    return features
 
 
 def marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
@@ -192,7 +211,9 @@ def marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
         if batch.hot_under == hot_under:
             return batch
         return dataclasses.replace(batch, hot_under=hot_under)
-    return marked_batch(batch, features_of(batch, own.features), hot_under)
+    for features in all_features_of(batch, own.features):
+        batch = marked_batch(batch, features, hot_under)
+    return batch
 
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -209,7 +230,8 @@ def most_hot(num_hot: int, sizes: Sequence[int]) -> int:
 def hot_counts(batches: Sequence[Batch], rows: HotRows) -> list[int]:
     """The number of hot samples of each batch."""
     own = OwnBatches()
-    return [int(rows.samples(sparse_features(batch, own)).sum()) for batch in batches]
+    every = (sparse_features(batch, own) for batch in batches)
+    return [int(rows.samples(features).sum()) for (features,) in every]
 
 
 WINDOWS = 200

@@ -31,12 +31,12 @@ class WindowSamples:
         self,
         batches: Sequence[Any],
         sizes: Sequence[int],
-        plain: JoinedFeatures | None = None,
+        joined: Sequence[JoinedFeatures] = (),
     ) -> None:
-        """`sizes` are the samples of each batch, which may be of any type; `plain` are features of
-        theirs, if somebody has joined them before."""
+        """`sizes` are the samples of each batch, which may be of any type; `joined` are KJTs of
+        theirs, those that somebody has joined before."""
         self._pinned = any(_is_pinned(batches[0]))
-        self._column = _column(batches, sizes, "batch", plain)
+        self._column = _column(batches, sizes, "batch", joined)
 
     def batch(self, samples: I64) -> Any:
         """The batch of the samples at these places [B], in this order."""
@@ -49,10 +49,10 @@ Column: TypeAlias = Callable[[I64], Any]
 
 
 def _column(
-    values: Sequence[Any], sizes: Sequence[int], path: str, plain: JoinedFeatures | None
+    values: Sequence[Any], sizes: Sequence[int], path: str, joined: Sequence[JoinedFeatures]
 ) -> Column:
     """The column that batches have in one place: rows of samples, something made of such, or one
-    thing. KJTs that are in `plain` are not joined again."""
+    thing. KJTs that are `joined` are not joined again."""
     first = values[0]
     if first is None and all(value is None for value in values):
         return lambda samples: None
@@ -62,14 +62,14 @@ def _column(
         if len({kjt.weights_or_none() is None for kjt in values}) > 1:
             raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
         if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
-            if plain is None or not all(map(is_, values, plain.kjts)):
-                plain = JoinedFeatures(values)
-            _ = plain.rows  # found where there is time for it
-            return plain.take
+            known = (one for one in joined if all(map(is_, values, one.kjts)))
+            kjts = next(known, None) or JoinedFeatures(values)
+            _ = kjts.rows  # found where there is time for it
+            return kjts.take
         raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
     if isinstance(first, SparseFeatures):
-        rows = _column([value.plain for value in values], sizes, f"{path}.plain", plain)
-        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup", plain)
+        rows = _column([value.plain for value in values], sizes, f"{path}.plain", joined)
+        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup", joined)
         return lambda samples: dataclasses.replace(
             first, plain=rows(samples), dedup=unique(samples)
         )
@@ -78,16 +78,16 @@ def _column(
             return _rows(values)
         raise _refusal(path, f"has {len(first)} rows in a batch of {sizes[0]} samples")
     if hasattr(first, "concat") and hasattr(first, "select"):  # an IKJT, or what is like one
-        joined = type(first).concat(values)
-        return lambda samples: joined.select(torch.from_numpy(samples))
+        every = type(first).concat(values)
+        return lambda samples: every.select(torch.from_numpy(samples))
     if _is_list_of_samples(values, sizes):
-        every = [one for value in values for one in value]
-        return lambda samples: type(first)(every[i] for i in samples)
+        ones = [one for value in values for one in value]
+        return lambda samples: type(first)(ones[i] for i in samples)
     parts = [parts_of(value) for value in values]
     if parts[0] is not None:
         columns = {
             name: _column(
-                [_part(each, name, path) for each in parts], sizes, f"{path}.{name}", plain
+                [_part(each, name, path) for each in parts], sizes, f"{path}.{name}", joined
             )
             for name in parts[0]
         }

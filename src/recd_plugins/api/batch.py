@@ -20,6 +20,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.own_batches import (
     OwnBatches,
+    all_features_of,
     features_of,
     marked_batch,
     parts_of,
@@ -42,6 +43,7 @@ __all__ = [
     "RowWise",
     "SparseFeatures",
     "TransformProgram",
+    "all_features_of",
     "batch_of",
     "batch_to_record",
     "batches_from_record",

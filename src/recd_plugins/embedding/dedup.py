@@ -45,6 +45,8 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
+    unique_keys: frozenset[str]
+    """The features that come as unique samples."""
     unique_shares: Mapping[str, float]
     """Feature to its unique samples over the samples of a batch, as expected: for planners."""
     route: Route
@@ -67,6 +69,8 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     parts: tuple[TablePart, ...]
     key_of: Mapping[str, str]
     """Embedding name to feature."""
+    unique_keys: frozenset[str]
+    """The features that come as unique samples."""
     unique_shares: Mapping[str, float]
     """Feature to its unique samples over the samples of a batch, as expected: for planners."""
     route: Route
@@ -99,6 +103,9 @@ def deduplicated(
         module.parts = (whole(tables, groups),)
     made: DedupEmbeddingCollection | DedupEmbeddingBagCollection = module
     made.route = route
+    made.unique_keys = frozenset(key for table in tables for key in table.feature_names) & {
+        key for group in groups for key in group
+    }
     made.unique_shares = {
         key: share
         for group, share in zip(groups, unique_shares or (), strict=bool(unique_shares))

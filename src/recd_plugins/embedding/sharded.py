@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
 from torchrec.distributed.types import (
     LazyAwaitable,
     LazyGetItemMixin,
@@ -32,6 +32,7 @@ from recd_plugins.compat.torchrec import (
     HasOwnExchange,
     ShardedOrder,
     bags_of,
+    own_fused_params,
     sharding_types,
 )
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
@@ -39,7 +40,7 @@ from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, listed
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.rows.memory import numbers_on
@@ -215,6 +216,7 @@ class DedupSharder(WrappedSharder):
                 "samples for each feature alone, and TorchRec drops the gradient of sequences. "
                 "Take the route 'padded'."
             )
+        _check_clipping(module, params, self.fused_params or {})
 
         def sharded(part: nn.Module) -> Any:
             return self._inner.shard(part, params, env, device, module_fqn)
@@ -226,6 +228,29 @@ class DedupSharder(WrappedSharder):
             [sharded(bags_of(module, part.tables)) for part in module.parts],
             ShardedOrder.of(module, params, env, self.fused_params, device),
         )
+
+
+def _check_clipping(
+    module: DedupEmbeddingCollection | DedupEmbeddingBagCollection,
+    params: Mapping[str, ParameterSharding],
+    fused: Mapping[str, Any],
+) -> None:
+    """Refuse tables whose kernels clip the gradients of their outputs: those of samples, each by
+    itself, which no kernel sees where they come summed."""
+    bags = isinstance(module, DedupEmbeddingBagCollection)
+    configs = module.embedding_bag_configs() if bags else module.embedding_configs()
+    weights = getattr(module, "embedding_bags" if bags else "embeddings")
+    for config in configs:
+        unique = [key for key in config.feature_names if key in module.unique_keys]
+        dense = params[config.name].compute_kernel == EmbeddingComputeKernel.DENSE.value
+        own = {**fused, **own_fused_params(weights[config.name].weight)}
+        if unique and not dense and own.get("gradient_clipping"):
+            raise CapabilityError(
+                f"dedup: table {config.name!r} clips the gradient of each sample "
+                "(gradient_clipping), but unique samples have the sum of their samples' gradients, "
+                "which would be clipped in the place of these. Name dedup.groups without "
+                f"{listed(unique)}, or take gradient_clipping out of the table's optimizer."
+            )
 
 
 def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any]]:

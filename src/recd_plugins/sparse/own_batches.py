@@ -25,6 +25,7 @@ __all__ = [
     "FeaturesOf",
     "OwnBatches",
     "Select",
+    "all_features_of",
     "features_of",
     "holds_unique",
     "marked_batch",
@@ -61,26 +62,33 @@ def features_of(
     batch: Any, features: FeaturesOf | None = None
 ) -> KeyedJaggedTensor | SparseFeatures:
     """The sparse features of a batch: what `features` says, or else the only ones that it holds."""
+    one, *others = all_features_of(batch, features)
+    if others:
+        raise DataError(
+            f"features: it returns {1 + len(others)} KeyedJaggedTensors, but one of a batch is "
+            "converted. Name the one that has the features of dedup.groups; the others stay as "
+            "they are."
+        )
+    return one
+
+
+def all_features_of(
+    batch: Any, features: FeaturesOf | None = None
+) -> tuple[KeyedJaggedTensor | SparseFeatures, ...]:
+    """The same, where `features` may name several: one at least."""
     if features is not None:
         found = features(batch)
-        if isinstance(found, list | tuple) and len(found) == 1:
-            (found,) = found
-        if isinstance(found, list | tuple) and all(isinstance(one, SPARSE) for one in found):
-            raise DataError(
-                f"features: it returns {len(found)} KeyedJaggedTensors, but the samples of a batch "
-                "are converted, or put in order, by one. Name the one that has the features of "
-                "dedup.groups; the others stay as they are."
-            )
-        if not isinstance(found, SPARSE):
+        every = tuple(found) if isinstance(found, list | tuple) else (found,)
+        if not every or not all(isinstance(one, SPARSE) for one in every):
             raise DataError(
                 f"features: it makes a {type(found).__name__} of a {type(batch).__name__}, but "
                 "must return the KeyedJaggedTensor that the batch holds: "
                 "features=lambda batch: batch.sparse_features."
             )
-        return found
+        return every
     held = [(path, part) for path, part in walk(batch) if isinstance(part, SPARSE)]
     if len(held) == 1:
-        return held[0][1]
+        return (held[0][1],)
     kind = type(batch).__name__
     what = f"a {kind} holds no KeyedJaggedTensor"
     if held:
