@@ -172,6 +172,7 @@ class BatchWindow:
 
 def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
     """The sparse features of each KJT of a batch, of the same samples, on the CPU."""
+    every: tuple[SparseFeatures, ...]
     try:
         if isinstance(batch, Batch):
             every = (SparseFeatures.of(batch.features, batch.dedup),)
