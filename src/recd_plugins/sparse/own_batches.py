@@ -75,7 +75,7 @@ def features_of(
 def all_features_of(
     batch: Any, features: FeaturesOf | None = None
 ) -> tuple[KeyedJaggedTensor | SparseFeatures, ...]:
-    """The same, where `features` may name several: one at least."""
+    """All sparse features of a batch, of which `features` may name several: one at least."""
     if features is not None:
         found = features(batch)
         every = tuple(found) if isinstance(found, list | tuple) else (found,)
