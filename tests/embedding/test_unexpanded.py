@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torchrec.distributed.types import LazyNoWait
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.embedding.unexpanded import Unexpanded
@@ -142,6 +143,30 @@ def test_features_side_by_side(join: Callable[..., Tensor], dim: int) -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_features_beside_ones_that_torchrec_still_waits_for(join: Callable[..., Tensor]) -> None:
+    """As the output of another collection is, whose exchange is under way: wherever they stand."""
+    unique, other = leaf(), torch.randn(5, 4, requires_grad=True)
+    made = [Unexpanded.rows(unique, LOOKUP), Unexpanded.rows(unique.sin(), LOOKUP)]
+    expected = join([made[0].expanded(), made[1].expanded(), other], 1)
+    for place in range(3):
+        fresh: list[Any] = [Unexpanded.rows(one.unique, LOOKUP) for one in made]
+        fresh.insert(place, LazyNoWait(other))
+        found = join(fresh, 1)
+        assert torch.equal(found, expected[:, _moved(join, place)])
+        assert not any(is_expanded(one) for one in fresh if isinstance(one, Unexpanded))
+    assert torch.equal(fresh[0] + LazyNoWait(other), made[0].expanded() + other)
+
+
+def _moved(join: Callable[..., Tensor], place: int) -> list[int]:
+    """The columns of three features, of which the last has come to another place."""
+    blocks = [0, 1]
+    blocks.insert(place, 2)
+    if join is torch.stack:
+        return blocks
+    return [4 * block + column for block in blocks for column in range(4)]
 
 
 def test_features_that_do_not_fit_side_by_side() -> None:

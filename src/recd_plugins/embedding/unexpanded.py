@@ -117,6 +117,8 @@ class Unexpanded(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if not all(issubclass(kind, Tensor) for kind in types):
+            return NotImplemented  # TorchRec's awaitables: they wait, and ask again with tensors
         kwargs = kwargs or {}
         tensor = args[0] if args else None
         if isinstance(tensor, Unexpanded) and tensor.is_unique:
