@@ -24,7 +24,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
 import recd_plugins as rp
@@ -79,6 +79,13 @@ class Collection:
     kind: Kind
     optimizer: str
     tables: tuple[Table, ...]
+    read: str
+    """One of `READS`, or of `READS_OF_ROWS`: how the model reads what it makes."""
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """The width of what each feature becomes."""
+        return {feature.name: one.dim for one in self.tables for feature in one.features}
 
     def module(self) -> nn.Module:
         meta = torch.device("meta")
@@ -195,8 +202,12 @@ def _collections(draw: random.Random) -> Iterator[Collection]:
                 )
             )
             number += 1
-        optimizer = draw.choice([*OPTIMIZERS])
-        yield Collection(kind=kind, optimizer=optimizer, tables=tuple(tables))
+        yield Collection(
+            kind=kind,
+            optimizer=draw.choice([*OPTIMIZERS]),
+            tables=tuple(tables),
+            read=draw.choice([*(READS_OF_ROWS if kind == "rows" else READS)]),
+        )
 
 
 def _groups(draw: random.Random, collections: Sequence[Collection]) -> list[list[str]]:
@@ -339,27 +350,80 @@ class Samples:
         )
 
 
-class Net(nn.Module):
+class Over(nn.Module):
+    """Reads what collections make in the ways that models do; no tracer looks inside."""
+
     def __init__(self, trainer: DrawnTrainer) -> None:
         super().__init__()
         self._trainer = trainer
-        self.collections = nn.ModuleList(one.module() for one in trainer.collections)
         self.summed = Summed()
+        self.each = nn.ModuleDict(
+            {
+                name: nn.Linear(dim, dim)
+                for one in trainer.collections
+                for name, dim in one.columns.items()
+                if one.read == "transformed"
+            }
+        )
         width = sum(table.dim for _, table, _ in trainer.features.values())
-        self.over = nn.Sequential(nn.Linear(width, 6), nn.Tanh(), nn.Linear(6, 1))
+        self.layers = nn.Sequential(nn.Linear(width + 1, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, found: list[Any], labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        columns: list[Tensor] = []
+        for drawn, made in zip(self._trainer.collections, found, strict=True):
+            reads = READS_OF_ROWS if drawn.kind == "rows" else READS
+            columns += reads[drawn.read](self, made, [*drawn.columns])
+        product = (columns[0][:, :4] * columns[-1][:, :4]).sum(1, keepdim=True)
+        logits = self.layers(torch.cat([*columns, product], 1)).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        return loss, (loss.detach(), logits.detach())
+
+
+class Net(nn.Module):
+    def __init__(self, trainer: DrawnTrainer) -> None:
+        super().__init__()
+        self._scored = [one.kind == "scored" for one in trainer.collections]
+        self.collections = nn.ModuleList(one.module() for one in trainer.collections)
+        self.over = Over(trainer)
 
     def forward(self, batch: DrawnBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        columns = []
-        for drawn, module in zip(self._trainer.collections, self.collections, strict=True):
-            found = module(batch.scored if drawn.kind == "scored" else batch.sparse)
-            for name in (one.name for table in drawn.tables for one in table.features):
-                rows = found[name]
-                if drawn.kind == "rows":
-                    rows = self.summed(rows.values(), rows.lengths())
-                columns.append(rows)
-        logits = self.over(torch.cat(columns, 1)).squeeze(1)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
-        return loss, (loss.detach(), logits.detach())
+        found = [
+            module(batch.scored if scored else batch.sparse)
+            for scored, module in zip(self._scored, self.collections, strict=True)
+        ]
+        return self.over(found, batch.labels)
+
+
+Read = Callable[[Over, Any, list[str]], list[Tensor]]
+READS: Mapping[str, Read] = {
+    "by key": lambda over, bags, keys: [bags[key] for key in keys],
+    "as one": lambda over, bags, keys: [_by_key(bags)[key] for key in keys],
+    "as a dict": lambda over, bags, keys: [bags.to_dict()[key] for key in keys],
+    "regrouped": lambda over, bags, keys: KeyedTensor.regroup([bags], [keys[:1], keys])[1:],
+    "transformed": lambda over, bags, keys: [over.each[key](bags[key]) for key in keys],
+}
+
+
+def _by_key(bags: KeyedTensor) -> dict[str, Tensor]:
+    """Cut out of all bags together, whose order is the plan's."""
+    columns = bags.values().split(bags.length_per_key(), 1)
+    return dict(zip(bags.keys(), columns, strict=True))
+
+
+READS_OF_ROWS: Mapping[str, Read] = {
+    "summed": lambda over, rows, keys: [
+        over.summed(rows[key].values(), rows[key].lengths()) for key in keys
+    ],
+    "padded": lambda over, rows, keys: [
+        rows[key].to_padded_dense(8).tanh().sum(1) for key in keys
+    ],
+    "transformed": lambda over, rows, keys: [
+        over.summed(over.each[key](rows[key].values()).tanh(), rows[key].lengths()) for key in keys
+    ],
+    "of each sample": lambda over, rows, keys: [
+        torch.stack([one.sum(0) for one in rows[key].to_dense()]) for key in keys
+    ],
+}
 
 
 @dataclass
@@ -414,7 +478,7 @@ def _ours(trainer: DrawnTrainer, net: nn.Module, batches: list[DrawnBatch]) -> J
     if "dedup" not in trainer.registry:
         return Job(net, None, batches, lambda batch: batch, stack)  # type: ignore[arg-type]
     convert = stack.converting(features=lambda batch: batch.sparse)
-    net = stack.adapt(net, poolings=["summed"])
+    net = stack.adapt(net, poolings=["over.summed"])
     return Job(net, None, [*map(convert, batches)], convert, stack)  # type: ignore[arg-type]
 
 
