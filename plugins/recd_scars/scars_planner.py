@@ -150,9 +150,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """Hot and normal batches of the same samples."""
         if not self._config.hot_batches:
             return loader
-        from recd_scars.hot_batches import HotBatches
+        from recd_scars.hot_batches import HotBatches, HotBatchesWithoutState
 
-        ordered = HotBatches(
+        kind = HotBatches if hasattr(loader, "state_dict") else HotBatchesWithoutState
+        ordered = kind(
             loader,
             self,
             rank=rank,

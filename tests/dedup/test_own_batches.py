@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.datasets.utils import Batch as RecBatch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -236,6 +238,21 @@ def test_a_loader_and_its_workers_convert(workers: int) -> None:
             assert isinstance(one.features, SparseFeatures)
             assert alike(one.features.to_kjt(), batch.features)
             assert torch.equal(one.labels, batch.labels)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own call
+def test_a_converted_loader_has_the_state_of_its_loader() -> None:
+    """Frameworks save the state of a loader that has one, which they see without asking it."""
+    for kind, has_one in ((DataLoader, False), (StatefulDataLoader, True)):
+        converted = stack_of().converted(kind(Samples(), collate_fn=collate, batch_size=8))
+        for name in ("state_dict", "load_state_dict"):
+            assert hasattr(converted, name) == has_one
+            assert (inspect.getattr_static(converted, name, None) is not None) == has_one
+    batches = iter(converted)
+    first, state = next(batches), converted.state_dict()
+    converted.load_state_dict(state)
+    second = next(iter(converted))
+    assert (first.labels.tolist(), second.labels[0].item()) == ([*range(8)], 8)
 
 
 def test_what_a_worker_is_sent_is_small() -> None:

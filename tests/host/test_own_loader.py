@@ -362,7 +362,8 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
 
 def used() -> list[list[str]]:
     """The warnings of a model that is planned twice, of replicas that move before the first batch,
-    of a copy that was planned itself, and of a copy that is trained beside the model."""
+    of a copy that was planned itself, of a copy that is trained beside the model, and of an
+    evaluation, on batches of its own, before a trainer makes the loader that it trains on."""
     cpu, group = torch.device("cpu"), dist.GroupMember.WORLD
     assert group is not None
     batch, other = next(visits(0)), next(visits(1))
@@ -392,7 +393,18 @@ def used() -> list[list[str]]:
         for _ in range(4):
             beside(batch.pages)
 
+    def evaluated_first() -> None:
+        deduplicated = {"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": [["pages"]]}}
+        stack = rp.load({**deduplicated, "sharding": {"use": "torchrec", "search": "greedy"}})
+        model = stack.adapt(Pages())
+        plan, sharders = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders).eval()
+        with torch.no_grad():
+            sharded(batch.pages)
+        sharded.train()(stack.convert(batch.pages))
+
     return [
+        warned(evaluated_first),
         warned(planned_twice),
         warned(lambda: train(rp.load(REGISTRY), Pages(), moved=True)),
         warned(planned_a_copy_too),
@@ -401,7 +413,7 @@ def used() -> list[list[str]]:
 
 
 def test_what_is_used_is_no_warning(gloo_pool: GlooPool) -> None:
-    assert gloo_pool.run(used) == [[[]] * 4] * 2
+    assert gloo_pool.run(used) == [[[]] * 5] * 2
 
 
 def test_the_look_is_closed_where_a_plan_fails(gloo_pool: GlooPool) -> None:

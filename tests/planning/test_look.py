@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+from torchdata.nodes import Batcher, Loader, Mapper, MapStyleWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -173,6 +176,55 @@ class GoesOnFromState(GoesOn):
         self.number = state["number"]
 
 
+class CountsEpochs:
+    """A framework's wrapper of a loader, whose sampler draws each epoch anew."""
+
+    def __init__(self) -> None:
+        samples = [kjt(number) for number in range(9)]
+        self.sampler = DistributedSampler(samples, num_replicas=1, rank=0)  # type: ignore[arg-type]
+        self.loader = DataLoader(samples, batch_size=None, sampler=self.sampler)  # type: ignore[arg-type]
+        self.iterated = 0
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        self.sampler.set_epoch(self.iterated)
+        self.iterated += 1
+        return iter(self.loader)
+
+
+class Shuffles:
+    """A stage of a pipeline, which is iterated by another name."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def run(self, batches: Iterable[KeyedJaggedTensor]) -> list[KeyedJaggedTensor]:
+        self.epoch += 1
+        return random.Random(self.epoch).sample(list(batches), 9)
+
+
+class Stages(IterableDataset[KeyedJaggedTensor]):
+    """As webdataset has them."""
+
+    def __init__(self) -> None:
+        self.stages = [Shuffles()]
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        batches: Iterable[KeyedJaggedTensor] = [kjt(number) for number in range(9)]
+        for stage in self.stages:
+            batches = stage.run(batches)
+        return iter(batches)
+
+
+class Loads:
+    """A pipeline of one stage, which loads the batches of a loader."""
+
+    def __init__(self) -> None:
+        self.pipeline = [DataLoader(Stages(), batch_size=None)]
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        yield from self.pipeline[0]
+
+
 def tables(**options: Any) -> RandomRecDataset:
     return RandomRecDataset(
         keys=["item"], batch_size=4, hash_size=1000, ids_per_feature=2, num_dense=1, **options
@@ -186,6 +238,75 @@ def resumed(workers: int) -> StatefulDataLoader[KeyedJaggedTensor]:
     for _ in range(3):
         next(reading)
     second = StatefulDataLoader(Counting(), batch_size=None, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    return second
+
+
+def asked() -> StatefulDataLoader[KeyedJaggedTensor]:
+    """As a trainer has it that asks for the state before it trains: the iterator is there."""
+    loader = StatefulDataLoader(Noisy(), batch_size=None, shuffle=True)
+    loader.state_dict()
+    return loader
+
+
+class SaysItIsOne:
+    """A wrapper that says it were the DataLoader in it, as accelerate has it, and whose state is
+    that of a loader that may have none."""
+
+    def __init__(self, loader: DataLoader[KeyedJaggedTensor]) -> None:
+        self.loader = loader
+
+    @property
+    def __class__(self) -> type[Any]:  # type: ignore[override]
+        return type(self.loader)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise AssertionError("a copy would be another loader")
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        yield from self.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()  # type: ignore[attr-defined, no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+class LoadsAlways(IterableDataset[KeyedJaggedTensor]):
+    """Each iteration begins where it was told to, which its state does not say until it is read, as
+    Hugging Face has it."""
+
+    def __init__(self) -> None:
+        self.first = 5
+        self.state: dict[str, int] = {"number": 0}
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        self.state = {"number": self.first}
+        while True:
+            self.state["number"] += 1
+            yield kjt(self.state["number"])
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["number"]
+
+
+def nodes(resumed: bool) -> Loader[KeyedJaggedTensor]:
+    """Stages of torchdata, whose sampler draws from a generator, the deepest of all."""
+
+    def made() -> Loader[KeyedJaggedTensor]:
+        samples = list(range(40))
+        sampler = RandomSampler(samples, generator=torch.Generator().manual_seed(3))
+        batches = Batcher(MapStyleWrapper(samples, sampler), 2)
+        return Loader(Prefetcher(Mapper(batches, lambda ids: kjt(*ids)), 2))
+
+    first, second = made(), made()
+    if not resumed:
+        return first
+    values(first_of(first, 3))
     second.load_state_dict(first.state_dict())
     return second
 
@@ -206,6 +327,15 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "torchdata's": lambda: StatefulDataLoader(Counting(), batch_size=None),
     "torchdata's, resumed": lambda: resumed(0),
     "torchdata's, resumed, workers": lambda: resumed(2),
+    "a wrapper that counts epochs": CountsEpochs,
+    "a pipeline of stages": Loads,
+    "torchdata's nodes": lambda: nodes(False),
+    "torchdata's nodes, resumed": lambda: nodes(True),
+    "a wrapper that says it is one": lambda: SaysItIsOne(DataLoader(Noisy(), batch_size=None)),
+    "such a wrapper, workers that persist": lambda: SaysItIsOne(
+        DataLoader(Noisy(), batch_size=None, num_workers=1, persistent_workers=True)
+    ),
+    "of a dataset that always loads": lambda: DataLoader(LoadsAlways(), batch_size=None),
     "without end": lambda: DataLoader(tables(), batch_size=None),
     "without end, drawn anew": lambda: DataLoader(
         tables(num_generated_batches=-1, manual_seed=5), batch_size=None
@@ -262,6 +392,41 @@ def test_an_iterator_that_training_has_begun_goes_on() -> None:
         assert values(first_of(look, 3)) == [[0], [1], [2]]
     assert values(training) == [[1], [2], [3], [4], [5]]
     assert len(values(loader)) == 6
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata 0.11
+@pytest.mark.parametrize("make", [asked, lambda: SaysItIsOne(asked())])
+def test_an_iterator_that_is_there_for_a_state_is_for_training(
+    make: Callable[[], Iterable[Any]],
+) -> None:
+    """It has drawn what it reads, and the look draws for itself."""
+    seeded()
+    expected = trained_on(make())
+    seeded()
+    loader = make()
+    with Look(loader) as look:
+        assert len(values(first_of(look, 3))) == 3
+    assert trained_on(loader) == expected
+
+
+class Prefetches:
+    """A loader whose thread counts, whoever reads."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        while True:
+            self.count += 1
+            yield kjt(self.count)
+
+
+def test_what_lives_while_nobody_reads_is_left_alone() -> None:
+    loader = Prefetches()
+    with Look(loader) as look:
+        assert values(first_of(look, 3)) == [[1], [2], [3]]
+    assert loader.count == 3
 
 
 def endless() -> Iterator[KeyedJaggedTensor]:

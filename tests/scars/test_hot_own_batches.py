@@ -263,8 +263,22 @@ def test_a_stateful_loader_resumes_exactly() -> None:
         resumed = stage_of("kjt", StatefulDataLoader)
         resumed.load_state_dict(state)
         assert [(mark_in(b), rows_of(b)) for b in resumed] == whole[count:], count
-    with pytest.raises(CapabilityError, match="a DataLoader, has no state_dict"):
-        stage_of("kjt").state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own call
+def test_batches_of_a_loader_without_a_state_have_none() -> None:
+    """Trainers of frameworks save the state of whatever loader has one."""
+    made = rp.load({"plugins": ["recd_scars"], "cache": {"use": "scars"}}).planner()
+    assert isinstance(made, ScarsPlanner)
+    for loader, has_one in ((DataLoader, False), (StatefulDataLoader, True)):
+        ordered = made.order(loader(range(ROWS), collate_fn=kjt_of), 0, 1, OwnBatches())
+        for name in ("state_dict", "load_state_dict"):
+            assert hasattr(ordered, name) == has_one
+            assert hasattr(type(ordered), name) == has_one  # protocols of Python 3.12 ask there
+        assert ordered.batch_size == 1
+    plain = made.order(DataLoader(range(ROWS), collate_fn=kjt_of), 0, 1, OwnBatches())
+    with pytest.raises(AttributeError, match="a DataLoader, has no state_dict"):
+        plain.state_dict()
 
 
 def uneven_ranks() -> str:

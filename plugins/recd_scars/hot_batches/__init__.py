@@ -1,5 +1,10 @@
 """A stage behind the reader: batches all of whose ids are cached, and others, window by window."""
 
-from recd_scars.hot_batches.stage import HotBatches, PlansHotRows, Yielded
+from recd_scars.hot_batches.stage import (
+    HotBatches,
+    HotBatchesWithoutState,
+    PlansHotRows,
+    Yielded,
+)
 
-__all__ = ["HotBatches", "PlansHotRows", "Yielded"]
+__all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]

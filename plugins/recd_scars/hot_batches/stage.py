@@ -24,7 +24,7 @@ from recd_plugins.api.planning import TierPlan
 from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
 
-__all__ = ["HotBatches", "PlansHotRows", "Yielded"]
+__all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]
 
 TO_TELL = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, to tell them."""
@@ -68,8 +68,8 @@ class Yielded:
         self.every, self.first_hot = 0, None
 
 
-class HotBatches:
-    """Hot and normal batches of a loader; a `slots.Loader` of as many and as large batches.
+class HotBatchesWithoutState:
+    """Hot and normal batches of a loader, as many and as large ones.
 
     While a window is used, the next is read and classified in a thread: two are in memory. The
     collective is made by whoever iterates. A new tier plan counts from the next window on.
@@ -140,33 +140,17 @@ class HotBatches:
     def __getattr__(self, name: str) -> Any:
         """The attributes of a trainer's own loader, its sampler, its dataset; of any loader, the
         seconds that its reading takes."""
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(
+                f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no "
+                f"{name}, so that no position of hot batches can be saved. Take one that has, "
+                "say torchdata's StatefulDataLoader."
+            )
         if name == "read_seconds" and "_loader" in self.__dict__:
             return self._loader.read_seconds
         if name.startswith("_") or self.__dict__.get("_own") is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._loader, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position, in numbers and texts alone but for what is the loader's own."""
-        if not hasattr(self._loader, "state_dict"):
-            raise CapabilityError(
-                f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no "
-                "state_dict, so that no position of hot batches can be saved. Take one that has, "
-                "say torchdata's StatefulDataLoader."
-            )
-        start = self._loader.state_dict() if self._start is None else self._start
-        formed = None if self._formed is None else self._formed.to_state()
-        return {"loader": start, "batches": self._index, "window": formed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on within a window as it was formed, whatever the plan is now."""
-        if set(state) != {"loader", "batches", "window"}:
-            raise DataError(
-                "the reader's state is not one of hot batches: the run that it is of had none. Set "
-                "cache.hot_batches to false to resume, or start afresh."
-            )
-        self._start, self._index, self._loaded = state["loader"], state["batches"], True
-        self._formed = None if state["window"] is None else Formed.of_state(state["window"])
 
     def _batches(self, window: BatchWindow) -> Iterator[Any]:
         for index in range(self._index, len(window)):
@@ -196,9 +180,9 @@ class HotBatches:
         return window
 
     def _state(self) -> dict[str, Any] | None:
-        if not hasattr(self._loader, "state_dict"):
-            return None
-        state: dict[str, Any] = self._loader.state_dict()
+        state: dict[str, Any] | None = None
+        with suppress(AttributeError):  # a wrapper may have one, and ask a loader that has none
+            state = self._loader.state_dict()
         return state
 
     def _result(self, ahead: Future[BatchWindow | None]) -> BatchWindow | None:
@@ -269,3 +253,26 @@ class HotBatches:
         if self._rows is None or self._rows.version != plan.version:
             self._rows = HotRows(plan, self._planner.features_of)
         return self._rows
+
+
+class HotBatches(HotBatchesWithoutState):
+    """The same of a loader with a state; a `slots.Loader`.
+
+    Trainers look which of the two it is: some save the position of each loader that has one.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, in numbers and texts alone but for what is the loader's own."""
+        start = self._loader.state_dict() if self._start is None else self._start
+        formed = None if self._formed is None else self._formed.to_state()
+        return {"loader": start, "batches": self._index, "window": formed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on within a window as it was formed, whatever the plan is now."""
+        if set(state) != {"loader", "batches", "window"}:
+            raise DataError(
+                "the reader's state is not one of hot batches: the run that it is of had none. Set "
+                "cache.hot_batches to false to resume, or start afresh."
+            )
+        self._start, self._index, self._loaded = state["loader"], state["batches"], True
+        self._formed = None if state["window"] is None else Formed.of_state(state["window"])

@@ -115,6 +115,11 @@ class ConvertedLoader:
     def __init__(self, loader: Iterable[Any], convert: Callable[[Any], Any]) -> None:
         self._loader = loader
         self._convert = convert
+        # Frameworks ask by protocols whether a loader has a state, which see, since Python 3.12,
+        # what an object itself has.
+        for name in ("state_dict", "load_state_dict"):
+            if hasattr(loader, name):
+                setattr(self, name, getattr(loader, name))
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self._loader)

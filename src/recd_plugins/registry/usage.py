@@ -180,9 +180,9 @@ class Usage:
     def watch(
         self, model: nn.Module, planner: Planner, planning: Choice, unique: Groups = ()
     ) -> None:
-        """Look before the sharded model's first forward, for by then all was asked for that will
-        be; and after it, where the model is adapted to these groups, at what they were looked up
-        by."""
+        """Look before the sharded model's first forward that may train it, for by then all was
+        asked for that will be; and after it, where the model is adapted to these groups, at what
+        they were looked up by."""
         import torch
         from torch.fx import Proxy
         from torchrec.distributed.types import ShardedModule
@@ -198,6 +198,8 @@ class Usage:
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal looked, unsharded  # a copy of the model has the hook for good
+            if not (module.training or torch.is_grad_enabled()):
+                return  # an evaluation, which may come before the training's loader is made
             given = (*args, *kwargs.values())
             traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
             is_copy = module is not planned()

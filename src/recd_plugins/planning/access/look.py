@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy, deepcopy
 from itertools import islice
+from multiprocessing.context import BaseContext
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -18,8 +21,24 @@ __all__ = ["Look", "Peeked"]
 
 T = TypeVar("T")
 
-DEPTH, PARTS = 4, 1_000
+DEPTH, PARTS = 12, 1_000
 """How deep in a loader, and among how many of its parts, it is looked for what keeps a state."""
+FEW = 32
+"""As many as a list of stages has."""
+NUMBERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic)
+CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+LEFT_OUT = (*NUMBERS, *CODE)
+"""What keeps no position, and would lead away from the loader."""
+ALIVE = ("_thread", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess", "threading")
+"""Modules of what lives while nobody reads: whoever holds it may change at any time."""
+BEGINS_ANEW = {
+    "persistent_workers": False,
+    "_iterator": None,
+    "_initial_iter_for_state_dict": False,  # torchdata's
+}
+"""What a DataLoader binds while it is looked at. Its iterator is the trainer's: workers that
+persist would be wound back by a second `iter`, and torchdata's loader, once it was asked for its
+state, has one that its next `iter` hands out."""
 ABSENT = object()
 """Stands for an attribute that is not there."""
 
@@ -53,20 +72,20 @@ class Peeked(Generic[T]):
 class Look:
     """The first batches of an iterable, read in one pass as they are asked for.
 
-    An iterable is iterated anew; `close` puts its position (`state_dict`), those of datasets and
-    samplers that it holds, and all random states back: those of torch, numpy and random, and those
-    of generators that it holds. An iterator would lose what is read: it must be `Peeked`.
+    An iterable is iterated anew; `close` puts its position (`state_dict`), those of datasets,
+    samplers and stages that it holds, such as numbers of epochs, and all random states back: those
+    of torch, numpy and random, and those of generators that it holds. An iterator would lose what
+    is read: it must be `Peeked`.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
         from torch.utils.data import DataLoader
 
-        if isinstance(batches, DataLoader):
+        is_copy = issubclass(type(batches), DataLoader)  # and not a wrapper that says it were one
+        if is_copy:
             batches = copy(batches)
-            # Workers that persist are the trainer's: a second `iter` would wind back its first.
-            vars(batches)["persistent_workers"] = False
         self._batches: Any = batches
-        self._restore = _states(batches)
+        self._before = _Before(batches, is_copy=is_copy)
         if isinstance(batches, Peeked):
             self._running = batches.ahead()
         elif (running := iter(batches)) is batches:
@@ -97,8 +116,7 @@ class Look:
     def close(self) -> None:
         """No batch is asked for any more: loader and random states are as they were before."""
         self._running = iter(())
-        for restore in self._restore:
-            restore()
+        self._before.restore()
 
     def __enter__(self) -> Look:
         return self
@@ -107,10 +125,84 @@ class Look:
         self.close()
 
 
-def _states(batches: Any) -> list[Callable[[], Any]]:
-    """The calls that put everything back as it is now."""
+class _Before:
+    """What a loader and its parts bind, the positions of those that tell one, and all random
+    states."""
+
+    def __init__(self, batches: Any, *, is_copy: bool) -> None:
+        import torch
+        from torch.utils.data import DataLoader, Dataset, Sampler
+
+        self._rebind = _random_states()
+        self._positions: list[tuple[Any, Any]] = []
+        if isinstance(batches, Peeked):
+            return
+        tell = [] if is_copy else [batches]
+        loaders = []
+        for part in [batches, *_parts(batches)]:
+            if isinstance(part, torch.Generator | np.random.Generator | random.Random):
+                self._rebind.append(_restoring(part))
+            elif isinstance(part, Dataset | Sampler):
+                # Without workers they are iterated themselves, and may go on where they were left.
+                self._rebind.append(_rebinding(part))
+                tell.append(part)
+            elif issubclass(type(part), DataLoader):
+                self._rebind.append(_rebinding(part))
+                loaders.append(part)
+            elif _is_moved_by_reading_alone(part):
+                self._rebind.append(_rebinding(part))
+        for part in tell:
+            with suppress(Exception):  # it knows none before it is read, and so begins anew
+                self._positions.append((part, _position(part)))
+        for part in loaders:
+            vars(part).update(BEGINS_ANEW)
+
+    def restore(self) -> None:
+        """Everything is as it was.
+
+        A position need not know of one that was loaded and not come to yet, so it is loaded where
+        binding anew is not enough, as where a part writes into what it binds.
+        """
+        self._bind()
+        moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
+        self._bind()  # for a loader may begin to tell where it is
+        for part, before in moved:
+            part.load_state_dict(before)
+
+    def _bind(self) -> None:
+        for rebind in self._rebind:
+            rebind()
+
+
+def _position(part: Any) -> Any:
+    """Where it is; an error if it has no way to go there."""
+    position = deepcopy(part.state_dict())
+    _ = part.load_state_dict
+    return position
+
+
+def _is_at(part: Any, position: Any) -> bool:
+    try:
+        return _alike(part.state_dict(), position)
+    except Exception:  # it no longer knows
+        return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two states are equal; tensors in them, too."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    # Of tensors and arrays, which are equal element by element.
+    return bool(np.array_equal(one, other))
+
+
+def _random_states() -> list[Callable[[], Any]]:
+    """The calls that put the random states of the process back as they are now."""
     import torch
-    from torch.utils.data import Dataset, Sampler
 
     state = torch.get_rng_state()
     python, legacy = random.getstate(), np.random.get_state()
@@ -122,62 +214,59 @@ def _states(batches: Any) -> list[Callable[[], Any]]:
     if torch.cuda.is_initialized():
         devices = torch.cuda.get_rng_state_all()
         restore.append(lambda: torch.cuda.set_rng_state_all(devices))
-    if isinstance(batches, Peeked):
-        return restore
-    generators = torch.Generator | np.random.Generator | random.Random
-    for part in [batches, *_parts(batches)]:
-        if isinstance(part, generators):
-            restore.append(_restoring(part))
-        elif isinstance(part, Dataset | Sampler):
-            # Without workers they are iterated themselves, and may go on where they were left.
-            restore.append(_repositioning(part))
-    if _has_state(batches) and not isinstance(batches, Dataset):
-        position = batches.state_dict()
-        restore.append(lambda: batches.load_state_dict(position))
     return restore
 
 
-def _has_state(one: Any) -> bool:
-    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
-
-
-def _repositioning(part: Any) -> Callable[[], None]:
-    """Have a dataset or a sampler load its state, and bind what it was seen to bind anew as it was:
-    its state need not know of one that it has loaded and not come to yet."""
+def _rebinding(part: Any) -> Callable[[], None]:
+    """Have an object bind what it binds now."""
     before = dict(vars(part))
-    positions = []
-    if _has_state(part):
-        with suppress(Exception):  # it knows none before it is read, and so begins anew
-            positions.append(deepcopy(part.state_dict()))
 
     def restore() -> None:
         now = vars(part)
-        names = now.keys() | before.keys()
-        anew = [name for name in names if now.get(name, ABSENT) is not before.get(name, ABSENT)]
-        for position in positions:
-            part.load_state_dict(position)
-        for name in anew:
-            if name in before:
+        for name in now.keys() | before.keys():
+            if name not in before:
+                del now[name]
+            elif now.get(name, ABSENT) is not before[name]:
                 now[name] = before[name]
-            else:
-                now.pop(name, None)
 
     return restore
 
 
+def _is_moved_by_reading_alone(part: Any) -> bool:
+    """Whether it is an object of a library or of the trainer's, such as a wrapper of a loader or a
+    stage of a pipeline, that nothing else than an iteration changes."""
+    from torch import nn
+
+    if isinstance(part, type | nn.Module) or not hasattr(part, "__dict__"):
+        return False
+    if _package(part) in sys.stdlib_module_names:
+        return False
+    # A context of multiprocessing only says how processes are begun.
+    held = [one for one in vars(part).values() if not isinstance(one, BaseContext)]
+    return not any(_package(one) in ALIVE for one in held)
+
+
+def _package(one: Any) -> str:
+    return type(one).__module__.partition(".")[0]
+
+
 def _parts(loader: Any) -> Iterator[Any]:
-    """What a loader holds, such as its sampler and dataset, and what they hold."""
+    """What a loader holds, such as its sampler and dataset, and what they hold; of long lists,
+    which may be data, after all else."""
     seen: set[int] = set()
-    level = [loader]
-    for _ in range(DEPTH):
-        parts = [part for one in level for part in islice(_held(one), PARTS)]
-        level = []
-        for part in parts:
-            if id(part) in seen or len(seen) > PARTS:
+    found, data = deque([(loader, 0)]), deque[tuple[Any, int]]()
+    while found or data:
+        one, depth = (found or data).popleft()
+        for part in islice(_held(one), PARTS):
+            if len(seen) == PARTS:
+                return
+            if isinstance(part, LEFT_OUT) or id(part) in seen:
                 continue
             seen.add(id(part))
             yield part
-            level.append(part)
+            if depth < DEPTH:
+                is_long = isinstance(part, dict | list | tuple) and len(part) > FEW
+                (data if is_long else found).append((part, depth + 1))
 
 
 def _held(one: Any) -> Iterator[Any]:
