@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from foreign import CPU, RowWiseBags, Summed
 from torch import Tensor, nn
@@ -228,9 +227,7 @@ def _groups(draw: random.Random, collections: Sequence[Collection]) -> list[list
     return groups[: draw.choice([1, 10])]
 
 
-def _registry(
-    draw: random.Random, groups: list[list[str]], world_size: int
-) -> Mapping[str, Any]:
+def _registry(draw: random.Random, groups: list[list[str]], world_size: int) -> Mapping[str, Any]:
     goal = draw.choice(["auto", "auto", "min_communication", "memory_neutral", "budget"])
     sharding: dict[str, Any] = {
         "use": "flexshard",
@@ -315,13 +312,10 @@ class Samples:
         sessions = places // trainer.samples_per_session
         self._ids: dict[str, list[np.ndarray]] = {}
         for name, (_, table, feature) in trainer.features.items():
-            weights = (1 + np.arange(table.num_rows)) ** -feature.skew
-            rows = draw.permutation(table.num_rows)
-
-            def drawn(feature=feature, rows=rows, chances=weights / weights.sum()) -> np.ndarray:
-                return draw.choice(rows, LENGTHS[feature.lengths](draw), p=chances)
-
-            own = [drawn() for _ in range(count)]
+            weights = (1.0 + np.arange(table.num_rows)) ** -feature.skew
+            chances, rows = weights / weights.sum(), draw.permutation(table.num_rows)
+            lengths = [LENGTHS[feature.lengths](draw) for _ in range(count)]
+            own = [draw.choice(rows, length, p=chances) for length in lengths]
             self._ids[name] = [own[n] for n in sessions] if feature.repeats else own
         self._labels = torch.from_numpy(draw.integers(0, 2, count)).float()
 
@@ -414,9 +408,7 @@ READS_OF_ROWS: Mapping[str, Read] = {
     "summed": lambda over, rows, keys: [
         over.summed(rows[key].values(), rows[key].lengths()) for key in keys
     ],
-    "padded": lambda over, rows, keys: [
-        rows[key].to_padded_dense(8).tanh().sum(1) for key in keys
-    ],
+    "padded": lambda over, rows, keys: [rows[key].to_padded_dense(8).tanh().sum(1) for key in keys],
     "transformed": lambda over, rows, keys: [
         over.summed(over.each[key](rows[key].values()).tanh(), rows[key].lengths()) for key in keys
     ],
@@ -528,15 +520,12 @@ def train(
         kinds = {kind.__name__: kind for kind in (TrainPipelineBase, TrainPipelineSparseDist)}
         pipeline = kinds[trainer.loop](job.model, job.optimizer, CPU)
         stream = iter(batches)
-        for _ in batches:
-            losses.append(pipeline.progress(stream)[0])
+        losses += [pipeline.progress(stream)[0] for _ in batches]
     found["losses"] = torch.stack(losses)
     return found | {name: gather_table(value) for name, value in job.model.state_dict().items()}
 
 
-def _between(
-    trainer: DrawnTrainer, job: Job, step: int, held_out: DrawnBatch
-) -> dict[str, Tensor]:
+def _between(trainer: DrawnTrainer, job: Job, step: int, held_out: DrawnBatch) -> dict[str, Tensor]:
     """What the trainer does behind a step, and what it sees then."""
     what = trainer.between[step]
     if what == "evaluate":
