@@ -80,7 +80,9 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         settings["samples a rank"] = workload.batch_size
         sides = chosen.quick_sides
         if not quick:
-            sides = {**chosen.sides, ADVISED: workload.advised()}
+            advised = workload.advised()
+            settings[ADVISED] = ", ".join(advised.kept)
+            sides = {**chosen.sides, ADVISED: advised}
         steps = ranks.run(on_nodes, workload, sides, rounds, batches, limit=LIMIT)
     settings["plain TorchRec"] = ", ".join(f"{each} {kind}" for each, kind in chosen.held.items())
     settings["dense gradients out of a node"] = (

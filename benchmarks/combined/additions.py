@@ -54,6 +54,8 @@ class Addition(TrainSide):
     cache: Mapping[str, Any] | None = None
     whole: Mapping[str, Any] | None = None
     """The whole registry, in place of all these."""
+    kept: tuple[str, ...] = ()
+    """What `recd advise` has kept in it."""
 
 
 PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
@@ -182,6 +184,7 @@ class OnCluster(TrainWorkload):
         """What `recd advise` makes of plain TorchRec's registry, its table made."""
         plain = Registry.load(self.registry(IN_TIME))
         goal = AdviceGoal(budget_gb=BUDGET_GB)
-        values = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False).values
-        load(values).prepare()
-        return Addition(whole=values, dense_once=True)  # as `recd train` has them
+        advice = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False)
+        load(advice.values).prepare()
+        # Dense gradients are as `recd train` has them.
+        return Addition(whole=advice.values, kept=advice.walk.kept, dense_once=True)
