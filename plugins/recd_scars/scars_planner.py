@@ -176,7 +176,9 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def notices(self) -> Sequence[Notice]:
         found = list(super().notices())
         planned = self.tier_plan.tables.values() if self.tier_plan else ()
-        sized = planned and self.num_profile_batches != 0
+        # Where nothing is planned, it may be the policy alone that is told so.
+        named = any(one.what.startswith(f"{self.slot}: ") for one in found)
+        sized = (planned or not named) and self.num_profile_batches != 0
         if self._config.hot_batches and sized and not any(len(one.replicated) for one in planned):
             found.append(
                 Unused(
@@ -186,8 +188,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                     + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
                 )
             )
-        named = self.tier_plan.tables if self.tier_plan else {}
-        left = sorted(self.features_of.keys() - named.keys())
+        tables = self.tier_plan.tables if self.tier_plan else {}
+        left = sorted(self.features_of.keys() - tables.keys())
         if self._config.hot_batches and left and any(len(one.replicated) for one in planned):
             found.append(
                 Missed(

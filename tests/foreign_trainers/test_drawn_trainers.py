@@ -8,6 +8,7 @@ unique samples, in hot batches.
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from drawn_trainer import DrawnBatch, DrawnTrainer, Job, Samples, assembled, train
 from torch import Tensor
 
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.testing.gloo import GlooPool
@@ -31,8 +33,13 @@ def holds(seed: int) -> set[str]:
     trainer = DrawnTrainer.of(seed)
     samples = Samples(trainer)
     *batches, held_out = samples.of_rank(dist.get_rank())
-    ours = assembled(trainer, "ours", batches)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", NoticeWarning)
+        ours = assembled(trainer, "ours", batches)
     ordered = list(ours.loader)
+    used = had(ours, ordered)
+    if dist.get_rank() == 0:
+        check_told(trainer, used, [str(one.message) for one in told])
     which = [batch.samples.tolist() for batch in ordered]
     assert numbers_of(ordered) == numbers_of(batches)
     found = train(trainer, ours, ordered, ours.convert(held_out))
@@ -44,7 +51,16 @@ def holds(seed: int) -> set[str]:
             return train(trainer, own, same, held_out)
 
     assert_alike(found, *plain_of(plain))
-    return had(ours, ordered)
+    return used
+
+
+def check_told(trainer: DrawnTrainer, used: set[str], told: list[str]) -> None:
+    """What is switched on and does nothing is named."""
+    if not used & {"replicas", "replicas of nodes", "coalesced by rank", "coalesced by node"}:
+        slots = ("sharding: ", "cache: ")
+        assert any(one.startswith(slots) for one in told), told
+    if "cache" in trainer.registry and "replicas" not in used:
+        assert any(one.startswith("cache: ") for one in told), told
 
 
 def numbers_of(batches: list[DrawnBatch]) -> list[int]:

@@ -181,6 +181,24 @@ def test_all_tables_are_row_wise_and_coalesced_with_their_hottest_rows_cached() 
     assert tiered == {EmbeddingBagCollection, EmbeddingCollection}
 
 
+def test_batches_without_ids_leave_nothing_to_cache_and_that_is_told() -> None:
+    def empty() -> Iterator[Batch]:
+        for batch in skewed(batches=2):
+            features = batch.features
+            none = torch.zeros_like(features.lengths())
+            kjt = KeyedJaggedTensor(features.keys(), features.values()[:0], lengths=none)
+            yield dataclasses.replace(batch, features=kjt)
+
+    made = planner(empty, size="hit_rate", hit_rate=0.75, coalesce="none")
+    plan = made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is None
+    assert plan.plan["bags"]["item"].sharding_type == "row_wise"
+    (notice,) = made.notices()
+    says = "cache: scars is not used: by its prices for 4 ranks no replica and no coalescing of ids"
+    assert str(notice).startswith(says)
+    assert "so that these are plainly row-wise" in str(notice)
+
+
 def test_it_says_what_is_cached_and_what_that_saves() -> None:
     made = planner(size="budget", budget_gb=1e-6)
     made.propose(Probe(), Topology(), 4)

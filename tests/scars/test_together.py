@@ -158,6 +158,13 @@ def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
     with pytest.warns(NoticeWarning, match="cache: scars is not used: by its prices for 2 ranks"):
         left = proposed(registry(tmp_path, sharding=auto, **fast))
     assert left.tier_plan is None
+    # Nor if the policy alone is told that it is for none of the tables.
+    bags = {**FLEXSHARD, "coalesce": "none", "tables": ["*"]}
+    with pytest.warns(NoticeWarning) as told:
+        proposed(registry(tmp_path, "pooled", sharding=bags))
+    says = [str(one.message) for one in told]
+    assert any("sharding: flexshard is not used: no table of sequences" in one for one in says)
+    assert any("cache: hot_batches is not used: no row has a copy on every" in one for one in says)
 
 
 @pytest.mark.parametrize(

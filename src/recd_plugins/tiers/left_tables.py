@@ -126,12 +126,15 @@ class LeftTables:
             cure=f"Take `{self._slot}` out, or name other sharding types in the constraints.",
         )
 
-    def none_pays(self, tables: Collection[str], world_size: int) -> Unused:
-        """The policy has chosen nothing for these."""
+    def none_pays(
+        self, tables: Collection[str], world_size: int, *, row_wise: bool = False
+    ) -> Unused:
+        """The policy has chosen nothing for these, or that they are plainly `row_wise`."""
+        left = "these are plainly row-wise" if row_wise else "all tables are TorchRec's"
         return Unused(
             what=self._what,
             why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "
-            f"{listed(tables, kind='table')}, so that all tables are TorchRec's",
+            f"{listed(tables, kind='table')}, so that {left}",
             cure=f"stack.explain() and `recd explain` show the prices. Take `{self._slot}` out, or "
             "tell it what the network is: `topology` in registry.yaml.",
         )

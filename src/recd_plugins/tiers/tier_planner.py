@@ -393,8 +393,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
         self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
-        if not sizes and not self._notices and not homes.mapped:
-            self._notices.append(self._left.none_pays(self.found, world_size))
+        if not tiered and not self._notices and not homes.mapped:
+            none = self._left.none_pays(self.found, world_size, row_wise=bool(sizes))
+            self._notices.append(none)
         return reason, own
 
     def _beside_tiers(
