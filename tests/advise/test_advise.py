@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 import yaml
 from forked import run_module
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from typer.testing import CliRunner
 
@@ -261,6 +263,65 @@ def test_a_topology_that_names_no_device_is_one_of_those_that_train(device: str 
     outlook = Outlooks(Registry.load(values), 2, source=trainer).of(values)
     assert any(one.has_replicas for one in outlook.ledger.tables.values())
     assert outlook.copies == (device is None)
+
+
+class Scored(torch.nn.Module):
+    """Bags of ids, and of others by their scores, which come in a KJT of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids, self.scored = (
+            EmbeddingBagCollection(
+                [
+                    EmbeddingBagConfig(
+                        name=f"t_{key}", embedding_dim=16, num_embeddings=500, feature_names=[key]
+                    )
+                ],
+                is_weighted=key == "liked",
+                device=torch.device("meta"),
+            )
+            for key in ("seen", "liked")
+        )
+
+    def forward(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        ids, scored = batch
+        return self.ids(ids).values().sum() + self.scored(scored).values().sum()
+
+
+class ScoredBatch(NamedTuple):
+    ids: KeyedJaggedTensor
+    scored: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> ScoredBatch:
+        return self
+
+
+def scored_batch(seed: int) -> ScoredBatch:
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, 8, (2, 256), generator=draw)
+    every = [torch.tensor([1] * 64 + [0] * 64), torch.tensor([4] * 64 + [0] * 64)]
+    seen = KeyedJaggedTensor(["seen"], rows[0][:64], lengths=every[0])
+    liked = KeyedJaggedTensor(["liked"], rows[1], weights=torch.ones(256), lengths=every[1])
+    return ScoredBatch(seen, liked)
+
+
+def test_all_kjts_that_a_trainer_names_are_counted() -> None:
+    """Copies pay of both tables; only the first KJT's samples may be deduplicated."""
+    links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}
+    given = Registry.load(
+        {"plugins": ["recd_dedup", "recd_flexshard", "recd_scars"], "topology": links}
+    )
+    loader = [scored_batch(seed) for seed in range(4)]
+    trainer = OfTrainer(Scored(), loader, list)
+    advice = advise(given, AdviceGoal(budget_gb=1.0), ranks=2, trainer=trainer)
+    assert advice.batch_size == 128
+    assert advice.walk.kept == ("tiers",)
+    lookups = {name: one.table.rows.lookups for name, one in advice.walk.base.ledger.tables.items()}
+    assert lookups == pytest.approx({"t_seen": 0.5, "t_liked": 2.0})
+    one = KeyedJaggedTensor(["seen"], torch.tensor([1]), lengths=torch.tensor([1]))
+    uneven = OfTrainer(Scored(), [loader[0]._replace(ids=one)], list)
+    with pytest.raises(DataError, match=r"have \[1, 128\] samples, so that nobody knows"):
+        _ = uneven.batch_size
 
 
 def test_batches_of_a_trainer_that_nothing_can_be_said_of_are_refused() -> None:

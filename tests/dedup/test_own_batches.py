@@ -195,8 +195,7 @@ def test_which_kjt_is_meant() -> None:
     ):
         features_of(Pair(kjt, other))
     assert features_of(Pair(kjt, other), lambda batch: batch.features) is kjt
-    with pytest.raises(DataError, match=r"returns 2 KeyedJaggedTensors.*Name the one"):
-        features_of(Pair(kjt, other), lambda batch: [batch.features, batch.labels])
+    assert features_of(Pair(kjt, other), lambda batch: [batch.labels, batch.features]) is other
     assert features_of(Pair(kjt, other), lambda batch: [batch.labels]) is other
     assert all_features_of(Pair(kjt, other), tuple) == (kjt, other)
     for wrong in ([], [kjt, None]):

@@ -8,7 +8,7 @@ import importlib
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property, partial
 from itertools import islice
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.advise.computed import LARGEST, computed
 from recd_plugins.data.batch import Batch
@@ -26,7 +26,7 @@ from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, RecdError, nearest
 from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
-from recd_plugins.sparse.own_batches import features_of
+from recd_plugins.sparse.own_batches import all_features_of
 from recd_plugins.stack import Stack
 
 if TYPE_CHECKING:
@@ -126,9 +126,10 @@ class OfTrainer(ModelAndBatches):
         *,
         name: str = "the trainer",
     ) -> None:
-        """`features(batch)` gives a batch's KJT, by default the only one that it holds; `name` is
-        for messages. As many batches are held as planners count of a trainer's loader, unless they
-        have more than `MOST_IDS`; they are read when the first of them is asked for."""
+        """`features(batch)` gives a batch's KJT, or a list of several, of which the first may be
+        deduplicated; by default the only one that it holds. `name` is for messages. As many batches
+        are held as planners count of a trainer's loader, unless they have more than `MOST_IDS`;
+        they are read when the first of them is asked for."""
         self._model, self._loader, self._features, self.name = model, loader, features, name
 
     @classmethod
@@ -224,15 +225,36 @@ class OfTrainer(ModelAndBatches):
         return [batch]
 
     def _kjt(self, batch: Any) -> KeyedJaggedTensor:
+        """All that its samples look up, as one."""
         with self._named("what gives a batch's features"):
-            found = features_of(batch, self._features)
-        if not isinstance(found, KeyedJaggedTensor):
+            every = all_features_of(batch, self._features)
+        kjts = []
+        for one in every:
+            if not isinstance(one, KeyedJaggedTensor):
+                raise DataError(
+                    f"{self.name}: its batches hold a {type(one).__name__}, but advice is on "
+                    "batches as they are before anything is deduplicated. Have its loader give a "
+                    "KeyedJaggedTensor."
+                )
+            kjts.append(one)
+        return kjts[0] if len(kjts) == 1 else self._as_one(kjts)
+
+    def _as_one(self, kjts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """Their features, without weights: which ids are looked up is what counts."""
+        sizes = [kjt.stride() for kjt in kjts]
+        if len(set(sizes)) > 1:
             raise DataError(
-                f"{self.name}: its batches hold a {type(found).__name__}, but advice is on batches "
-                "as they are before anything is deduplicated. Have its loader give a "
-                "KeyedJaggedTensor."
+                f"{self.name}: the KeyedJaggedTensors of a batch have {sizes} samples, so that "
+                "nobody knows which go together. Name those alone that have as many."
             )
-        return found
+        by_key: dict[str, JaggedTensor] = {}
+        for kjt in kjts:
+            by_key = {**kjt.to_dict(), **by_key}
+        return KeyedJaggedTensor(
+            keys=list(by_key),
+            values=torch.cat([one.values() for one in by_key.values()]),
+            lengths=torch.cat([one.lengths() for one in by_key.values()]),
+        )
 
     def _named(self, what: str) -> AbstractContextManager[None]:
         return _named(self.name, what)

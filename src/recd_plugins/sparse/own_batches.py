@@ -61,15 +61,9 @@ class OwnBatches:
 def features_of(
     batch: Any, features: FeaturesOf | None = None
 ) -> KeyedJaggedTensor | SparseFeatures:
-    """The sparse features of a batch: what `features` says, or else the only ones that it holds."""
-    one, *others = all_features_of(batch, features)
-    if others:
-        raise DataError(
-            f"features: it returns {1 + len(others)} KeyedJaggedTensors, but one of a batch is "
-            "converted. Name the one that has the features of dedup.groups; the others stay as "
-            "they are."
-        )
-    return one
+    """The sparse features of a batch: what `features` says, or else the only ones that it holds. Of
+    several the first: that one is converted, and the others stay as they are."""
+    return all_features_of(batch, features)[0]
 
 
 def all_features_of(
