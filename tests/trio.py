@@ -3,14 +3,18 @@ requirements/other_torch.sh."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 
 import pytest
 
-__all__ = ["MINOR", "in_mapped_files"]
+__all__ = ["MINOR", "OTHER_FBGEMM", "in_mapped_files"]
 
 MINOR = int(version("torchrec").split(".")[1])
 """The 8 of TorchRec 1.8, and of the fbgemm that belongs to it."""
+
+_ON_CPU = any(one.name == "fbgemm-gpu-cpu" for one in distributions())
+OTHER_FBGEMM = "fbgemm_gpu" if _ON_CPU else "fbgemm_gpu_cpu"
+"""The build of fbgemm that is not installed."""
 
 in_mapped_files = pytest.mark.skipif(
     MINOR < 7, reason="before fbgemm 1.7 kernels keep rows in memory of their own alone"

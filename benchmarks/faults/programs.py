@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 
@@ -42,8 +43,9 @@ LEAVING = 5.0
 """Seconds that processes have to go once their program has ended."""
 SCARCE = "RECD_FAULTS_MEMORY"
 """The variable that has the bytes of memory that a program may ask for."""
-MEMORY = 6 << 30
-"""Bytes: what asks for more is at fault, and would end the machine's other work."""
+MEMORY = (6 if "+cpu" in version("torch") else 24) << 30
+"""Bytes: what asks for more is at fault, and would end the machine's other work. Of torch's build
+for CUDA, the libraries alone ask for more than a whole program on the CPU's."""
 
 
 @dataclass(frozen=True, kw_only=True)

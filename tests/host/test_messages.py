@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from trio import MINOR
+from trio import MINOR, OTHER_FBGEMM
 from typer.testing import CliRunner, Result
 
 from plugins import write_distribution, write_module
@@ -382,7 +382,7 @@ def test_a_file_cut_short(folder: Path) -> None:
     ("name", "version", "says"),
     [
         ("torchrec", "1.0.0", f"and torchrec 1.{MINOR}, but here is torchrec 1.0.0"),
-        ("fbgemm_gpu", f"1.{MINOR}.0", "fbgemm-gpu and fbgemm-gpu-cpu are both installed"),
+        (OTHER_FBGEMM, f"1.{MINOR}.0", "fbgemm-gpu and fbgemm-gpu-cpu are both installed"),
     ],
 )
 def test_versions_that_do_not_fit(
