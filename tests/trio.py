@@ -12,8 +12,8 @@ __all__ = ["MINOR", "OTHER_FBGEMM", "in_mapped_files"]
 MINOR = int(version("torchrec").split(".")[1])
 """The 8 of TorchRec 1.8, and of the fbgemm that belongs to it."""
 
-_ON_CPU = any(one.name == "fbgemm-gpu-cpu" for one in distributions())
-OTHER_FBGEMM = "fbgemm_gpu" if _ON_CPU else "fbgemm_gpu_cpu"
+_THERE = {one.name.replace("-", "_") for one in distributions() if one.name}
+OTHER_FBGEMM = "fbgemm_gpu" if "fbgemm_gpu_cpu" in _THERE else "fbgemm_gpu_cpu"
 """The build of fbgemm that is not installed."""
 
 in_mapped_files = pytest.mark.skipif(

@@ -420,13 +420,14 @@ READS_OF_ROWS: Mapping[str, Read] = {
 
 @dataclass
 class Job:
-    """A trainer's model, sharded; its optimizer, and its loader."""
+    """A trainer's model, its loader, and what makes its batches the model's; once the model is
+    sharded, the optimizer of all."""
 
-    model: nn.Module
-    optimizer: KeyedOptimizer
+    model: Any
     loader: Any
-    convert: Callable[[DrawnBatch], DrawnBatch]
+    convert: Callable[[DrawnBatch], DrawnBatch] = lambda batch: batch
     stack: rp.Stack | None = None
+    optimizer: KeyedOptimizer | None = None
 
 
 def assembled(trainer: DrawnTrainer, side: Side, batches: list[DrawnBatch]) -> Job:
@@ -443,7 +444,7 @@ def assembled(trainer: DrawnTrainer, side: Side, batches: list[DrawnBatch]) -> J
     sharders: list[Any] = [bags(_fused(trainer)), EmbeddingCollectionSharder(_fused(trainer))]
     if side == "plain":
         plan = BySharding("row_wise")(net, OptimizerSettings()).plan
-        job = Job(net, None, batches, lambda batch: batch)  # type: ignore[arg-type]
+        job = Job(net, batches)
     else:
         job = _ours(trainer, net, batches)
         plan = job.stack.plan(
@@ -468,10 +469,10 @@ def assembled(trainer: DrawnTrainer, side: Side, batches: list[DrawnBatch]) -> J
 def _ours(trainer: DrawnTrainer, net: nn.Module, batches: list[DrawnBatch]) -> Job:
     stack = rp.load(trainer.registry)
     if "dedup" not in trainer.registry:
-        return Job(net, None, batches, lambda batch: batch, stack)  # type: ignore[arg-type]
+        return Job(net, batches, stack=stack)
     convert = stack.converting(features=lambda batch: batch.sparse)
     net = stack.adapt(net, poolings=["over.summed"])
-    return Job(net, None, [*map(convert, batches)], convert, stack)  # type: ignore[arg-type]
+    return Job(net, [*map(convert, batches)], convert, stack)
 
 
 def _fused(trainer: DrawnTrainer) -> dict[str, Any]:
