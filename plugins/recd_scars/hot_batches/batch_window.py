@@ -181,7 +181,7 @@ def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
     except CapabilityError as error:
         raise CapabilityError(f"{error} Or set cache.hot_batches to false.") from None
     for features in every:
-        _check(features)
+        _check_takes_apart(features)
     sizes = [features.stride() for features in every]
     if len(set(sizes)) > 1:
         raise DataError(
@@ -191,7 +191,7 @@ def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
     return every
 
 
-def _check(features: SparseFeatures) -> None:
+def _check_takes_apart(features: SparseFeatures) -> None:
     """Refuse what no samples can be taken from."""
     if features.device().type != "cpu":
         raise CapabilityError(

@@ -46,7 +46,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
     key_of: Mapping[str, str]
     """Embedding name to feature."""
     unique_keys: frozenset[str]
-    """The features that come as unique samples."""
+    """The features that come as unique samples, those of other collections among them."""
     unique_shares: Mapping[str, float]
     """Feature to its unique samples over the samples of a batch, as expected: for planners."""
     route: Route
@@ -70,7 +70,7 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     key_of: Mapping[str, str]
     """Embedding name to feature."""
     unique_keys: frozenset[str]
-    """The features that come as unique samples."""
+    """The features that come as unique samples, those of other collections among them."""
     unique_shares: Mapping[str, float]
     """Feature to its unique samples over the samples of a batch, as expected: for planners."""
     route: Route
@@ -103,9 +103,7 @@ def deduplicated(
         module.parts = (whole(tables, groups),)
     made: DedupEmbeddingCollection | DedupEmbeddingBagCollection = module
     made.route = route
-    made.unique_keys = frozenset(key for table in tables for key in table.feature_names) & {
-        key for group in groups for key in group
-    }
+    made.unique_keys = frozenset(key for group in groups for key in group)
     made.unique_shares = {
         key: share
         for group, share in zip(groups, unique_shares or (), strict=bool(unique_shares))
