@@ -97,6 +97,11 @@ SUITES = (
         limits=True,
     ),
     Suite(
+        module="advise.drawn",
+        about="What is chosen for jobs drawn from seeds, beside TorchRec's own plan.",
+        minutes=20,
+    ),
+    Suite(
         module="honesty",
         arguments=("--only", "coverage"),
         about="Coverage of caches in 21 tables, forecast of a part of each, beside what it was.",
