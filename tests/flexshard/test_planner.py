@@ -297,6 +297,9 @@ def test_fast_links_leave_everything_to_torchrec() -> None:
     assert made.report.ledger.tables["t0"].sizes == AS_TORCHREC
     assert "TierSharder" not in [type(one).__name__ for one in made.sharders()]
     assert set(plan.plan["sequences"]) == {"t0"}
+    assert "nobody measured the links (what the topology says stands for them) and" in (
+        made.explain()
+    )
 
 
 def test_a_saved_profile_takes_the_place_of_batches(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.topology import PRESETS, Cluster, Topology, load_topology
+from recd_plugins.planning.topology import PRESETS, Cluster, Link, Topology, load_topology
 
 
 def test_the_local_preset_leaves_all_to_torchrec() -> None:
@@ -92,3 +92,23 @@ def test_marks_take_as_long_as_64_bytes_of_chunks_unless_they_were_measured() ->
     known = Topology(ranks_per_node=1, chunk_gbps=16.0, marks_ns=3.0)
     assert Cluster.of(known, 2).marks_ns == 3.0
     assert Cluster.of(Topology(ranks_per_node=1), 2).marks_ns == 0  # nothing is counted
+
+
+def test_a_cluster_knows_what_nobody_measured() -> None:
+    link = Link(gbps=1.0)
+    default, said, rows = (
+        Cluster.of(one, 2).unmeasured
+        for one in (
+            Topology(),
+            Topology(inter_node_gbps=1.0, ranks_per_node=1),
+            Topology(a2a_global=link, gather_gbps=None),
+        )
+    )
+    assert [words.split(" (")[0] for words in default] == [
+        "the links",
+        "lookups and small operations",
+    ]
+    assert "TorchRec's default, of GPUs" in default[0]
+    assert "what the topology says" in said[0]
+    assert rows == default[1:] == Cluster.of(Topology(), 1).unmeasured
+    assert not Cluster.of(Topology(a2a_global=link, gather_gbps=5.0), 2).unmeasured

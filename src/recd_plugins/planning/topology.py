@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -249,6 +250,8 @@ class Cluster:
     op_us: float = 0.0
     beside: float = BESIDE
     overlap: float = 0.0
+    unmeasured: tuple[str, ...] = ()
+    """What nobody measured, each in words, and what stands for it."""
     side_stream: bool = True
     """Whether replicas are updated beside what backward waits for: on a CPU they are not."""
     pauses: bool = False
@@ -337,6 +340,7 @@ class Cluster:
         measured = topology.a2a_global is not None and topology.ar_global is not None
         around = _link(2 * (world_size - 1) / world_size / inter)
         return cls(
+            unmeasured=tuple(_unmeasured(topology, world_size)),
             ring=(topology.ar_global or around) if on_cpu else None,
             n_nodes=n,
             ranks_per_node=w,
@@ -356,6 +360,15 @@ def ranks_per_node(topology: Topology, world_size: int) -> int:
             "topology.ranks_per_node to a divisor, or train on another number of ranks."
         )
     return w
+
+
+def _unmeasured(topology: Topology, world_size: int) -> Iterator[str]:
+    if world_size > 1 and topology.a2a_global is None:
+        bandwidths = topology.intra_node_gbps or topology.inter_node_gbps
+        whose = "what the topology says" if bandwidths else "TorchRec's default, of GPUs,"
+        yield f"the links ({whose} stands for them)"
+    if topology.gather_gbps is None:
+        yield "lookups and small operations (they count as next to nothing)"
 
 
 def _link(seconds_per_gb: float) -> Link:

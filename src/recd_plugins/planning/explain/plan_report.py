@@ -183,6 +183,9 @@ class PlanReport:
             f"tier plan: goal {self.goal}; {cluster.n_nodes} nodes of {cluster.ranks_per_node} "
             f"ranks, {prices.batch_size:,} samples a rank and step, k = {prices.k:.3g}"
         )
+        if cluster.unmeasured:
+            nobody = " and ".join(cluster.unmeasured)
+            yield f"nobody measured {nobody}: `recd topology measure` does"
         rows: list[tuple[str, ...]] = [("table", "tier", "rows", "lookups", "memory", "ms")]
         for name, table in self.ledger.tables.items():
             for tier, report in self.tiers(name).items():
