@@ -5,9 +5,9 @@
 Each setting is drawn from a seed: ranks and the link between them, tables, features and how often
 they repeat, poolings, sizes. None of them tuned anything. What `auto` chooses of all that can, and
 what `recd advise` says, take turns with TorchRec's own plan of the same job, reading included, on
-an emulated cluster (needs root). Beside them that plan takes turns with itself, which says how far
-two timings of one job are apart. If a side seems to be slower, all are assembled anew and timed for
-longer, and the longer timing counts.
+an emulated cluster (needs root). That plan is there twice: the others are held to both, and what is
+between the two says how far two timings of one job are apart. If a side seems to be slower, all
+are assembled anew and timed for longer, and the longer timing counts.
 """
 
 from __future__ import annotations
@@ -188,12 +188,15 @@ def _in_turns(
         raise CapabilityError(f"a drawn setting has refused sides: {refused}")
     look = ranks.run(time_sides, [*sides], 1, 2, limit=LIMIT)[0]
     steps = max(1, round(TURN / max(seconds for (seconds,) in look)))
-    base, *others = ranks.run(time_sides, [*sides], rounds, steps, limit=LIMIT)[0]
+    every = ranks.run(time_sides, [*sides], rounds, steps, limit=LIMIT)[0]
     ranks.run(drop_sides, [*sides])
+    seconds = dict(zip(sides, every, strict=True))
+    twice = [(one + other) / 2 for one, other in zip(seconds[OWN], seconds[AGAIN], strict=True)]
     found = {}
-    for side, seconds in zip([*sides][1:], others, strict=True):
-        ratios = [theirs / ours for theirs, ours in zip(base, seconds, strict=True)]
-        ours, theirs = (1e3 * statistics.median(one) for one in (seconds, base))
+    for side in (AGAIN, AUTO, ADVISED):
+        base = seconds[OWN] if side == AGAIN else twice
+        ratios = [theirs / ours for theirs, ours in zip(base, seconds[side], strict=True)]
+        ours, theirs = (1e3 * statistics.median(one) for one in (seconds[side], base))
         note = f"{ours:.0f} ms a step for {theirs:.0f}, in {rounds} rounds of {steps} steps"
         found[side] = Timed(statistics.median(ratios), spread(ratios), note)
     return found
