@@ -28,6 +28,7 @@ from tiered import (
     trained,
 )
 from torch import Tensor, nn
+from torch._C import _distributed_c10d as distributed_c10d
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_gradient_division, torchrec_use_sync_collectives
 from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
@@ -172,9 +173,22 @@ def with_weights_written_to(model: Model) -> None:
                 parameter.mul_(0.5)
 
 
+def by_a_copy(model: Model) -> None:
+    """TorchRec's copies share tables, and its `copy` asks for NCCL, which a build for the CPU has
+    not: process groups stay as they are, as with NCCL."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed_c10d, "ProcessGroupNCCL", type("Nccl", (), {}), raising=False)
+        patch.setattr(dist.ProcessGroup, "__deepcopy__", lambda group, _: group, raising=False)
+        copy = model.copy(torch.device("cpu"))
+    for number in range(2):
+        step(copy, batch(number))
+    copy.state_dict()  # brings the rows of its replicas home
+
+
 @pytest.mark.parametrize(
     "train",
     [
+        by_a_copy,
         with_weights_written_to,
         on_tensor_dicts,
         divided_or_not,
