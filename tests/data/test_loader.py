@@ -298,8 +298,8 @@ def test_a_state_made_for_another_table_is_refused(table, tmp_path):
 
 
 def test_what_is_no_state_is_refused(table):
-    with pytest.raises(DataError, match="not one of the local reader"):
-        open_loader(table).load_state_dict({"epoch": 1})
+    with pytest.raises(DataError, match="not one of the local reader: it has batches, loader, win"):
+        open_loader(table).load_state_dict({"loader": {}, "batches": 1, "window": None})
 
 
 @pytest.mark.parametrize("workers", [0, 2])

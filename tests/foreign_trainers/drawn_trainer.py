@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from foreign import CPU, RowWiseBags, Summed
 from torch import Tensor, nn
@@ -27,13 +28,27 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.streamable import Pipelineable
 
 import recd_plugins as rp
+from recd_plugins.planning.planner_bases import Retiers
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
-__all__ = ["DrawnBatch", "DrawnTrainer", "Samples", "assembled", "train"]
+__all__ = [
+    "DENSE",
+    "DrawnBatch",
+    "DrawnTrainer",
+    "Job",
+    "Loop",
+    "Samples",
+    "Side",
+    "assembled",
+    "draw_groups",
+    "draw_registry",
+    "evaluate",
+    "train",
+]
 
 Kind = Literal["rows", "sums", "means", "scored"]
 """What a collection makes of ids: rows one by one, sums, means, or sums weighted by scores."""
@@ -51,6 +66,12 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], EmbOptimType, dict[s
     "sgd": (torch.optim.SGD, EmbOptimType.EXACT_SGD, {}),
     "adagrad": (torch.optim.Adagrad, EmbOptimType.EXACT_ADAGRAD, {"eps": 1e-4}),
     "row-wise adagrad": (RowWiseAdagrad, EmbOptimType.EXACT_ROWWISE_ADAGRAD, {"eps": 1e-4}),
+}
+DENSE: Mapping[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, eps=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, eps=1e-3),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, eps=1e-3),
 }
 RATE = 0.1
 
@@ -128,13 +149,15 @@ class DrawnTrainer:
     between: tuple[str, ...]
     """What it does behind each step."""
     registry: Mapping[str, Any]
+    dense: str = "sgd"
+    """One of `DENSE`."""
 
     @classmethod
     def of(cls, seed: int) -> DrawnTrainer:
         draw = random.Random(seed)
         collections = tuple(_collections(draw))
         fused = draw.random() < 0.3
-        groups = _groups(draw, collections) if draw.random() < 0.5 else []
+        groups = draw_groups(draw, collections) if draw.random() < 0.5 else []
         world_size = draw.choice([2, 2, 2, 3, 4])
         return cls(
             seed=seed,
@@ -154,7 +177,7 @@ class DrawnTrainer:
             clips=draw.choice([None, 0.02]) if fused and not groups else None,
             bags=draw.choice(["row-wise", "row-wise", "table-wise", "any"]),
             between=tuple(draw.choice(["", "", "evaluate", "state", "reload"]) for _ in range(5)),
-            registry=_registry(draw, groups, world_size),
+            registry=draw_registry(draw, groups, world_size),
         )
 
     @property
@@ -209,7 +232,7 @@ def _collections(draw: random.Random) -> Iterator[Collection]:
         )
 
 
-def _groups(draw: random.Random, collections: Sequence[Collection]) -> list[list[str]]:
+def draw_groups(draw: random.Random, collections: Sequence[Collection]) -> list[list[str]]:
     """Some of the features that repeat, in groups; of those without scores."""
     left = [
         feature.name
@@ -227,7 +250,9 @@ def _groups(draw: random.Random, collections: Sequence[Collection]) -> list[list
     return groups[: draw.choice([1, 10])]
 
 
-def _registry(draw: random.Random, groups: list[list[str]], world_size: int) -> Mapping[str, Any]:
+def draw_registry(
+    draw: random.Random, groups: list[list[str]], world_size: int
+) -> Mapping[str, Any]:
     goal = draw.choice(["auto", "auto", "min_communication", "memory_neutral", "budget"])
     sharding: dict[str, Any] = {
         "use": "flexshard",
@@ -460,7 +485,7 @@ def assembled(trainer: DrawnTrainer, side: Side, batches: list[DrawnBatch]) -> J
     initialise_tables(job.model, initialisers, 0)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(job.model.named_parameters())),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
+        DENSE[trainer.dense],
     )
     job.optimizer = CombinedOptimizer([job.model.fused_optimizer, dense])
     return job
@@ -501,9 +526,14 @@ def _constraints(trainer: DrawnTrainer) -> dict[str, ParameterConstraints] | Non
 
 
 def train(
-    trainer: DrawnTrainer, job: Job, batches: Sequence[DrawnBatch], held_out: DrawnBatch
+    trainer: DrawnTrainer,
+    job: Job,
+    batches: Sequence[DrawnBatch],
+    held_out: DrawnBatch,
+    ahead: Sequence[DrawnBatch] = (),
 ) -> dict[str, Tensor]:
-    """Losses, evaluations and all that is trained, from the job's own loop."""
+    """Losses, evaluations and all that is trained, from the job's own loop; pipelines may look
+    `ahead` at batches that they do not train."""
     losses: list[Tensor] = []
     found: dict[str, Tensor] = {}
     if trainer.loop in ("loop", "accumulating"):
@@ -520,24 +550,38 @@ def train(
     else:
         kinds = {kind.__name__: kind for kind in (TrainPipelineBase, TrainPipelineSparseDist)}
         pipeline = kinds[trainer.loop](job.model, job.optimizer, CPU)
-        stream = iter(batches)
-        losses += [pipeline.progress(stream)[0] for _ in batches]
+        stream = iter([*batches, *ahead])
+        for number, _ in enumerate(batches):
+            losses.append(pipeline.progress(stream)[0])
+            # The model's forward is the pipeline's, which has batches under way.
+            if trainer.between[number] != "evaluate":
+                found |= _between(trainer, job, number, held_out)
     found["losses"] = torch.stack(losses)
     return found | {name: gather_table(value) for name, value in job.model.state_dict().items()}
+
+
+def evaluate(job: Job, held_out: DrawnBatch) -> Tensor:
+    """The logits of a batch that is held out."""
+    job.model.eval()
+    with torch.no_grad():
+        _, (_, logits) = job.model(held_out)
+    job.model.train()
+    found: Tensor = logits
+    return found
 
 
 def _between(trainer: DrawnTrainer, job: Job, step: int, held_out: DrawnBatch) -> dict[str, Tensor]:
     """What the trainer does behind a step, and what it sees then."""
     what = trainer.between[step]
     if what == "evaluate":
-        job.model.eval()
-        with torch.no_grad():
-            _, (_, logits) = job.model(held_out)
-        job.model.train()
-        return {f"logits behind step {step}": logits}
+        return {f"logits behind step {step}": evaluate(job, held_out)}
     if what == "state":
         job.model.state_dict()
         job.optimizer.state_dict()
     if what == "reload":
         job.model.load_state_dict(job.model.state_dict())
+    if what == "retier" and job.stack is not None:
+        planner, group = job.stack.planner(), dist.group.WORLD
+        if isinstance(planner, Retiers):
+            planner.retier([held_out], group)
     return {}

@@ -240,26 +240,30 @@ class Job:
         return batches if self.collate is None else map(self.collate, batches)
 
     def trained(self) -> dict[str, Tensor]:
-        """Tables and their optimizers' states in full, and dense parameters."""
-        found = {name: gather_table(value) for name, value in self.model.state_dict().items()}
-        mine = {
-            f"{name}/{key}": value
-            for name, states in self.optimizer.state_dict()["state"].items()
-            for key, value in states.items()
-            if isinstance(value, Tensor) or hasattr(value, "local_shards")
-        }
-        # A table that lies on one rank has its states there alone: all ranks gather the others,
-        # and the rank itself tells this one.
-        everyones: list[set[str]] = [set() for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyones, set(mine))
-        shared = set.intersection(*everyones)
-        found.update({name: gather_table(mine[name]) for name in sorted(shared)})
-        own = {name: _whole(value) for name, value in mine.items() if name not in shared}
-        told: list[dict[str, Tensor]] = [{} for _ in everyones]
-        dist.all_gather_object(told, own)
-        for states in told:
-            found.update(states)
-        return found
+        return all_that_is_trained(self.model, self.optimizer)
+
+
+def all_that_is_trained(model: nn.Module, optimizer: KeyedOptimizer) -> dict[str, Tensor]:
+    """Tables and their optimizers' states in full, and dense parameters."""
+    found = {name: gather_table(value) for name, value in model.state_dict().items()}
+    mine = {
+        f"{name}/{key}": value
+        for name, states in optimizer.state_dict()["state"].items()
+        for key, value in states.items()
+        if isinstance(value, Tensor) or hasattr(value, "local_shards")
+    }
+    # A table that lies on one rank has its states there alone: all ranks gather the others,
+    # and the rank itself tells this one.
+    everyones: list[set[str]] = [set() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, set(mine))
+    shared = set.intersection(*everyones)
+    found.update({name: gather_table(mine[name]) for name in sorted(shared)})
+    own = {name: _whole(value) for name, value in mine.items() if name not in shared}
+    told: list[dict[str, Tensor]] = [{} for _ in everyones]
+    dist.all_gather_object(told, own)
+    for states in told:
+        found.update(states)
+    return found
 
 
 def _whole(state: Any) -> Tensor:

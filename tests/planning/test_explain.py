@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.explain.plan_report import Frontier, PlanReport
+from recd_plugins.planning.explain.plan_report import Frontier, PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
@@ -62,6 +63,17 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
     assert sum(ms["row_wise"] for ms in per_table) < values["ms"]["row_wise"]  # and latencies
     hot = values["tables"]["hot"]["ms"]
     assert f"hot: {hot['plan']:.3g} ms, row-wise {hot['row_wise']:.3g}, coalesced" in text
+
+
+def test_a_step_without_a_lookup_takes_no_time() -> None:
+    """As on one rank that counted batches without any id."""
+    one = dataclasses.replace(PRICES, cluster=Cluster.of(Topology(ranks_per_node=1), 1))
+    rows = uniform(100, 0)
+    tables = {"hot": SequenceTable(name="hot", rows=rows, dim=64)}
+    plan = dataclasses.replace(report(), ledger=Ledger.of(tables, SIZES, one))
+    assert "expected step: 0 ms, as fast as row-wise (0) and" in "\n".join(plan.lines())
+    assert compared(0, 2, "row-wise") == "faster than row-wise"
+    assert compared(2, 0, "row-wise") == "slower than row-wise"
 
 
 def test_a_frontier_of_many_steps_is_reported_by_some() -> None:

@@ -28,6 +28,7 @@ from tiered import (
     trained,
 )
 from torch import Tensor, nn
+from torch._C import _distributed_c10d as distributed_c10d
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.comm_ops import set_gradient_division, torchrec_use_sync_collectives
 from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
@@ -162,9 +163,33 @@ def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
         step(model, with_features(given, features))
 
 
+def with_weights_written_to(model: Model) -> None:
+    """As trainers do that keep the norms of rows: each time once the rows are at home."""
+    for number in range(3):
+        step(model, batch(number))
+        model.state_dict()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+
+
+def by_a_copy(model: Model) -> None:
+    """TorchRec's copies share tables, and its `copy` asks for NCCL, which a build for the CPU has
+    not: process groups stay as they are, as with NCCL."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed_c10d, "ProcessGroupNCCL", type("Nccl", (), {}), raising=False)
+        patch.setattr(dist.ProcessGroup, "__deepcopy__", lambda group, _: group, raising=False)
+        copy = model.copy(torch.device("cpu"))
+    for number in range(2):
+        step(copy, batch(number))
+    copy.state_dict()  # brings the rows of its replicas home
+
+
 @pytest.mark.parametrize(
     "train",
     [
+        by_a_copy,
+        with_weights_written_to,
         on_tensor_dicts,
         divided_or_not,
         divided_by_synchronous_collectives,
@@ -319,6 +344,33 @@ def ids_yielded() -> None:
 
 def test_ids_are_yielded_as_they_came(gloo_pool: GlooPool) -> None:
     gloo_pool.run(ids_yielded)
+
+
+def written_to(kind: str, then: Callable[[Model], object]) -> str:
+    """On a rank: what is said where weights are written to while replicas have the rows."""
+    make, behind = KINDS[kind]
+    model = sharded(behind, make, "sgd")
+    step(model, batch(0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    with pytest.raises(CapabilityError) as caught:
+        then(model)
+    return str(caught.value)
+
+
+def another_step(model: Model) -> None:
+    step(model, batch(1))
+
+
+@pytest.mark.parametrize("then", [Model.state_dict, another_step])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_to_weights_is_not_lost_silently(
+    gloo_pool: GlooPool, kind: str, then: Callable[[Model], object]
+) -> None:
+    for said in gloo_pool.run(written_to, kind, then):
+        assert "the weights of table 'songs' were written to while rows of it were in" in said
+        assert "Call model.state_dict() on every rank" in said
 
 
 def tracked() -> str:

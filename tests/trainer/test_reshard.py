@@ -30,8 +30,8 @@ from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
-from recd_plugins.trainer.checkpoints.files import checkpoint_of
-from recd_plugins.trainer.checkpoints.other_ranks import reshard, resumed_position
+from recd_plugins.trainer.checkpoints.files import checkpoint_of, write_json
+from recd_plugins.trainer.checkpoints.other_ranks import for_ranks, reshard, resumed_position
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
@@ -261,6 +261,21 @@ def test_what_the_disk_has_no_room_for_is_removed(
     assert done.exit_code == 2, done.output
     assert f"{tmp_path}/one/checkpoints/step-00000003: No space left on device" in done.output
     assert list((tmp_path / "one/checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("read", "yielded", "begins"), [(0, 0, 2), (4, 0, 3), (0, 1, 3), (4, 1, 3)]
+)
+def test_a_window_that_is_under_way_belongs_to_its_epoch(
+    tmp_path: Path, read: int, yielded: int, begins: int
+) -> None:
+    """Hot batches keep the reader's state at the start of a window, which may be that of the
+    epoch."""
+    loader = {"epoch": 2, "batches": read, "torchdata": None}
+    position = {"loader": loader, "batches": yielded, "window": {"batches": 8}}
+    write_json(tmp_path / "rank-0.json", {"loader": position})
+    write_json(tmp_path / "job.json", {"step": 1, "world_size": 2, "registry": {}})
+    assert for_ranks(tmp_path, 3).begins_epoch == begins
 
 
 def test_a_position_within_a_stage_is_at_the_epoch_too() -> None:

@@ -32,7 +32,7 @@ from recd_plugins.data.read_seconds import (
 )
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
-from recd_plugins.errors import DataError, PluginError, RecdError
+from recd_plugins.errors import DataError, PluginError, RecdError, listed
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.launch.fork_server import fork_server
 
@@ -317,7 +317,12 @@ class LocalLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if set(state) - {"left_out"} != {"epoch", "batches", "made_for", "torchdata"}:
-            raise DataError("the reader's state is not one of the local reader: start afresh.")
+            raise DataError(
+                "the reader's state is not one of the local reader: it has "
+                f"{listed(sorted(state))}, as another reader has, or hot batches "
+                "(cache.hot_batches). Resume with the registry that made it (job.json of the "
+                "checkpoint holds it), or start afresh."
+            )
         theirs, ours = state["made_for"], self._made_for
         differing = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if differing:

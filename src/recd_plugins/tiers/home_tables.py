@@ -28,6 +28,14 @@ class HomeTable:
     """[n, D] in the table's type."""
     states: tuple[Tensor, ...]
     """[n, 1 | D] float32 each: what the optimizer keeps for a row, in its order."""
+    parameter: Tensor
+    """[n, D]: the rows once more, in the version that parameters and state dicts share."""
+
+    @property
+    def writes(self) -> int:
+        """How often somebody wrote into the parameter, or into a state dict; fbgemm's kernels and
+        replicas that come home do not count."""
+        return self.parameter._version
 
     def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
         """Fill in those of the `wanted` [m] rows that are here; the others stay as they are.
@@ -74,6 +82,7 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
                 shard.metadata.shard_offsets[0],
                 rows,
                 tuple(state.unsqueeze(1) if state.dim() == 1 else state for state in states),
+                shard.tensor,
             ),
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
 from recd_plugins.tiers.collectives import Nodes, Peers, TierLayout
 from recd_plugins.tiers.home_tables import HomeTable
@@ -209,6 +210,8 @@ class Replicas:
             # Batches are routed on other streams, which do not wait for this one.
             torch.cuda.current_stream(like.device).synchronize()
         self.filled = False
+        self._writes: list[int] = []
+        """How often somebody had written into each table when these were filled."""
         self.replaced = False
         """Whether other replicas have the rows from now on."""
 
@@ -230,22 +233,49 @@ class Replicas:
         for tier in self._tiers():
             tier.fill()
         self.filled = True
+        self._writes = [home.writes for _, home in self._homes()]
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def flush(self) -> None:
         """Bring the rows home, and let go of the copies."""
+        self.check_not_written()
         for tier in self._tiers():
             tier.flush()
         for one in self.groups:
             one.replicated_tier = one.per_node_tier = None
         self.filled = False
 
+    def check_not_written(self) -> None:
+        """`CapabilityError` if somebody wrote into a table whose rows are in these replicas."""
+        for (name, home), before in zip(self._homes(), self._writes, strict=True):
+            if home.writes != before:
+                raise CapabilityError(
+                    f"tiers: the weights of table {name!r} were written to while rows of it were "
+                    "in replicas: what was written to these rows would be lost, and what was read "
+                    "of them is old. Call model.state_dict() on every rank each time before you "
+                    "read or write weights: it brings all rows home until the next batch."
+                )
+
     def copies(self) -> Iterator[Tensor]:
         """The tensors that hold rows and optimizer state beside their home; none while not
         `filled`."""
         for tier in self._tiers():
             yield from (tier.share.rows, tier.share.state)
+
+    def _homes(self) -> Iterator[tuple[str, HomeTable]]:
+        """The tables that have replicas, by name."""
+        for one in self.groups:
+            tables = zip(
+                one.group.tables,
+                one.group.homes,
+                one.replicated_rows,
+                one.per_node_rows,
+                strict=True,
+            )
+            for name, home, replicated, per_node in tables:
+                if len(replicated.rows) or len(per_node.rows):
+                    yield name, home
 
     def _tiers(self) -> list[Tier]:
         both = [(one.replicated_tier, one.per_node_tier) for one in self.groups]

@@ -229,10 +229,12 @@ class Tiers:
             self._holder.replaced = True
             self._holder = replicas
             replicas.replaced = False
-        if not replicas.filled:
-            flush_kernels(self._sharded)
-            with explains_waiting(self.nodes.world.rank):
-                replicas.fill()
+        if replicas.filled:
+            replicas.check_not_written()
+            return
+        flush_kernels(self._sharded)
+        with explains_waiting(self.nodes.world.rank):
+            replicas.fill()
 
     def wait(self, home: LazyAwaitable[Any]) -> Any:
         """The rows, or sums of rows, that TorchRec brings from home for a forward."""

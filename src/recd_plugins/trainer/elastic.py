@@ -14,9 +14,11 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -31,7 +33,14 @@ from recd_plugins.trainer.checkpoints.files import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
 from recd_plugins.trainer.run_folder import STEPS
 
-__all__ = ["Launchers", "attempt", "own_place", "samples_of_step", "taken_over"]
+__all__ = [
+    "Launchers",
+    "attempt",
+    "own_place",
+    "restarted_batch_size",
+    "samples_of_step",
+    "taken_over",
+]
 
 LOOK = 0.05
 """Seconds between two looks at who is there."""
@@ -124,27 +133,36 @@ class Launchers:
             write_whole(_file(run), json.dumps(self.names) + "\n")
 
 
-def taken_over(checkpoint: Path, settings: TrainSettings) -> OtherRanks | None:
-    """The checkpoint as the ranks of a restarted job see it; None where they are as many as its
-    own, and have as many samples."""
+def taken_over(checkpoint: Path, batch_size: int) -> OtherRanks | None:
+    """The checkpoint as the ranks of a restarted job see it, of `batch_size` samples each; None
+    where they are as many as its own, and have as many samples."""
     saved = read_job(checkpoint)
     world_size = dist.get_world_size()
-    size_before = saved["registry"].get("train", {}).get("batch_size", TrainSettings().batch_size)
-    size = settings.batch_size
-    samples = samples_of_step(checkpoint)
-    if settings.elastic == "step" and samples % world_size == 0:
-        size = samples // world_size
-    if (world_size, size) == (saved["world_size"], size_before):
+    if (world_size, batch_size) == (saved["world_size"], _batch_size(saved)):
         return None
-    return for_ranks(checkpoint, world_size, size)
+    return for_ranks(checkpoint, world_size, batch_size)
+
+
+def restarted_batch_size(checkpoint: Path, settings: TrainSettings) -> int:
+    """The samples of each of the ranks of a restarted job; be they as many as before, those that
+    the settings name are of the ranks that the job began with."""
+    samples, world_size = samples_of_step(checkpoint), dist.get_world_size()
+    if settings.elastic == "step" and samples % world_size == 0:
+        return samples // world_size
+    return settings.batch_size
 
 
 def samples_of_step(checkpoint: Path) -> int:
     """The samples of all ranks in a step of the job that a checkpoint is of, as it was begun."""
     saved = read_job(checkpoint)
-    size: int = saved["registry"].get("train", {}).get("batch_size", TrainSettings().batch_size)
-    samples: int = saved.get("samples_of_step", saved["world_size"] * size)
+    samples: int = saved.get("samples_of_step", saved["world_size"] * _batch_size(saved))
     return samples
+
+
+def _batch_size(job: Mapping[str, Any]) -> int:
+    """The samples of each rank that made a checkpoint, by its job.json."""
+    size: int = job["registry"].get("train", {}).get("batch_size", TrainSettings().batch_size)
+    return size
 
 
 def _parent() -> str:

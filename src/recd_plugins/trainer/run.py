@@ -22,7 +22,13 @@ from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
 from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
-from recd_plugins.trainer.elastic import Launchers, own_place, samples_of_step, taken_over
+from recd_plugins.trainer.elastic import (
+    Launchers,
+    own_place,
+    restarted_batch_size,
+    samples_of_step,
+    taken_over,
+)
 from recd_plugins.trainer.loop import Loop, evaluates_again
 from recd_plugins.trainer.run_folder import RunLock, check_resumable, set_aside
 from recd_plugins.trainer.run_report import RunReport, keep_provenance
@@ -116,10 +122,13 @@ def _resumed(
     check_resumable(settings.run)
     watchdog.mark("the digest of the checkpoint", starting=True)
     latest, lost = _checkpoints(stack, None).whole(settings.on_damaged)
-    other = taken_over(latest, settings) if restarted else None
-    if other:
-        stack = Stack(stack.registry.with_batch_size(other.batch_size))
-        settings = stack.registry.train
+    other = None
+    if restarted:
+        size = restarted_batch_size(latest, settings)
+        other = taken_over(latest, size)
+        if size != settings.batch_size:
+            stack = Stack(stack.registry.with_batch_size(size))
+            settings = stack.registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)

@@ -309,12 +309,15 @@ def _coverage(rows: RowDistribution) -> list[tuple[int, float]]:
 
 
 def compared(ms: float, other: float, name: str) -> str:
-    """A comparison of a step of `ms` with another, in words: slower is called slower."""
-    if f"{max(ms, other) / min(ms, other):.2f}" == "1.00":
+    """A comparison of a step of `ms` with another, in words: slower is called slower.
+
+    A step that looks nothing up takes no time.
+    """
+    least, most = sorted((ms, other))
+    times = f"{most / least:.2f}x " if least else ""
+    if times == "1.00x " or least == most:
         return f"as fast as {name}"
-    if ms < other:
-        return f"{other / ms:.2f}x faster than {name}"
-    return f"{ms / other:.2f}x slower than {name}"
+    return f"{times}{'faster' if ms < other else 'slower'} than {name}"
 
 
 def _won(path: str, every: Sequence[Considered]) -> str:

@@ -56,8 +56,9 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     def put_in_front(self, tiers: Tiers) -> None:
         """Have the replicas' rows at home whenever someone asks for the state, or loads one."""
         self.tiers = tiers
-        self.register_state_dict_pre_hook(lambda *_: tiers.flush())
-        self.register_load_state_dict_pre_hook(lambda *_: tiers.flush())
+        # Of the module that is asked: a copy of this one has tiers of its own.
+        self.register_state_dict_pre_hook(_flush)
+        self.register_load_state_dict_pre_hook(_flush)
         if tiers.has_replicas:
             refuse_trackers(self, self.register_post_lookup_tracker_fn)
 
@@ -147,3 +148,7 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     def _joined(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
         """The output, joined of what comes from home and what the tiers have."""
         raise NotImplementedError
+
+
+def _flush(module: Any, *_: object) -> None:
+    module.tiers.flush()

@@ -144,10 +144,20 @@ def _at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
 
 def _begins(position: Mapping[str, Any]) -> int | None:
     """The epoch that begins where a position of the local reader is left."""
+    place = _place(position)
+    return None if place is None else place[0] + place[1]
+
+
+def _place(position: Mapping[str, Any]) -> tuple[int, bool] | None:
+    """The epoch, and whether any batch of it was yielded: by the reader, or by a stage that keeps
+    its reader's state where a window begins, and counts its own batches from there."""
+    yielded = bool(position.get("batches"))
     if "epoch" in position:
-        return int(position["epoch"]) + bool(position.get("batches"))
-    within = (_begins(value) for value in position.values() if _is_mapping(value))
-    return next((epoch for epoch in within if epoch is not None), None)
+        return int(position["epoch"]), yielded
+    for value in filter(_is_mapping, position.values()):
+        if (place := _place(value)) is not None:
+            return place[0], place[1] or yielded
+    return None
 
 
 def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: int) -> bool:
