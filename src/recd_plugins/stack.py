@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -28,6 +29,7 @@ from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
+from recd_plugins.planning.plan_check import check_plan
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed, left_whole
 from recd_plugins.planning.topology import Topology
@@ -157,7 +159,8 @@ class Stack:
             )
         for choice in choices:
             measure: TableStats = choice.build(self._contexts.of("stats"))
-            report = measure.measure(table, progress)
+            with choice.named("when it measured"):
+                report = measure.measure(table, progress)
             whose = f"{choice.who}: its `measure` returned"
             check_made(report, StatsReport, whose, "Return its findings as one.")
             yield choice, report
@@ -239,14 +242,16 @@ class Stack:
         context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
         choice = self.registry.one("reader")
         reader: Reader = choice.build(context)
-        loader: Loader = reader.loader(
-            tables[split],
-            rank=rank,
-            world_size=world_size,
-            batch_size=self.registry.train.batch_size,
-            split=split,
-            transform=self._features.transform,
-        )
+        transform = self._features.transform
+        with choice.named("when asked for a loader"):
+            loader: Loader = reader.loader(
+                tables[split],
+                rank=rank,
+                world_size=world_size,
+                batch_size=self.registry.train.batch_size,
+                split=split,
+                transform=transform,
+            )
         check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
         return loader
 
@@ -347,7 +352,8 @@ class Stack:
         def make(params: list[nn.Parameter]) -> Optimizer:
             from torch.optim import Optimizer
 
-            made = factory(params)
+            with choice.named("when asked for an optimizer"):
+                made = factory(params)
             check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")
             return made
 
@@ -518,9 +524,12 @@ class Stack:
             planning.know(constraints=constraints or {})
             planner = planning.planner_by_now()
             check_parts(planner, "Planner", ("plan",), f"{planning.choice.who} built")
-            plan = planner.plan(model, on, group)
+            # What a trainer brought is called in it, and an error of that is the trainer's.
+            with planning.choice.named("when it planned") if not given else nullcontext():
+                plan = planner.plan(model, on, group)
         whose = f"{planning.choice.who}: its `plan` returned"
         check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
+        check_plan(plan, model, planning.sharders(), group.size(), whose)
         if (on.device or self.device) == "cuda":
             on_machines(plan, group.size())
         planning.planned = True
@@ -597,7 +606,8 @@ class Stack:
             )
         if not of_trainer:
             planning.train_by_registry()  # its ranks are those of `recd train`
-        self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
+        with planning.choice.named("when it proposed a plan"):
+            self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
         planning.planned = True
         self._usage.planned(planner)
         return planner
@@ -627,7 +637,8 @@ class Stack:
             self._planning.take_sharders(list(mine))
         planner, choice = self._planner_with("sharders"), self._planning.choice
         who = f"{choice.where}: {type(planner).__name__}"
-        found = planner.sharders()
+        with choice.named("when asked for its sharders"):
+            found = planner.sharders()
         whose = f"{choice.who}: its `sharders` returned"
         check_made(found, Sequence, whose, "Return context.sharders(), as they are or wrapped.")
         for one in found:
@@ -685,7 +696,9 @@ class Stack:
         explanations = filter(None, [self.explain_groups(), self._adapted])
         planner, who = self._planner_with("explain"), self._planning.choice.who
         fix = "Return why the plan is as it is, in words."
-        check_made(why := planner.explain(), str, f"{who}: its `explain` returned", fix)
+        with self._planning.choice.named("when asked why the plan is as it is"):
+            why = planner.explain()
+        check_made(why, str, f"{who}: its `explain` returned", fix)
         found = [*explanations, why]
         if self._dense is not None and self._dense.explained:
             found.append(f"dense gradients: {self._dense.explained}")

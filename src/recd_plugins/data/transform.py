@@ -17,7 +17,7 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, listed, nearest
+from recd_plugins.errors import PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
@@ -128,10 +128,12 @@ class BatchTransform:
             keys = features.keys()
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
-        made = dedup.convert(taken)
+        whose = f"dedup: `convert` of {type(dedup).__name__}"
+        with naming(whose, "when it was given columns"):
+            made = dedup.convert(taken)
         if made is None:
             raise PluginError(
-                f"dedup: `convert` of {type(dedup).__name__} returned None, though it takes "
+                f"{whose} returned None, though it takes "
                 f"{listed(self.takes, kind='feature')}. Return what the batch is to have in their "
                 "place, or have no `groups`."
             )
@@ -161,7 +163,8 @@ class DenseStep:
         self, dense: Tensor, features: KeyedJaggedTensor
     ) -> tuple[Tensor, KeyedJaggedTensor]:
         transform: Any = self._transform
-        result = transform(dense[:, self._taken], self._part)
+        with naming(self._who, "when it was given dense columns"):
+            result = transform(dense[:, self._taken], self._part)
         columns, made = self._parts(result, len(dense))
         whole = dense if columns is None else torch.cat((dense, columns), dim=1)
         return whole[:, self._order], features if made is None else _joined(features, made)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from recd_plugins.config import Config, parse, path_of
-from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
+from recd_plugins.errors import PluginError, RegistryError, naming, nearest, shown
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.notices import Empty
 from recd_plugins.planning.remembered import remembered
@@ -69,18 +69,9 @@ class Choice:
         """The record and its place in registry.yaml, for error messages."""
         return f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider}"
 
-    @contextmanager
-    def named(self, when: str) -> Iterator[None]:
+    def named(self, when: str) -> AbstractContextManager[None]:
         """Inside, an error that is not the project's becomes one that names the plugin."""
-        try:
-            yield
-        except RecdError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"{self.who} raised {type(error).__name__} {when}: {error}. Run with --debug for "
-                "its traceback."
-            ) from error
+        return naming(self.who, when)
 
 
 @dataclass(frozen=True, kw_only=True)
