@@ -22,7 +22,7 @@ from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -35,6 +35,13 @@ from recd_plugins.planning.sharders import completed, left_whole
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
+from recd_plugins.registry.arguments import (
+    check_model,
+    check_overrides,
+    check_planned,
+    check_sharders,
+    check_share,
+)
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
@@ -52,7 +59,7 @@ from recd_plugins.slots import (
     TableStats,
     check_callback,
 )
-from recd_plugins.slots.built import LOADER, check_made, check_parts
+from recd_plugins.slots.built import LOADER, check_made, check_parts, check_steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +85,7 @@ B = TypeVar("B")
 def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
     """Read and check a registry (a file or a mapping) and stand ready to build from it."""
     check_age(installed_versions())
+    check_overrides(registry, overrides)
     return Stack(Registry.load(registry, overrides))
 
 
@@ -192,6 +200,7 @@ class Stack:
         each epoch is a period, and the test split is that of the period in which the train
         loader's state `at` is.
         """
+        check_share(rank, world_size, split)
         if self.periods is not None and (split == "train" or at is not None):
             return self._of_periods(self.periods, rank, world_size, split, at)
         loader = self.read(rank, world_size, split)
@@ -355,6 +364,10 @@ class Stack:
             with choice.named("when asked for an optimizer"):
                 made = factory(params)
             check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")
+            check_steps(made, params, f"{choice.who}: its factory made an optimizer that")
+            held = {id(one) for group in made.param_groups for one in group["params"]}
+            left = sum(one.requires_grad and id(one) not in held for one in params)
+            self._usage.not_stepped(choice, left, len(params))
             return made
 
         return make
@@ -408,6 +421,13 @@ class Stack:
         variable-batch form on CUDA (`vbe`), which it expands itself. A registry that deduplicates
         nothing yields plain KJTs, and the model stays as it is.
         """
+        check_model(model, "stack.adapt")
+        if isinstance(poolings, str):
+            raise RegistryError(f"stack.adapt: `poolings` are a list: write [{poolings!r}].")
+        if route not in (routes := ("padded", "vbe")):
+            raise RegistryError(
+                f"stack.adapt: no route {shown(route)}; {nearest(str(route), routes)}"
+            )
         steps = self._features
         steps.take_model(model)
         if batches is not None:
@@ -508,6 +528,10 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
+        check_model(model, "stack.plan")
+        check_planned(topology, process_group, batches, features, profile, constraints)
+        if sharders is not None:
+            sharders = check_sharders(sharders, "stack.plan")
         self._usage.empty()
         self.check_topology(topology)
         check_known(constraints or {})
@@ -634,7 +658,7 @@ class Stack:
         `mine` are those that `plan` was given, if they are not named again.
         """
         if mine is not None:
-            self._planning.take_sharders(list(mine))
+            self._planning.take_sharders(list(check_sharders(mine, "stack.sharders")))
         planner, choice = self._planner_with("sharders"), self._planning.choice
         who = f"{choice.where}: {type(planner).__name__}"
         with choice.named("when asked for its sharders"):

@@ -247,6 +247,16 @@ def test_every_slot_has_its_key() -> None:
     assert ("plugins", "folder", *SLOTS, "topology", "train", "strict") == KEYS
 
 
+def test_a_plugin_that_is_named_twice_is_reported_by_its_second_line(tmp_path: Path) -> None:
+    file = tmp_path / "registry.yaml"
+    file.write_text("plugins:\n  - recd_dlrm\n  - recd_dlrm\n")
+    with pytest.raises(RegistryError) as caught:
+        Registry.load(file)
+    assert str(caught.value) == (
+        f"{file}:3: plugins[1]: plugin 'recd_dlrm' is named twice under `plugins`."
+    )
+
+
 def test_a_mistake_of_a_file_is_reported_by_its_line(tmp_path: Path, plugin: str) -> None:
     file = tmp_path / "registry.yaml"
     file.write_text(f"plugins: [{plugin}]\nmodel:\n  use: plain\n  size: 3\n")

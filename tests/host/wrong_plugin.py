@@ -137,6 +137,7 @@ def recd_pooling() -> list[Any]:
         "a_pair": lambda rows: (rows, rows),
         "halves": lambda rows: rows.half(),
         "right": lambda rows: rows,
+        "detaches": lambda rows: rows.detach(),
     }
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
     return records(PoolingRecord, no_factory=Last(len), no_module=gives(3), **wrong)
@@ -157,4 +158,12 @@ def recd_model() -> list[Any]:
 @hookimpl
 def recd_optimizer() -> list[Any]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    return records(OptimizerRecord, no_factory=optimizer, makes_none=gives(None))
+    return records(
+        OptimizerRecord,
+        no_factory=optimizer,
+        makes_none=gives(None),
+        raises=lambda params: torch.optim.SGD(params, lr=-1.0),
+        steps_others=gives(optimizer),
+        steps_some=lambda params: torch.optim.SGD(params[:1], lr=0.1),
+        asks_again=torch.optim.LBFGS,
+    )

@@ -200,11 +200,24 @@ def test_the_hosts_own_keep_the_contract() -> None:
         ({"use": "schedule", "scheduler": "reducelronplateau"}, "waits for a metric"),
         ({"use": "schedule", "scheduler": "StepLR"}, "StepLR refuses options={}: .*step_size"),
         ({"use": "schedule", "warmup": 2, "options": {"a": 1}}, "no scheduler that would take"),
+        (
+            {"use": "schedule", "scheduler": "StepLR", "options": {"step_size": ""}},
+            "StepLR cannot step by options={'step_size': ''}: its first step raised TypeError",
+        ),
+        (
+            {"use": "schedule", "scheduler": "StepLR", "options": {"step_size": 0}},
+            "its first step raised ZeroDivisionError",
+        ),
+        (
+            {"use": "schedule", "scheduler": "ExponentialLR", "options": {"gamma": 1e400}},
+            "its first step makes a rate of inf",
+        ),
         ({"use": "clipping"}, "neither `norm` nor `value` is set"),
         ({"use": "clipping", "norm": 1, "of": "tables"}, "fused optimizer applies each row's"),
         ({"use": "clipping", "norm": 0}, "norm: must be > 0, but is 0"),
         ({"use": "early_stopping", "patience": 0}, "patience: must be >= 1, but is 0"),
         ({"use": "extra_metrics", "names": ["msee"]}, "did you mean 'mse'"),
+        ({"use": "extra_metrics", "names": []}, "names no metric, so it would add none"),
         ({"use": "mixed_precision", "dtype": "float16"}, "Take bfloat16"),
     ],
 )

@@ -316,7 +316,12 @@ class LocalLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) - {"left_out"} != {"epoch", "batches", "made_for", "torchdata"}:
+        if not isinstance(state, Mapping) or set(state) - {"left_out"} != {
+            "epoch",
+            "batches",
+            "made_for",
+            "torchdata",
+        }:
             raise DataError("the reader's state is not one of the local reader: start afresh.")
         theirs, ours = state["made_for"], self._made_for
         differing = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.coalesced_reads import FetchedFile
@@ -193,7 +194,10 @@ class FileWriter(pq.ParquetWriter):
     def __init__(self, location: Location, schema: pa.Schema, **options: Any) -> None:
         self._location = location
         self._sink = None if isinstance(location, Path) else location.created()
-        super().__init__(location if self._sink is None else self._sink, schema, **options)
+        if self._sink is None:  # a name with a colon is a path here, and no URI
+            options["filesystem"] = LocalFileSystem()
+        place = location.absolute() if isinstance(location, Path) else self._sink
+        super().__init__(place, schema, **options)
 
     def write_table(self, table: pa.Table, *args: Any, **options: Any) -> None:
         with self._explained():

@@ -209,9 +209,12 @@ def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
     named = Catalog, *plugins, source.base
     catalog = remembered(named, lambda: Catalog(plugins, source.base, strict=False))
     for name, error in catalog.broken.items():
-        where = f"plugins[{plugins.index(name)}]" if name in plugins else "plugins"
-        kind = RegistryError if isinstance(error, RegistryError) else PluginError
-        raise kind(f"{source.locate(where)}: {error}") from error
+        # Of a name that stands there twice the second is one too many.
+        places = [index for index, one in enumerate(plugins) if one == name]
+        where = f"plugins[{places[:2][-1]}]" if places else "plugins"
+        if isinstance(error, RegistryError):
+            raise RegistryError(str(error), where) from error
+        raise PluginError(f"{source.locate(where)}: {error}") from error
     return catalog
 
 
