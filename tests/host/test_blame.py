@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import typer
@@ -11,6 +13,7 @@ from recd_plugins.cli.options import reported
 from recd_plugins.errors import PluginError, naming
 from recd_plugins.hooks.blame import blamed
 from recd_plugins.hooks.manager import Catalog
+from recd_plugins.storage.whole_file import of_path
 
 FAULTY = """
 import torch
@@ -109,3 +112,14 @@ def test_what_torch_says_of_its_own_frames_is_left_out() -> None:
     assert str(error) == (
         "pooling: mine raised TypeError when asked: too large. Run with --debug for its traceback."
     )
+
+
+def test_a_full_disk_is_named_once_and_by_the_path_that_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+    for asked, path in ((of_path(tmp_path), f"{tmp_path}: "), (nullcontext(), "")):
+        with pytest.raises(typer.Exit), reported(debug=False), asked:
+            raise OSError(*full.args)
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {path}No space left on device. Name another path, or see")

@@ -87,6 +87,11 @@ def test_what_does_not_fit_is_named(name: str) -> None:
 
 
 def test_rows_are_as_many_as_labels() -> None:
+    of_three = InverseKeyedJaggedTensor.from_kjt(
+        KeyedJaggedTensor(["b"], torch.tensor([4]), lengths=torch.tensor([1, 0, 0]))
+    )
+    with pytest.raises(PluginError, match="a `dedup` of 3 samples for 4 labels"):
+        BatchCheck(SCHEMA, "R: its loader yielded")(dataclasses.replace(RIGHT, dedup=of_three))
     small = {"dense": torch.zeros(2, 1), "labels": torch.zeros(2), "weights": torch.ones(2)}
     with pytest.raises(PluginError, match="features of 4 rows for 2 labels"):
         BatchCheck(SCHEMA, "R: its loader yielded")(dataclasses.replace(RIGHT, **small))

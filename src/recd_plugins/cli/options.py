@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -179,9 +180,10 @@ def _message(error: Exception) -> str | None:
     if not is_of_the_system(error):
         return blamed(error)
     if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
         return (
-            f"{error.filename or error}: {error.strerror or 'cannot be read or written'}. Name "
-            "another path, or see to its rights and to the space on its disk."
+            f"{where}{os.strerror(error.errno or 0)}. Name another path, or see to its rights and "
+            "to the space on its disk."
         )
     why = str(error).strip().partition("\n")[0]
     return (

@@ -19,7 +19,8 @@ from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location
+from recd_plugins.storage.whole_file import of_path
 
 __all__ = [
     "FileWriter",
@@ -211,12 +212,14 @@ class FileWriter(pq.ParquetWriter):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        if isinstance(self._location, Path):
+            with of_path(self._location):
+                yield
+            return
         try:
             yield
         except OSError as error:
-            if isinstance(self._location, Uri):
-                raise self._location.explained(error) from None
-            raise
+            raise self._location.explained(error) from None
 
 
 def arrow_schema(

@@ -17,8 +17,9 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, listed, naming, nearest
+from recd_plugins.errors import DataError, PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
 
@@ -50,6 +51,8 @@ class BatchTransform:
         """The steps of which it says how long they took: the converter, and each transform."""
         self.seconds = ReadSeconds()
         self._dedup = dedup
+        self._converted = 0
+        """The batches that were converted so far."""
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""
         self.asks = () if dedup is None else _asked(dedup)
@@ -137,6 +140,13 @@ class BatchTransform:
                 f"{listed(self.takes, kind='feature')}. Return what the batch is to have in their "
                 "place, or have no `groups`."
             )
+        self._converted += 1
+        # The 1st, 2nd, 4th, ... batch: what is wrong with one is so with most.
+        if isinstance(made, InverseKeyedJaggedTensor) and not self._converted & self._converted - 1:
+            try:
+                made.validate()
+            except DataError as error:
+                raise PluginError(f"{whose} returned what breaks its rules: {error}") from error
         return features, made
 
 

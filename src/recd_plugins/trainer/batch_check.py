@@ -57,6 +57,11 @@ class BatchCheck:
                 f"{self._whose} features of {features.stride()} rows for {size} labels. Give each "
                 "sample a row of every feature: one without ids is an empty one."
             )
+        if shared is not None and shared.inverse_lookup.shape[-1] != size:
+            raise PluginError(
+                f"{self._whose} a `dedup` of {shared.inverse_lookup.shape[-1]} samples for {size} "
+                "labels. Let the converter give each sample a place in its inverse lookup."
+            )
         self._check_keys([*features.keys(), *(shared.kjt.keys() if shared else ())])
         seen = self._count
         if seen % SPACED == 0 or (seen < SPACED and seen & (seen - 1) == 0):
