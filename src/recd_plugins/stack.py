@@ -592,6 +592,11 @@ class Stack:
         """Whether the dataset can leave features out."""
         return self.registry.has_dataset and hasattr(self.registry.one("dataset").config, "without")
 
+    @property
+    def planned_by(self) -> str:
+        """The planner's record and its place in registry.yaml, for error messages."""
+        return self._planning.choice.who
+
     def planner(self) -> Planner:
         """The planner, built once: `explain` says what it planned last."""
         return self._planning.planner()

@@ -156,6 +156,12 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         stepped,
         "its factory made an optimizer that steps 1 parameters which it was not given",
     ),
+    "optimizer: sparse": (
+        "optimizer",
+        "takes_sparse",
+        stepped,
+        "made an optimizer that takes sparse gradients alone, and those of dense parameters are",
+    ),
     "optimizer: asks again": (
         "optimizer",
         "asks_again",
@@ -167,6 +173,12 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "no_factory",
         rp.Stack.model,
         "built a Last, where it must build a function that makes one. Return `lambda dim:",
+    ),
+    "pooling: forward": (
+        "pooling",
+        "one_argument",
+        rp.Stack.model,
+        "its factory made a Flatten whose forward cannot be called with values, lengths and a",
     ),
     "pooling: no module": (
         "pooling",

@@ -140,7 +140,8 @@ def recd_pooling() -> list[Any]:
         "detaches": lambda rows: rows.detach(),
     }
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
-    return records(PoolingRecord, no_factory=Last(len), no_module=gives(3), **wrong)
+    wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
+    return records(PoolingRecord, **wrong)
 
 
 @hookimpl
@@ -166,4 +167,5 @@ def recd_optimizer() -> list[Any]:
         steps_others=gives(optimizer),
         steps_some=lambda params: torch.optim.SGD(params[:1], lr=0.1),
         asks_again=torch.optim.LBFGS,
+        takes_sparse=torch.optim.SparseAdam,
     )

@@ -55,6 +55,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "dense, short": ({"dense": torch.zeros(3, 1)}, "dense of shape [3, 1], where the schema asks"),
     "dense, wide": ({"dense": torch.zeros(4, 2)}, "for [4, 1] in a batch of 4 samples."),
     "dense, double": ({"dense": torch.zeros(4, 1).double()}, "dense of torch.float64, where"),
+    "no samples": ({"labels": torch.zeros(0)}, "a batch of no samples, of which TorchRec"),
     "labels": ({"labels": torch.zeros(4, 1)}, "labels of shape [4, 1]"),
     "labels, whole": ({"labels": torch.zeros(4).long()}, "labels of torch.int64, where"),
     "weights": ({"weights": None}, "weights of NoneType, where they must be a tensor of float32."),

@@ -88,6 +88,11 @@ def check_steps(optimizer: Optimizer, params: Sequence[nn.Parameter], whose: str
             f"{whose} steps {foreign} parameters which it was not given: a checkpoint knows no "
             "name for them. Make it of the parameters that the factory is called with."
         )
+    if type(optimizer).__name__ == "SparseAdam":
+        raise PluginError(
+            f"{whose} takes sparse gradients alone, and those of dense parameters are dense. "
+            "Choose Adam instead."
+        )
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise PluginError(

@@ -83,6 +83,11 @@ class BatchCheck:
                     f"{self._whose} {name} of {found}, where they must be a tensor of float32."
                 )
         size, targets = len(batch.labels), len(self._schema.targets)
+        if not size:
+            raise PluginError(
+                f"{self._whose} a batch of no samples, of which TorchRec can make none. Leave such "
+                "batches out, on all ranks alike, or pad them by samples of weight 0."
+            )
         shapes = {
             "dense": (size, self._schema.dense_width),
             "labels": (size,) if targets <= 1 else (size, targets),
