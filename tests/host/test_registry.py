@@ -161,7 +161,8 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"model": "plian"}, "model.use: no enabled plugin provides model 'plian'; did you mean"),
         (
             {"model": {"size": 3}},
-            "model: `use` must name a record; Known: asks, broken, plain, pools.",
+            "model: `use` must name a record, and is not among size; Known: asks, broken, plain, "
+            "pools.",
         ),
         ({"model": {"use": 3}}, "model: `use` must name a record"),
         ({"model": ["plain"]}, "model: expected a mapping of options, got ['plain']."),

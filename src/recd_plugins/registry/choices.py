@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.config import Config, parse, path_of
-from recd_plugins.errors import PluginError, RegistryError, naming, nearest, shown
+from recd_plugins.errors import PluginError, RegistryError, listed, naming, nearest, shown
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.notices import Empty
 from recd_plugins.planning.remembered import remembered
@@ -248,7 +248,9 @@ def _choice(
     use = options.pop("use", DEFAULT_USES.get(slot))
     if not isinstance(use, str):
         known = [claim.record.name for claim in catalog.of(slot)]
-        raise RegistryError(f"`use` must name a record; {nearest(str(use or ''), known)}", where)
+        among = "" if chosen or not options else f", and is not among {listed(options, 8)}"
+        hint = nearest(str(use or ""), known)
+        raise RegistryError(f"`use` must name a record{among}; {hint}", where)
     if slot == "preprocess":
         features = _features(options.pop("features", "*"), f"{where}.features")
     try:
