@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from recd_plugins.cli.options import reported
-from recd_plugins.errors import PluginError, naming
+from recd_plugins.cli.train import _summary
+from recd_plugins.errors import PluginError, RecdError, naming
 from recd_plugins.hooks.blame import blamed
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.storage.whole_file import of_path
@@ -123,3 +124,12 @@ def test_a_full_disk_is_named_once_and_by_the_path_that_was_written(
             raise OSError(*full.args)
         said = capsys.readouterr().err
         assert said.startswith(f"error: {path}No space left on device. Name another path, or see")
+
+
+def test_a_run_that_ended_without_a_summary_did_not_end(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecdError, match="all ranks ended with exit code 0, and none left a summary"
+    ):
+        _summary(tmp_path)
+    (tmp_path / "summary.json").write_text('{"step": 3}')
+    assert _summary(tmp_path) == {"step": 3}
