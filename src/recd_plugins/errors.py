@@ -7,9 +7,11 @@ escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 __all__ = [
@@ -19,7 +21,9 @@ __all__ = [
     "RecdError",
     "RegistryError",
     "VersionError",
+    "is_of_the_system",
     "listed",
+    "naming",
     "nearest",
     "shortened",
     "shown",
@@ -71,6 +75,56 @@ class VersionError(RecdError):
 
 class DataError(RecdError, ValueError):
     """A table, file or batch breaks its schema."""
+
+
+REFUSED = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.EBUSY,
+        errno.EIO,
+    }
+)
+"""The answers of a system to a path that a user named and that cannot be read or written."""
+OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
+"""The words of torch's RuntimeErrors for it."""
+
+
+def is_of_the_system(error: BaseException) -> bool:
+    """Whether an error says that the system refuses a path, or has no memory: nobody's code is to
+    blame for that, whoever met it."""
+    if isinstance(error, OSError):
+        return error.errno in REFUSED
+    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
+
+
+@contextmanager
+def naming(who: str, when: str) -> Iterator[None]:
+    """Inside, an error that is neither the project's nor the system's becomes one that names `who`
+    raised it, and `when`."""
+    try:
+        yield
+    except RecdError:
+        raise
+    except Exception as error:
+        if is_of_the_system(error):
+            raise
+        what = str(error).partition("\nException raised from ")[0]  # behind it C++ lists its frames
+        raise PluginError(
+            f"{who} raised {type(error).__name__} {when}: {what.rstrip('.')}. Run with --debug for "
+            "its traceback."
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -21,18 +22,26 @@ from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
+from recd_plugins.planning.plan_check import check_plan
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed, left_whole
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
+from recd_plugins.registry.arguments import (
+    check_model,
+    check_overrides,
+    check_planned,
+    check_sharders,
+    check_share,
+)
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
@@ -50,7 +59,7 @@ from recd_plugins.slots import (
     TableStats,
     check_callback,
 )
-from recd_plugins.slots.built import LOADER, check_made, check_parts
+from recd_plugins.slots.built import LOADER, check_made, check_parts, check_steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,6 +85,7 @@ B = TypeVar("B")
 def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
     """Read and check a registry (a file or a mapping) and stand ready to build from it."""
     check_age(installed_versions())
+    check_overrides(registry, overrides)
     return Stack(Registry.load(registry, overrides))
 
 
@@ -157,7 +167,8 @@ class Stack:
             )
         for choice in choices:
             measure: TableStats = choice.build(self._contexts.of("stats"))
-            report = measure.measure(table, progress)
+            with choice.named("when it measured"):
+                report = measure.measure(table, progress)
             whose = f"{choice.who}: its `measure` returned"
             check_made(report, StatsReport, whose, "Return its findings as one.")
             yield choice, report
@@ -189,6 +200,7 @@ class Stack:
         each epoch is a period, and the test split is that of the period in which the train
         loader's state `at` is.
         """
+        check_share(rank, world_size, split)
         if self.periods is not None and (split == "train" or at is not None):
             return self._of_periods(self.periods, rank, world_size, split, at)
         loader = self.read(rank, world_size, split)
@@ -239,14 +251,16 @@ class Stack:
         context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
         choice = self.registry.one("reader")
         reader: Reader = choice.build(context)
-        loader: Loader = reader.loader(
-            tables[split],
-            rank=rank,
-            world_size=world_size,
-            batch_size=self.registry.train.batch_size,
-            split=split,
-            transform=self._features.transform,
-        )
+        transform = self._features.transform
+        with choice.named("when asked for a loader"):
+            loader: Loader = reader.loader(
+                tables[split],
+                rank=rank,
+                world_size=world_size,
+                batch_size=self.registry.train.batch_size,
+                split=split,
+                transform=transform,
+            )
         check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
         return loader
 
@@ -347,8 +361,13 @@ class Stack:
         def make(params: list[nn.Parameter]) -> Optimizer:
             from torch.optim import Optimizer
 
-            made = factory(params)
+            with choice.named("when asked for an optimizer"):
+                made = factory(params)
             check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")
+            check_steps(made, params, f"{choice.who}: its factory made an optimizer that")
+            held = {id(one) for group in made.param_groups for one in group["params"]}
+            left = sum(one.requires_grad and id(one) not in held for one in params)
+            self._usage.not_stepped(choice, left, len(params))
             return made
 
         return make
@@ -402,6 +421,13 @@ class Stack:
         variable-batch form on CUDA (`vbe`), which it expands itself. A registry that deduplicates
         nothing yields plain KJTs, and the model stays as it is.
         """
+        check_model(model, "stack.adapt")
+        if isinstance(poolings, str):
+            raise RegistryError(f"stack.adapt: `poolings` are a list: write [{poolings!r}].")
+        if route not in (routes := ("padded", "vbe")):
+            raise RegistryError(
+                f"stack.adapt: no route {shown(route)}; {nearest(str(route), routes)}"
+            )
         steps = self._features
         steps.take_model(model)
         if batches is not None:
@@ -502,6 +528,10 @@ class Stack:
                 "stack.plan needs a process group: call torch.distributed.init_process_group "
                 "first, or pass one."
             )
+        check_model(model, "stack.plan")
+        check_planned(topology, process_group, batches, features, profile, constraints)
+        if sharders is not None:
+            sharders = check_sharders(sharders, "stack.plan")
         self._usage.empty()
         self.check_topology(topology)
         check_known(constraints or {})
@@ -518,9 +548,12 @@ class Stack:
             planning.know(constraints=constraints or {})
             planner = planning.planner_by_now()
             check_parts(planner, "Planner", ("plan",), f"{planning.choice.who} built")
-            plan = planner.plan(model, on, group)
+            # What a trainer brought is called in it, and an error of that is the trainer's.
+            with planning.choice.named("when it planned") if not given else nullcontext():
+                plan = planner.plan(model, on, group)
         whose = f"{planning.choice.who}: its `plan` returned"
         check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
+        check_plan(plan, model, planning.sharders(), group.size(), whose)
         if (on.device or self.device) == "cuda":
             on_machines(plan, group.size())
         planning.planned = True
@@ -558,6 +591,11 @@ class Stack:
     def _may_select(self) -> bool:
         """Whether the dataset can leave features out."""
         return self.registry.has_dataset and hasattr(self.registry.one("dataset").config, "without")
+
+    @property
+    def planned_by(self) -> str:
+        """The planner's record and its place in registry.yaml, for error messages."""
+        return self._planning.choice.who
 
     def planner(self) -> Planner:
         """The planner, built once: `explain` says what it planned last."""
@@ -597,7 +635,8 @@ class Stack:
             )
         if not of_trainer:
             planning.train_by_registry()  # its ranks are those of `recd train`
-        self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
+        with planning.choice.named("when it proposed a plan"):
+            self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
         planning.planned = True
         self._usage.planned(planner)
         return planner
@@ -624,10 +663,11 @@ class Stack:
         `mine` are those that `plan` was given, if they are not named again.
         """
         if mine is not None:
-            self._planning.take_sharders(list(mine))
+            self._planning.take_sharders(list(check_sharders(mine, "stack.sharders")))
         planner, choice = self._planner_with("sharders"), self._planning.choice
         who = f"{choice.where}: {type(planner).__name__}"
-        found = planner.sharders()
+        with choice.named("when asked for its sharders"):
+            found = planner.sharders()
         whose = f"{choice.who}: its `sharders` returned"
         check_made(found, Sequence, whose, "Return context.sharders(), as they are or wrapped.")
         for one in found:
@@ -685,7 +725,9 @@ class Stack:
         explanations = filter(None, [self.explain_groups(), self._adapted])
         planner, who = self._planner_with("explain"), self._planning.choice.who
         fix = "Return why the plan is as it is, in words."
-        check_made(why := planner.explain(), str, f"{who}: its `explain` returned", fix)
+        with self._planning.choice.named("when asked why the plan is as it is"):
+            why = planner.explain()
+        check_made(why, str, f"{who}: its `explain` returned", fix)
         found = [*explanations, why]
         if self._dense is not None and self._dense.explained:
             found.append(f"dense gradients: {self._dense.explained}")

@@ -65,6 +65,13 @@ def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_with_a_colon_is_a_path(tmp_path, monkeypatch):
+    """And no URI, for which pyarrow takes it where it is relative."""
+    monkeypatch.chdir(tmp_path)
+    assert written(Path("day:1"), chunk(3)).num_rows == 3
+    assert Table.open(Path("day:1")).num_rows == 3
+
+
 def test_a_table_without_rows_has_no_stripes(tmp_path):
     table = written(tmp_path / "t", chunk(0))
     assert table.stripes == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -196,3 +197,21 @@ class Silent:
 def test_a_converter_must_say_what_it_takes() -> None:
     with pytest.raises(PluginError, match=r"Silent does not say which features .*`groups`"):
         BatchTransform([], Silent())
+
+
+def test_unique_samples_that_break_their_rules_are_the_converters() -> None:
+    class Faulty(Aside):
+        def convert(self, features: Columns) -> Any:
+            made = features.to_ikjt([["b"]])
+            lookup = made.inverse_lookup.clone()
+            lookup[0, 0] = 10**6
+            return dataclasses.replace(made, inverse_lookup=lookup)
+
+    class Raising(Aside):
+        def convert(self, features: Columns) -> Any:
+            raise KeyError("b")
+
+    with pytest.raises(PluginError, match="`convert` of Faulty returned what breaks its rules: an"):
+        BatchTransform([], Faulty("b"))(batch_of(LISTS))
+    with pytest.raises(PluginError, match="`convert` of Raising raised KeyError when it was given"):
+        BatchTransform([], Raising("b"))(batch_of(LISTS))

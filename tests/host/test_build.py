@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from recd_plugins.cli.doctor import _registry
 from recd_plugins.cli.main import app
 from recd_plugins.compat import build
 from recd_plugins.compat.build import Build, check_build, installed_build
-from recd_plugins.errors import VersionError
+from recd_plugins.errors import RegistryError, VersionError
 
 CPU, CUDA = Build("2.13.0+cpu", None), Build("2.13.0", "13.0")
 
@@ -72,6 +73,11 @@ def test_a_build_is_read_where_torch_does_not_load(
     assert found.returncode == 1
     assert "torch 2.13.0, built for CUDA 13.0, and it does not load: libcudnn.so.9" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_doctor_fails_for_a_registry_that_was_named_and_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"nowhere\.yaml: there is no such registry. Name one"):
+        _registry(tmp_path / "nowhere.yaml")
 
 
 @pytest.mark.slow

@@ -144,11 +144,41 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         stepped,
         "its factory made None, whose type must be Optimizer.",
     ),
+    "optimizer: raises": (
+        "optimizer",
+        "raises",
+        stepped,
+        "raised ValueError when asked for an optimizer: Invalid learning rate: -1.0. Run with",
+    ),
+    "optimizer: of others": (
+        "optimizer",
+        "steps_others",
+        stepped,
+        "its factory made an optimizer that steps 1 parameters which it was not given",
+    ),
+    "optimizer: sparse": (
+        "optimizer",
+        "takes_sparse",
+        stepped,
+        "made an optimizer that takes sparse gradients alone, and those of dense parameters are",
+    ),
+    "optimizer: asks again": (
+        "optimizer",
+        "asks_again",
+        stepped,
+        "that evaluates the loss several times a step: LBFGS.step needs a closure.",
+    ),
     "pooling: a module": (
         "pooling",
         "no_factory",
         rp.Stack.model,
         "built a Last, where it must build a function that makes one. Return `lambda dim:",
+    ),
+    "pooling: forward": (
+        "pooling",
+        "one_argument",
+        rp.Stack.model,
+        "its factory made a Flatten whose forward cannot be called with values, lengths and a",
     ),
     "pooling: no module": (
         "pooling",
@@ -167,6 +197,13 @@ def test_a_record_that_builds_something_else_is_named(name: str, right: dict[str
         asked(rp.load({**right, slot: filled[SLOTS[slot].fills]}))
     assert f": {slot} '{record}' of {PLUGIN}" in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_an_optimizer_of_some_parameters_is_told(right: dict[str, Any]) -> None:
+    factory = rp.load({**right, "optimizer": {"use": "steps_some"}}).optimizer()
+    assert factory is not None
+    with pytest.warns(NoticeWarning, match="steps_some may train otherwise: it leaves out 1 of"):
+        factory([nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))])
 
 
 def test_a_converter_that_returns_nothing_is_named(right: dict[str, Any]) -> None:
@@ -249,6 +286,13 @@ def test_a_pooling_that_makes_something_else_is_named(
     )
 
 
+def test_a_pooling_that_lets_no_gradient_through_is_named(right: dict[str, Any]) -> None:
+    pooling = pooling_of(right, "detaches")
+    pooling(VALUES, LENGTHS)  # as in an evaluation
+    with pytest.raises(PluginError, match="Last lets no gradient through to cat_0, whose table"):
+        pooling(VALUES.clone().requires_grad_(), LENGTHS)
+
+
 @pytest.mark.parametrize("use", ["right", "halves"])
 def test_vectors_of_a_smaller_type_are_left_to_the_model(use: str, right: dict[str, Any]) -> None:
     """Torch makes them float32 beside others, as after autocast."""
@@ -264,7 +308,7 @@ class Returns(nn.Module):
         return self.outputs
 
 
-LOSS, ROWS = torch.tensor(1.0), torch.ones(3)
+LOSS, ROWS = torch.tensor(1.0, requires_grad=True), torch.ones(3)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +318,7 @@ LOSS, ROWS = torch.tensor(1.0), torch.ones(3)
         (None, "forward returned None."),
         ((LOSS, ROWS), "forward returned (a tensor [], a tensor [3])."),
         ((ROWS, (LOSS, ROWS, ROWS, ROWS)), "a loss of shape [3], where it must be one number."),
+        ((LOSS.detach(), (LOSS, ROWS, ROWS, ROWS)), "a loss without a gradient, so that nothing"),
         ((LOSS, (LOSS, torch.ones(3, 2), ROWS, ROWS)), "logits [3, 2] for labels [3] and"),
     ],
 )

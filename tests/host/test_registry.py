@@ -161,7 +161,8 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"model": "plian"}, "model.use: no enabled plugin provides model 'plian'; did you mean"),
         (
             {"model": {"size": 3}},
-            "model: `use` must name a record; Known: asks, broken, plain, pools.",
+            "model: `use` must name a record, and is not among size; Known: asks, broken, plain, "
+            "pools.",
         ),
         ({"model": {"use": 3}}, "model: `use` must name a record"),
         ({"model": ["plain"]}, "model: expected a mapping of options, got ['plain']."),
@@ -245,6 +246,16 @@ def test_a_topology_is_a_preset_with_changes(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_slot_has_its_key() -> None:
     assert ("plugins", "folder", *SLOTS, "topology", "train", "strict") == KEYS
+
+
+def test_a_plugin_that_is_named_twice_is_reported_by_its_second_line(tmp_path: Path) -> None:
+    file = tmp_path / "registry.yaml"
+    file.write_text("plugins:\n  - recd_dlrm\n  - recd_dlrm\n")
+    with pytest.raises(RegistryError) as caught:
+        Registry.load(file)
+    assert str(caught.value) == (
+        f"{file}:3: plugins[1]: plugin 'recd_dlrm' is named twice under `plugins`."
+    )
 
 
 def test_a_mistake_of_a_file_is_reported_by_its_line(tmp_path: Path, plugin: str) -> None:

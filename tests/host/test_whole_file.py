@@ -37,7 +37,8 @@ def test_what_fails_changes_nothing(
             if not late:
                 full()
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         written()
+    assert caught.value.filename == str(file)
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]

@@ -137,9 +137,11 @@ def recd_pooling() -> list[Any]:
         "a_pair": lambda rows: (rows, rows),
         "halves": lambda rows: rows.half(),
         "right": lambda rows: rows,
+        "detaches": lambda rows: rows.detach(),
     }
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
-    return records(PoolingRecord, no_factory=Last(len), no_module=gives(3), **wrong)
+    wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
+    return records(PoolingRecord, **wrong)
 
 
 @hookimpl
@@ -157,4 +159,13 @@ def recd_model() -> list[Any]:
 @hookimpl
 def recd_optimizer() -> list[Any]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    return records(OptimizerRecord, no_factory=optimizer, makes_none=gives(None))
+    return records(
+        OptimizerRecord,
+        no_factory=optimizer,
+        makes_none=gives(None),
+        raises=lambda params: torch.optim.SGD(params, lr=-1.0),
+        steps_others=gives(optimizer),
+        steps_some=lambda params: torch.optim.SGD(params[:1], lr=0.1),
+        asks_again=torch.optim.LBFGS,
+        takes_sparse=torch.optim.SparseAdam,
+    )

@@ -106,6 +106,31 @@ def test_a_registry_is_written_for_what_the_table_has(tmp_path: Path) -> None:
         assert steps >= 1
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--item", "item"],
+            "--item: does nothing here, for it is of the samples that --negatives",
+        ),
+        (["--by", "uniform"], "Add --negatives, or take --by out."),
+        (["--seed", "3"], "Add --negatives, or take --seed out."),
+        (
+            ["--test-share", "0.2"],
+            "--test-share: does nothing here, for rows are parted by --split",
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "visits.csv", visits(60))
+    result = CliRunner().invoke(app, ["data", "import", "visits.csv", "table", *options])
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+    assert not (tmp_path / "table").exists()
+
+
 def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "visits.csv", visits(60))

@@ -29,6 +29,7 @@ from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
+from recd_plugins.trainer.training import Callbacks
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
 
@@ -200,11 +201,24 @@ def test_the_hosts_own_keep_the_contract() -> None:
         ({"use": "schedule", "scheduler": "reducelronplateau"}, "waits for a metric"),
         ({"use": "schedule", "scheduler": "StepLR"}, "StepLR refuses options={}: .*step_size"),
         ({"use": "schedule", "warmup": 2, "options": {"a": 1}}, "no scheduler that would take"),
+        (
+            {"use": "schedule", "scheduler": "StepLR", "options": {"step_size": ""}},
+            "StepLR cannot step by options={'step_size': ''}: its first step raised TypeError",
+        ),
+        (
+            {"use": "schedule", "scheduler": "StepLR", "options": {"step_size": 0}},
+            "its first step raised ZeroDivisionError",
+        ),
+        (
+            {"use": "schedule", "scheduler": "ExponentialLR", "options": {"gamma": 1e400}},
+            "its first step makes a rate of inf",
+        ),
         ({"use": "clipping"}, "neither `norm` nor `value` is set"),
         ({"use": "clipping", "norm": 1, "of": "tables"}, "fused optimizer applies each row's"),
         ({"use": "clipping", "norm": 0}, "norm: must be > 0, but is 0"),
         ({"use": "early_stopping", "patience": 0}, "patience: must be >= 1, but is 0"),
         ({"use": "extra_metrics", "names": ["msee"]}, "did you mean 'mse'"),
+        ({"use": "extra_metrics", "names": []}, "names no metric, so it would add none"),
         ({"use": "mixed_precision", "dtype": "float16"}, "Take bfloat16"),
     ],
 )
@@ -443,3 +457,33 @@ def test_an_optimizer_of_a_plugins_steps_the_dense_part(
     both = registry(tmp_path / "both") | {"optimizer": "plain"}
     with pytest.raises(RegistryError, match=r"train.optimizer \(dense, dense_lr\) both say"):
         load(both).optimizer()
+
+
+@pytest.mark.parametrize(
+    ("event", "left", "says"),
+    [
+        ("on_metrics", {"mine": "abc"}, "on_metrics left 'abc' as the metric 'mine'. Leave a num"),
+        ("on_metrics", {"mine": torch.ones(1)}, "left tensor([1.]) as the metric 'mine'."),
+        ("on_evaluation", None, "on_evaluation took away 'loss', which a run prints."),
+        ("at_end", {"mine": {1}}, "at_end left what cannot be written as JSON (Object of type set"),
+    ],
+)
+def test_what_a_callback_leaves_can_be_written(
+    tmp_path: Path, event: str, left: dict[str, Any] | None, says: str
+) -> None:
+    class Leaves(Callback):
+        pass
+
+    def leave(_: Callback, training: Any, values: dict[str, Any]) -> None:
+        values.clear() if left is None else values.update(left)
+
+    setattr(Leaves, event, leave)
+    ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
+    values = {"loss": 1.0, "ne": 1.0, "auc": math.nan, "samples": 8}
+    training: Any = None
+    with pytest.raises(PluginError) as caught:
+        Callbacks([(Leaves(), choice)]).call(event, training, values)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("callbacks[0]: callbacks 'schedule' of ")
+    right = {"loss": 1.0, "ne": 1.0, "auc": math.nan, "samples": 8, "mine": 2}
+    Callbacks([(Callback(), choice)]).call(event, training, right)

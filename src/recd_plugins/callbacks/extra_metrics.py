@@ -43,6 +43,8 @@ class ExtraMetricsConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.names:
+            raise RegistryError("names no metric, so it would add none. Name some.", "names")
         for name in self.names:
             if name not in FIT:
                 raise RegistryError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,7 +65,7 @@ class Schedule(Callback):
     def __init__(self, config: ScheduleConfig) -> None:
         self._config = config
         self._schedules: dict[str, tuple[Optimizer, LRScheduler | None]] = {}
-        _schedule(config, [1.0])  # what its scheduler refuses, it refuses now
+        _try(config)
 
     def at_start(self, training: Training) -> None:
         for name, optimizer in self._optimizers(training):
@@ -140,11 +141,35 @@ def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LR
         )
     try:
         return stand_in, kind(stand_in, **config.options)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # torch has many ways of saying it
         raise RegistryError(
             f"callbacks: schedule: {kind.__name__} refuses options={dict(config.options)}: {error}"
             ". Change `options`, or choose another scheduler."
         ) from error
+
+
+def _try(config: ScheduleConfig) -> None:
+    """`RegistryError` for what a scheduler refuses: some look at their options in the first step.
+
+    `T_max` may be a text until then, or zero.
+    """
+    stand_in, scheduler = _schedule(config, [1.0])
+    if scheduler is None:
+        return
+    why = ""
+    try:
+        stand_in.step()
+        scheduler.step()
+        rate = stand_in.param_groups[0]["lr"]
+        if not math.isfinite(rate):
+            why = f"its first step makes a rate of {rate}"
+    except Exception as error:  # torch has many ways of saying it
+        why = f"its first step raised {type(error).__name__}: {error}"
+    if why:
+        raise RegistryError(
+            f"callbacks: schedule: {type(scheduler).__name__} cannot step by "
+            f"options={dict(config.options)}: {why}. Change `options`, or choose another scheduler."
+        )
 
 
 def build_schedule(config: ScheduleConfig, context: Context) -> Schedule:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, RegistryFile
-from recd_plugins.errors import RecdError, shortened
+from recd_plugins.errors import RecdError, RegistryError, shortened
 
 __all__ = ["doctor"]
 
@@ -20,8 +20,12 @@ Bill = Annotated[
 ]
 
 
+DEFAULT = Path("registry.yaml")
+"""The registry that is checked where it is there."""
+
+
 def doctor(
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = DEFAULT,
     ranks: Ranks = 2,
     debug: Debug = False,
     as_json: AsJson = False,
@@ -118,6 +122,8 @@ def _collectives(ranks: int) -> str:
 def _registry(path: Path) -> str:
     from recd_plugins.registry import Registry
 
+    if not path.exists() and path != DEFAULT:
+        raise RegistryError(f"{path}: there is no such registry. Name one that is there.")
     if not path.exists():
         return f"{path} is not here; name one with --registry"
     registry = Registry.load(path)

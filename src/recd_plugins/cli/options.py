@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import re
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.errors import DataError, RecdError, shortened
+from recd_plugins.errors import DataError, RecdError, is_of_the_system, shortened
+from recd_plugins.hooks.blame import blamed
 from recd_plugins.storage.uri import Location, location_of
 
 if TYPE_CHECKING:
@@ -177,42 +177,19 @@ def _message(error: Exception) -> str | None:
     """The message that a user reads of it; none of a defect of ours, which keeps its traceback."""
     if isinstance(error, RecdError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in REFUSED:
+    if not is_of_the_system(error):
+        return blamed(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
         return (
-            f"{error.filename or error}: {error.strerror or 'cannot be read or written'}. Name "
-            "another path, or see to its rights and to the space on its disk."
+            f"{where}{os.strerror(error.errno or 0)}. Name another path, or see to its rights and "
+            "to the space on its disk."
         )
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
-        why = str(error).strip().partition("\n")[0]
-        return (
-            f"there is not enough memory for what was asked{f' ({why})' if why else ''}. Ask for "
-            "fewer or smaller rows, tables or batches, or see what else takes memory here."
-        )
-    return None
-
-
-REFUSED = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EEXIST,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.ENXIO,
-        errno.ENODEV,
-        errno.EBUSY,
-        errno.EIO,
-    }
-)
-"""What a system says of a path that a user named and that cannot be read or written."""
-OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
-"""How torch's RuntimeErrors say it."""
+    why = str(error).strip().partition("\n")[0]
+    return (
+        f"there is not enough memory for what was asked{f' ({why})' if why else ''}. Ask for "
+        "fewer or smaller rows, tables or batches, or see what else takes memory here."
+    )
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from recd_plugins.cli.options import (
     reported,
     server_of_ranks,
 )
+from recd_plugins.errors import RecdError
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -102,7 +103,19 @@ def _lead(
     if failure is not None:
         print(failure.output if failure.explained else f"error: {failure}", file=sys.stderr)
         raise typer.Exit(2 if failure.code == 2 else 1)
-    summary: dict[str, Any] = json.loads((settings.run / "summary.json").read_text())
+    return _summary(settings.run)
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    """The summary that rank 0 wrote; `RecdError` where it left none and ended well all the same."""
+    try:
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    except FileNotFoundError:
+        raise RecdError(
+            f"{run}: all ranks ended with exit code 0, and none left a summary, so the run did not "
+            "come to its end. Something in them ends the process (sys.exit, os._exit): a plugin, "
+            "or what it calls. Let it raise an error instead."
+        ) from None
     return summary
 
 

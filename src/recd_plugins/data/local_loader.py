@@ -316,10 +316,12 @@ class LocalLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) - {"left_out"} != {"epoch", "batches", "made_for", "torchdata"}:
+        parts = {"epoch", "batches", "made_for", "torchdata"}
+        if not isinstance(state, Mapping) or set(state) - {"left_out"} != parts:
+            found = listed(sorted(state)) if isinstance(state, Mapping) else type(state).__name__
             raise DataError(
                 "the reader's state is not one of the local reader: it has "
-                f"{listed(sorted(state))}, as another reader has, or hot batches "
+                f"{found}, as another reader has, or hot batches "
                 "(cache.hot_batches). Resume with the registry that made it (job.json of the "
                 "checkpoint holds it), or start afresh."
             )

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location
+from recd_plugins.storage.whole_file import of_path
 
 __all__ = [
     "FileWriter",
@@ -193,7 +195,10 @@ class FileWriter(pq.ParquetWriter):
     def __init__(self, location: Location, schema: pa.Schema, **options: Any) -> None:
         self._location = location
         self._sink = None if isinstance(location, Path) else location.created()
-        super().__init__(location if self._sink is None else self._sink, schema, **options)
+        if self._sink is None:  # a name with a colon is a path here, and no URI
+            options["filesystem"] = LocalFileSystem()
+        place = location.absolute() if isinstance(location, Path) else self._sink
+        super().__init__(place, schema, **options)
 
     def write_table(self, table: pa.Table, *args: Any, **options: Any) -> None:
         with self._explained():
@@ -207,12 +212,14 @@ class FileWriter(pq.ParquetWriter):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        if isinstance(self._location, Path):
+            with of_path(self._location):
+                yield
+            return
         try:
             yield
         except OSError as error:
-            if isinstance(self._location, Uri):
-                raise self._location.explained(error) from None
-            raise
+            raise self._location.explained(error) from None
 
 
 def arrow_schema(

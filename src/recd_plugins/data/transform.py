@@ -17,8 +17,9 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, listed, nearest
+from recd_plugins.errors import DataError, PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
 
@@ -50,6 +51,8 @@ class BatchTransform:
         """The steps of which it says how long they took: the converter, and each transform."""
         self.seconds = ReadSeconds()
         self._dedup = dedup
+        self._converted = 0
+        """The batches that were converted so far."""
         self.takes = frozenset() if dedup is None else _taken(dedup)
         """The features that the converter takes."""
         self.asks = () if dedup is None else _asked(dedup)
@@ -128,13 +131,22 @@ class BatchTransform:
             keys = features.keys()
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
-        made = dedup.convert(taken)
+        whose = f"dedup: `convert` of {type(dedup).__name__}"
+        with naming(whose, "when it was given columns"):
+            made = dedup.convert(taken)
         if made is None:
             raise PluginError(
-                f"dedup: `convert` of {type(dedup).__name__} returned None, though it takes "
+                f"{whose} returned None, though it takes "
                 f"{listed(self.takes, kind='feature')}. Return what the batch is to have in their "
                 "place, or have no `groups`."
             )
+        self._converted += 1
+        # The 1st, 2nd, 4th, ... batch: what is wrong with one is so with most.
+        if isinstance(made, InverseKeyedJaggedTensor) and not self._converted & self._converted - 1:
+            try:
+                made.validate()
+            except DataError as error:
+                raise PluginError(f"{whose} returned what breaks its rules: {error}") from error
         return features, made
 
 
@@ -161,7 +173,8 @@ class DenseStep:
         self, dense: Tensor, features: KeyedJaggedTensor
     ) -> tuple[Tensor, KeyedJaggedTensor]:
         transform: Any = self._transform
-        result = transform(dense[:, self._taken], self._part)
+        with naming(self._who, "when it was given dense columns"):
+            result = transform(dense[:, self._taken], self._part)
         columns, made = self._parts(result, len(dense))
         whole = dense if columns is None else torch.cat((dense, columns), dim=1)
         return whole[:, self._order], features if made is None else _joined(features, made)

@@ -47,6 +47,8 @@ class PooledCheck:
         """`PluginError` where what was made is not what it must be."""
         shape = (lengths.shape[0], *values.shape[1:])
         if isinstance(made, Tensor) and made.shape == shape and _fits(made.dtype, values.dtype):
+            if values.requires_grad and not made.requires_grad and torch.is_grad_enabled():
+                self._refuse_detached(pooling)
             return
         found = f"a {type(made).__name__}"
         if isinstance(made, Tensor):
@@ -57,6 +59,14 @@ class PooledCheck:
             f"{features or 'its feature'}, whose values {list(values.shape)} of {values.dtype} in "
             f"{shape[0]} rows must become {list(shape)} of {values.dtype}. Return one vector for "
             "each row of `lengths`, of zeros where that is 0."
+        )
+
+    def _refuse_detached(self, pooling: nn.Module) -> None:
+        features = ", ".join(getattr(pooling, "of_features", ()))
+        raise PluginError(
+            f"{self.who}: {type(pooling).__name__.removeprefix('Dedup')} lets no gradient through "
+            f"to {features or 'its feature'}, whose table would never be trained. Make the vectors "
+            "of `values`, not of `values.detach()` or under torch.no_grad()."
         )
 
 

@@ -23,6 +23,7 @@ import pluggy
 from recd_plugins.additions import Addition
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
+from recd_plugins.hooks.blame import remember
 from recd_plugins.hooks.installed import changed, installed_points
 from recd_plugins.hooks.markers import PROJECT
 from recd_plugins.slots import SLOTS, Record
@@ -158,6 +159,7 @@ class Catalog:
 
     def _register(self, name: str, base: Path) -> None:
         module, provider = _import(name, base)
+        remember(name, module, provider)
         if name in self.providers:
             raise RegistryError(f"plugin {name!r} is named twice under `plugins`.")
         self.providers[name] = provider

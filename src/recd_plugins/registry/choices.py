@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from recd_plugins.config import Config, parse, path_of
-from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
+from recd_plugins.errors import PluginError, RegistryError, listed, naming, nearest, shown
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.notices import Empty
 from recd_plugins.planning.remembered import remembered
@@ -69,18 +69,9 @@ class Choice:
         """The record and its place in registry.yaml, for error messages."""
         return f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider}"
 
-    @contextmanager
-    def named(self, when: str) -> Iterator[None]:
+    def named(self, when: str) -> AbstractContextManager[None]:
         """Inside, an error that is not the project's becomes one that names the plugin."""
-        try:
-            yield
-        except RecdError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"{self.who} raised {type(error).__name__} {when}: {error}. Run with --debug for "
-                "its traceback."
-            ) from error
+        return naming(self.who, when)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +209,12 @@ def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
     named = Catalog, *plugins, source.base
     catalog = remembered(named, lambda: Catalog(plugins, source.base, strict=False))
     for name, error in catalog.broken.items():
-        where = f"plugins[{plugins.index(name)}]" if name in plugins else "plugins"
-        kind = RegistryError if isinstance(error, RegistryError) else PluginError
-        raise kind(f"{source.locate(where)}: {error}") from error
+        # Of a name that stands there twice the second is one too many.
+        places = [index for index, one in enumerate(plugins) if one == name]
+        where = f"plugins[{places[:2][-1]}]" if places else "plugins"
+        if isinstance(error, RegistryError):
+            raise RegistryError(str(error), where) from error
+        raise PluginError(f"{source.locate(where)}: {error}") from error
     return catalog
 
 
@@ -254,7 +248,9 @@ def _choice(
     use = options.pop("use", DEFAULT_USES.get(slot))
     if not isinstance(use, str):
         known = [claim.record.name for claim in catalog.of(slot)]
-        raise RegistryError(f"`use` must name a record; {nearest(str(use or ''), known)}", where)
+        among = "" if chosen or not options else f", and is not among {listed(options, 8)}"
+        hint = nearest(str(use or ""), known)
+        raise RegistryError(f"`use` must name a record{among}; {hint}", where)
     if slot == "preprocess":
         features = _features(options.pop("features", "*"), f"{where}.features")
     try:

@@ -7,10 +7,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
+from recd_plugins.errors import PluginError
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS, Context, Planner, PoolingFactory
 from recd_plugins.slots.built import check_made
@@ -102,6 +104,24 @@ class Contexts:
         return _watched(built, choice) if choice.record.slot == "pooling" else built
 
 
+def _check_forward(pooling: nn.Module, whose: str) -> None:
+    """`PluginError` unless a model can call it as it calls poolings; a model of one's own may do
+    without the query."""
+    try:
+        takes = signature(pooling.forward)
+        try:
+            takes.bind("values", "lengths", "query")
+        except TypeError:
+            takes.bind("values", "lengths")
+    except TypeError as error:
+        raise PluginError(
+            f"{whose} a {type(pooling).__name__} whose forward cannot be called with values, "
+            f"lengths and a query ({error}). Write `forward(self, values, lengths, query=None)`."
+        ) from error
+    except ValueError:  # of one that Python did not compile
+        return
+
+
 def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
     """The factory of a choice's poolings, each of which names it where it makes what none may."""
 
@@ -115,6 +135,7 @@ def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
             pooling = factory(dim)
         whose = f"{choice.who}: its factory made"
         check_made(pooling, nn.Module, whose, "Return `lambda dim: MyPooling(dim)`.")
+        _check_forward(pooling, whose)
         PooledCheck.watch(pooling, choice.who)
         return pooling
 

@@ -345,6 +345,12 @@ class FeatureSteps:
                 f"{who} are {shown(shares)}, where they must be one for each of its {len(of)} "
                 "groups. Give as many, or have no such attribute."
             )
+        if shares is not None and not all(0 < share <= 1 for share in shares):
+            who = f"{self._registry.one('dedup').who}: its `unique_shares`"
+            raise PluginError(
+                f"{who} are {shown(shares)}, where each must be a share > 0 and <= 1 of a batch's "
+                "samples: the unique ones of a group."
+            )
         return shares
 
     def explain(self) -> str:

@@ -152,6 +152,19 @@ class Usage:
                 )
             )
 
+    def not_stepped(self, optimizer: Choice, left: int, of: int) -> None:
+        """An optimizer was made of some of the parameters that it was handed."""
+        if left:
+            self._give(
+                Otherwise(
+                    what=f"{optimizer.where}: {optimizer.record.name}",
+                    why=f"it leaves out {left} of the {of} dense parameters that it was given, "
+                    "which stay as they are",
+                    cure="Have its factory put all of them into groups, or freeze them in the "
+                    "model by `requires_grad_(False)`.",
+                )
+            )
+
     def planned_a_copy(self) -> None:
         """Nobody sees the model in training."""
         self._give(

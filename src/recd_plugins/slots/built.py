@@ -3,13 +3,17 @@ the record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from inspect import getattr_static
-from typing import Any
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, getattr_static, signature
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import PluginError, listed, shown
 
-__all__ = ["LOADER", "check_built", "check_made", "check_parts"]
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+__all__ = ["LOADER", "check_built", "check_made", "check_parts", "check_steps"]
 
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "log": ("LogStore", ("shards",)),
@@ -72,6 +76,29 @@ def check_made(made: Any, kind: type[Any], whose: str, fix: str) -> None:
     `fix` ends it."""
     if not isinstance(made, kind):
         raise PluginError(f"{whose} {_kind(made)}, whose type must be {kind.__name__}. {fix}")
+
+
+def check_steps(optimizer: Optimizer, params: Sequence[nn.Parameter], whose: str) -> None:
+    """`PluginError` where an optimizer cannot step these parameters once a step; `whose` opens the
+    message."""
+    given = {id(one) for one in params}
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    if foreign := sum(id(one) not in given for one in held):
+        raise PluginError(
+            f"{whose} steps {foreign} parameters which it was not given: a checkpoint knows no "
+            "name for them. Make it of the parameters that the factory is called with."
+        )
+    if type(optimizer).__name__ == "SparseAdam":
+        raise PluginError(
+            f"{whose} takes sparse gradients alone, and those of dense parameters are dense. "
+            "Choose Adam instead."
+        )
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise PluginError(
+            f"{whose} evaluates the loss several times a step: {type(optimizer).__name__}.step "
+            "needs a closure. Choose one that takes the gradients as they are."
+        )
 
 
 def _check_factory(slot: str, built: Any, who: str) -> None:

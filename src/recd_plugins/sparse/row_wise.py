@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import PluginError, naming
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -104,7 +104,8 @@ class RowWise:
         """The feature that it makes of those chosen, which come right before it."""
         assert self.adds is not None  # whoever asks has looked
         transform: Any = self.transform
-        made = transform.made(features)
+        with naming(f"preprocess: {self.name}", "when asked for what it adds"):
+            made = transform.made(features)
         if not (isinstance(made, tuple) and len(made) == 3):
             raise PluginError(
                 f"preprocess: {self.name}: `made` gave a {type(made).__name__}, but must give the "
@@ -117,7 +118,8 @@ class RowWise:
     def on_rows(self, rows: KeyedRows) -> KeyedRows:
         """The same keys, with what it makes of their rows."""
         assert self.of_rows is not None  # whoever asks has looked
-        made = self.of_rows(rows.ids, rows.lengths, rows.weights)
+        with naming(f"preprocess: {self.name}", "when it was given rows"):
+            made = self.of_rows(rows.ids, rows.lengths, rows.weights)
         if not (isinstance(made, tuple) and len(made) == 3):
             raise PluginError(
                 f"preprocess: {self.name}: `of_rows` gave a {type(made).__name__}, but must give "
@@ -205,7 +207,8 @@ class RowWise:
         return dataclasses.replace(features, kjt=kjt)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        result = self.transform(features)
+        with naming(f"preprocess: {self.name}", "when it was given features"):
+            result = self.transform(features)
         if not isinstance(result, KeyedJaggedTensor):
             raise PluginError(
                 f"preprocess: {self.name} made a {type(result).__name__} of a KeyedJaggedTensor, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,21 @@ from pathlib import Path
 
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["whole_file", "write_whole"]
+__all__ = ["of_path", "whole_file", "write_whole"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def of_path(path: Path) -> Iterator[None]:
+    """Inside, a disk that is full is this path's: it says so as bytes are written, when nobody
+    names the file any more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -23,13 +38,14 @@ def whole_file(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.stem}.part{path.suffix}")  # a picture's suffix says what it is
     try:
-        yield part
-        # A disk may tell as late as this that it is full.
-        written = os.open(part, os.O_RDONLY)
-        try:
-            os.fsync(written)
-        finally:
-            os.close(written)
+        with of_path(path):
+            yield part
+            # A disk may tell as late as this that it is full.
+            written = os.open(part, os.O_RDONLY)
+            try:
+                os.fsync(written)
+            finally:
+                os.close(written)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)

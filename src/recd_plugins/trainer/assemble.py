@@ -14,7 +14,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recd_plugins.compat.torchrec import leave_weights
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, PluginError, RegistryError, listed
+from recd_plugins.planning.sharders import left_whole
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.dense_optimizer import dense_optimizer
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
@@ -47,6 +48,11 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     model = stack.adapt(model)
     initialisers = table_initialisers(model)
     plan = stack.plan(model, sharders=stack.default_sharders())
+    if not plan.plan and (whole := left_whole(model, stack.default_sharders(), plan)):
+        raise PluginError(
+            f"{stack.planned_by}: its `plan` places no table at all, and the model has some in "
+            f"{listed(whole, kind='module')}. Return a place for every table."
+        )
     sharded = DistributedModelParallel(
         model,
         device=device,

@@ -17,9 +17,9 @@ from recd_plugins.errors import RecdError
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
-from recd_plugins.slots.built import check_made
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
+from recd_plugins.trainer.batch_check import BatchCheck
 from recd_plugins.trainer.checkpoints.checkpoint import (
     Checkpoints,
     DiskFullError,
@@ -125,6 +125,8 @@ class Loop:
             step=start,
             labels=stack.schema.targets,
         )
+        whose = f"{stack.registry.one('reader').who}: its loader yielded"
+        self._check = BatchCheck(stack.schema, whose)
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
         self._window = LabelMetrics(job.device, stack.schema.targets)
@@ -313,8 +315,7 @@ class Loop:
             self._report.say(f"period {one} from step {self._training.step} on: {listed}")
 
     def _read(self, batch: Batch) -> Batch:
-        whose = f"{self._stack.registry.one('reader').who}: its loader yielded"
-        check_made(batch, Batch, whose, "Yield those of recd_plugins.api.batch.")
+        self._check(batch)
         batch = self._callbacks.on_batch(self._training, batch, "train")
         self._ahead.append(batch)
         return batch
@@ -360,12 +361,19 @@ class Loop:
         culprit = self._inputs.culprit(
             [name for name in schema.dense for _ in range(schema.width(name) or 1)]
         )
-        reason = (
-            f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
-            "take out the preprocess step that makes it"
-            if culprit
-            else "training diverged. Lower train.optimizer.tables_lr or dense_lr"
-        )
+        reason = "training diverged. Lower train.optimizer.tables_lr or dense_lr"
+        if culprit:
+            reason = (
+                f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
+                "take out the preprocess step that makes it"
+            )
+        elif step == 1:  # of weights that no rate has touched
+            made = self._stack.registry
+            who = [one.who for slot in ("model", "pooling") for one in made.chosen(slot)]
+            reason = (
+                "the model makes it of weights as they begin, before any rate has a part in it. "
+                f"See what its modules divide by and take logarithms of: {'; '.join(who)}"
+            )
         kept = self._losses.keep(self._settings.run / "diverged", step or self._training.step)
         dist.barrier()
         whole = self._checkpoints.there()
@@ -404,6 +412,7 @@ class Loop:
         with torch.no_grad(), closing(loader):
             for _, batch in zip(range(limit), loader, strict=False):
                 self._watchdog.mark(f"a batch of the evaluation after step {training.step}")
+                self._check(batch)
                 training.batch = self._callbacks.on_batch(training, batch, "test")
                 _, outputs = model(training.batch.to(device))
                 training.outputs = tuple(outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from recd_plugins.errors import PluginError, shown
@@ -16,7 +17,7 @@ def watch_outputs(model: nn.Module, who: str) -> None:
     """Have what the model's forward returns checked, in training and in evaluation, before TorchRec
     and the metrics take it apart."""
 
-    def check(_: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
+    def check(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         match outputs:
             case (Tensor(), (Tensor(), Tensor(), Tensor(), Tensor())):
                 loss, (_, logits, labels, weights) = cast("Any", outputs)
@@ -26,6 +27,11 @@ def watch_outputs(model: nn.Module, who: str) -> None:
             raise PluginError(
                 f"{who}: forward returned a loss of shape {list(loss.shape)}, where it must be "
                 "one number. Reduce it over the batch, by its weights."
+            )
+        if module.training and torch.is_grad_enabled() and not loss.requires_grad:
+            raise PluginError(
+                f"{who}: forward returned a loss without a gradient, so that nothing would be "
+                f"trained. {FIX} Detach what stands behind the loss, and not the loss."
             )
         if logits.numel() != labels.numel() or len(logits) != len(weights):
             raise PluginError(

@@ -18,6 +18,7 @@ from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.stack import Stack
+from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
 from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
@@ -75,7 +76,7 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
     run = stack.registry.train.run
     # Until a new run takes the name of one before, no stacks come into its folder.
     watchdog = Watchdog(stack.registry.train.hang_after, run.with_name(f"{run.name}.stacks"))
-    with watchdog, RunLock(run) as lock:
+    with watchdog, of_path(run), RunLock(run) as lock:
         launchers = Launchers.found()
         agreed(lock.take)
         restarted = launchers.restarted(run)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.errors import PluginError
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import PluginError, shown
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
@@ -20,7 +21,6 @@ from recd_plugins.slots import Callback
 if TYPE_CHECKING:
     from torchrec.optim.keyed import KeyedOptimizer
 
-    from recd_plugins.data.batch import Batch
     from recd_plugins.data.dataset import Split
     from recd_plugins.data.schema import Label
 
@@ -95,16 +95,18 @@ class Callbacks:
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
             with _named(choice, event):
                 getattr(callback, event)(*args)
+            if choice is not None and event in LEFT:
+                _check_left(args[-1], f"{choice.who}: {event}", numbers=event != "at_end")
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         """The batch that they make of one, each after the other."""
         for callback, choice in self._callbacks:
             with _named(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)
-            if batch is None:
+            if not isinstance(batch, Batch):
                 raise PluginError(
                     f"{choice.where if choice else callback}: on_batch of "
-                    f"{type(callback).__name__} returned None. Return the batch to train."
+                    f"{type(callback).__name__} returned {shown(batch)}. Return the batch to train."
                 )
         return batch
 
@@ -143,6 +145,35 @@ class Callbacks:
                 name = choice.record.name
                 seen[name] = count = seen.get(name, 0) + 1
                 yield name if count == 1 else f"{name}#{count}", callback, choice
+
+
+LEFT = ("on_metrics", "on_evaluation", "at_end")
+"""The events whose last argument callbacks may add to."""
+KEPT = ("loss", "ne", "auc", "samples")
+"""The metrics that a run prints."""
+
+
+def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
+    """`PluginError` unless what a callback left of metrics, or of a summary, can be written."""
+    if numbers:
+        gone = [name for name in KEPT if name not in left]
+        if gone:
+            raise PluginError(
+                f"{whose} took away {gone[0]!r}, which a run prints. Add, and leave it."
+            )
+        for name, value in left.items():
+            if not isinstance(value, int | float | None):
+                raise PluginError(
+                    f"{whose} left {shown(value)} as the metric {name!r}. Leave a number of "
+                    "Python's, as `float(...)` makes of a tensor."
+                )
+    try:
+        json.dumps(left)
+    except (TypeError, ValueError) as error:
+        raise PluginError(
+            f"{whose} left what cannot be written as JSON ({error}). Keep numbers, texts, lists "
+            "and mappings in it."
+        ) from error
 
 
 def _named(choice: Choice | None, event: str) -> AbstractContextManager[None]:

@@ -3,14 +3,15 @@ ahead."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from recd_plugins.data.period_loader import PeriodLoader
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, PluginError, shown
 from recd_plugins.slots import Loader
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ class Positions:
         """Epochs without a batch, one after the other: data that grow may end."""
         self._batches = self._endless()
         self._ahead: deque[dict[str, Any]] = deque()
-        self.state: dict[str, Any] = loader.state_dict()
+        self._first = True
+        """Whether no batch was read yet."""
+        self.state: dict[str, Any] = self._state(checked=True)
         """The loader's state after the last trained batch."""
         self.waited = 0.0
         """Seconds in which the loader was waited for."""
@@ -61,6 +64,12 @@ class Positions:
             for batch in self._loader:
                 self._empty = 0
                 yield batch
+        if not isinstance(self._loader, PeriodLoader):
+            raise DataError(
+                f"the loader of the train split ({type(self._loader).__name__}) says that an epoch "
+                f"has {len(self._loader)} batches, and yielded none in two: there is nothing to "
+                "train on. See what its `__iter__` leaves out."
+            )
 
     def __iter__(self) -> Positions:
         return self
@@ -72,8 +81,24 @@ class Positions:
         batch = next(self._batches)
         self.waited += time.perf_counter() - began
         self._left -= 1
-        self._ahead.append(self._loader.state_dict())
+        self._ahead.append(self._state(checked=self._first))
+        self._first = False
         return batch
+
+    def _state(self, *, checked: bool) -> dict[str, Any]:
+        state: Any = self._loader.state_dict()
+        if checked:
+            try:
+                fits = isinstance(state, dict) and json.dumps(state) is not None
+            except (TypeError, ValueError):
+                fits = False
+            if not fits:
+                raise PluginError(
+                    f"reader: `state_dict` of {type(self._loader).__name__} returned "
+                    f"{shown(state)}, which a checkpoint cannot keep as JSON. Return a mapping "
+                    "of numbers, texts, lists and mappings."
+                )
+        return cast("dict[str, Any]", state)
 
     def trained(self) -> None:
         """The oldest batch in flight has been trained."""

@@ -1,0 +1,135 @@
+"""The arguments of a trainer's own calls, held to what they must be: an error names the argument,
+where torch or TorchRec would fail deep below it, or take it for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.data.dataset import SPLITS
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder
+
+__all__ = ["check_model", "check_overrides", "check_planned", "check_sharders", "check_share"]
+
+
+def check_overrides(registry: Any, overrides: Any) -> None:
+    """`RegistryError` unless they are a registry and a list of overrides."""
+    if not isinstance(registry, str | Path | Mapping):
+        raise RegistryError(
+            f"load: a registry is a path or a mapping, but this is {_called(registry)}. Write "
+            'rp.load("registry.yaml") or rp.load({...}).'
+        )
+    if isinstance(overrides, str) or not isinstance(overrides, Sequence):
+        raise RegistryError(
+            f"load: overrides are a list of texts, but these are {_called(overrides)}. Write "
+            'rp.load(registry, ["train.batch_size=512"]).'
+        )
+    for one in overrides:
+        if not isinstance(one, str):
+            raise RegistryError(
+                f"load: an override is a text, as 'train.batch_size=512', but this is "
+                f"{_called(one)}."
+            )
+
+
+def check_share(rank: Any, world_size: Any, split: Any) -> None:
+    """`RegistryError` unless there is such a rank, and such a split."""
+    for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise RegistryError(
+                f"stack.loader: {name} must be an integer >= {least}, but is {_called(value)}."
+            )
+    if rank >= world_size:
+        raise RegistryError(
+            f"stack.loader: rank {rank} is none of {world_size} ranks, which are counted from 0."
+        )
+    if split not in SPLITS:
+        raise RegistryError(f"stack.loader: there is no split {shown(split)}; {_splits(split)}")
+
+
+def check_model(model: Any, whose: str) -> None:
+    """`RegistryError` unless it is a module; `CapabilityError` where it is sharded already."""
+    from torch import nn
+    from torchrec.distributed import DistributedModelParallel
+
+    if not isinstance(model, nn.Module):
+        raise RegistryError(
+            f"{whose}: the model is {_called(model)}, where it must be a torch.nn.Module."
+        )
+    if any(isinstance(one, DistributedModelParallel) for one in model.modules()):
+        raise CapabilityError(
+            f"{whose}: the model is sharded already, and {type(model).__name__} has no tables left "
+            "that could be. Hand over the model itself, before DistributedModelParallel."
+        )
+
+
+def check_sharders(sharders: Any, whose: str) -> Sequence[ModuleSharder[nn.Module]]:
+    """The sharders as a list; `RegistryError` where they are none."""
+    from torchrec.distributed.types import ModuleSharder
+
+    if isinstance(sharders, str) or not isinstance(sharders, Iterable):
+        raise RegistryError(
+            f"{whose}: `sharders` are {_called(sharders)}, where they must be a list of them."
+        )
+    listed = list(sharders)
+    for one in listed:
+        if not isinstance(one, ModuleSharder):
+            cure = f" Make one of it: `{one.__name__}()`." if isinstance(one, type) else ""
+            raise RegistryError(
+                f"{whose}: {_called(one)} among `sharders` is no ModuleSharder.{cure}"
+            )
+    return listed
+
+
+def check_planned(
+    topology: Any, process_group: Any, batches: Any, features: Any, profile: Any, constraints: Any
+) -> None:
+    """`RegistryError` where an argument of `stack.plan` is of another type than it must be."""
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    from recd_plugins.planning.access.access_profile import Profile
+    from recd_plugins.planning.topology import Topology
+
+    for name, value, kinds, right in (
+        ("topology", topology, (Topology,), "a Topology: registry.yaml may name one (`topology:`)"),
+        ("process_group", process_group, (ProcessGroup,), "a torch.distributed.ProcessGroup"),
+        ("profile", profile, (Profile, Path, str), "a Profile, or the path of one"),
+        ("constraints", constraints, (Mapping,), "a mapping from table to ParameterConstraints"),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            raise RegistryError(
+                f"stack.plan: `{name}` is {_called(value)}, where it must be {right}."
+            )
+    if batches is not None and not hasattr(batches, "__iter__") | hasattr(batches, "__getitem__"):
+        raise RegistryError(
+            f"stack.plan: `batches` is {_called(batches)}, where it must be an iterable, as a "
+            "DataLoader or a list."
+        )
+    if features is not None and not callable(features):
+        raise RegistryError(
+            f"stack.plan: `features` is {_called(features)}, where it must be a function from a "
+            "batch to its KeyedJaggedTensor: `features=lambda batch: batch.sparse_features`."
+        )
+    for table, one in (constraints or {}).items():
+        if not isinstance(one, ParameterConstraints):
+            raise RegistryError(
+                f"stack.plan: the constraints of table {shown(table)} are {_called(one)}, where "
+                "they must be ParameterConstraints."
+            )
+
+
+def _splits(split: Any) -> str:
+    return nearest(str(split), SPLITS)
+
+
+def _called(value: Any) -> str:
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{shown(value)} ({kind})"

@@ -1,0 +1,94 @@
+"""Value tests: what a trainer hands over that cannot be is told by the argument's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+import recd_plugins as rp
+from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.registry.arguments import check_planned, check_sharders
+
+DATA: dict[str, Any] = {
+    "plugins": ["recd_dlrm"],
+    "dataset": {"use": "random", "samples": 64},
+    "model": {"use": "dlrm"},
+}
+DEDUP: dict[str, Any] = {"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": [["a"]]}}
+GIVEN = ("topology", "process_group", "batches", "features", "profile", "constraints")
+
+
+def planned(**given: Any) -> None:
+    check_planned(**{**dict.fromkeys(GIVEN), **given})
+
+
+def bags() -> nn.Module:
+    size: dict[str, Any] = {"embedding_dim": 4, "num_embeddings": 9}
+    table = EmbeddingBagConfig(name="a", feature_names=["a"], **size)
+    return EmbeddingBagCollection(tables=[table])
+
+
+def of(call: Any, *args: Any, **options: Any) -> Callable[[], object]:
+    return lambda: call(*args, **options)
+
+
+LOADED: Any = rp.load
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no registry": (of(LOADED, None), "a registry is a path or a mapping, but this is None."),
+    "a list": (of(LOADED, [1]), "but this is [1] (list)."),
+    "one override": (of(LOADED, DATA, "train.steps=3"), "overrides are a list of texts"),
+    "a mapping": (of(LOADED, DATA, {"a": 1}), "but these are {'a': 1} (dict)."),
+    "no text": (of(LOADED, DATA, [None]), "an override is a text, as 'train.batch_size=512', but"),
+    "rank": (lambda: rp.load(DATA).loader(2, 2), "rank 2 is none of 2 ranks, which are counted"),
+    "below 0": (lambda: rp.load(DATA).loader(-1, 2), "rank must be an integer >= 0, but is -1"),
+    "no rank": (of(LOADED(DATA).loader, None, 1), "rank must be an integer >= 0, but is None."),
+    "no ranks": (lambda: rp.load(DATA).loader(0, 0), "world_size must be an integer >= 1, but"),
+    "split": (of(LOADED(DATA).loader, 0, 1, "tset"), "no split 'tset'; did you mean 'test'?"),
+    "no model": (of(LOADED(DEDUP).adapt, None), "stack.adapt: the model is None, where it must"),
+    "poolings": (of(LOADED(DEDUP).adapt, bags(), "net"), "`poolings` are a list: write ['net']."),
+    "route": (of(LOADED(DEDUP).adapt, bags(), route="vb"), "no route 'vb'; did you mean 'vbe'?"),
+    "topology": (of(planned, topology="local"), "`topology` is 'local' (str), where it must be a"),
+    "group": (of(planned, process_group=3), "`process_group` is 3 (int), where it must be a"),
+    "batches": (of(planned, batches=3), "`batches` is 3 (int), where it must be an iterable"),
+    "features": (of(planned, features="kjt"), "`features` is 'kjt' (str), where it must be a"),
+    "profile": (of(planned, profile=3), "`profile` is 3 (int), where it must be a Profile, or"),
+    "constraints": (of(planned, constraints=[1]), "`constraints` is [1] (list), where it must be"),
+    "one of them": (of(planned, constraints={"a": 3}), "constraints of table 'a' are 3 (int)"),
+    "sharder": (
+        of(check_sharders, EmbeddingBagCollectionSharder(), "stack.plan"),
+        "stack.plan: `sharders` are <torchrec",
+    ),
+    "a class": (
+        of(check_sharders, [EmbeddingBagCollectionSharder], "stack.plan"),
+        "is no ModuleSharder. Make one of it: `EmbeddingBagCollectionSharder()`.",
+    ),
+    "no sharder": (of(check_sharders, [None], "stack.plan"), "None among `sharders` is no"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_argument_is_named(name: str) -> None:
+    call, says = WRONG[name]
+    with pytest.raises(RegistryError) as caught:
+        call()
+    assert says in str(caught.value)
+
+
+def test_what_may_be_passes() -> None:
+    class Old:
+        """A sequence by the protocol of before iterators."""
+
+        def __getitem__(self, index: int) -> int:
+            return [1, 2][index]
+
+    planned()
+    planned(batches=[], features=len, profile="profile.arrow", constraints={})
+    planned(batches=Old())
+    assert check_sharders((one for one in [EmbeddingBagCollectionSharder()]), "stack.plan")
+    with pytest.raises((RegistryError, CapabilityError), match="process group"):
+        rp.load(DEDUP).plan(bags())

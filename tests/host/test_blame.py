@@ -1,0 +1,135 @@
+"""Value tests: an error that nobody expected names the stranger's plugin that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import typer
+
+from recd_plugins.cli.options import reported
+from recd_plugins.cli.train import _summary
+from recd_plugins.errors import PluginError, RecdError, naming
+from recd_plugins.hooks.blame import blamed
+from recd_plugins.hooks.manager import Catalog
+from recd_plugins.storage.whole_file import of_path
+
+FAULTY = """
+import torch
+from recd_plugins.api import Config, PoolingRecord, hookimpl
+
+
+class Faulty(torch.nn.Module):
+    def forward(self, what):
+        return {"own": self.own, "torch": self.called, "host": self.deep, "disk": self.full}[what]()
+
+    def own(self):
+        raise KeyError("history")
+
+    def called(self):
+        return torch.nn.functional.linear(torch.ones(2, 3), torch.ones(2, 2))
+
+    def deep(self):
+        from recd_plugins.errors import nearest
+
+        return nearest(None, ["a"])
+
+    def full(self):
+        raise OSError(28, "No space left on device", "x")
+
+
+@hookimpl
+def recd_pooling():
+    build = lambda config, context: lambda dim: Faulty()
+    return [PoolingRecord(name="faulty", summary="It is wrong.", config=Config, build=build)]
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], object]:
+    """The module of a plugin of a stranger's, which fails in the way that it is told."""
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "faulty_plugin.py").write_text(FAULTY)
+    catalog = Catalog(["recd_dlrm", "./faulty_plugin.py"], folder)
+    made: Callable[[str], object] = catalog.find("pooling", "faulty").record.build(None, None)(4)
+    return made
+
+
+def raised(call: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as caught:  # whatever it raises
+        call()
+    assert isinstance(caught.value, Exception)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("own", "raised KeyError in Faulty.own (faulty_plugin.py:"),
+        ("torch", "raised RuntimeError in Faulty.called (faulty_plugin.py:"),
+    ],
+)
+def test_the_innermost_frame_of_a_plugin_is_named(
+    how: str, says: str, faulty: Callable[[str], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = blamed(raised(lambda: faulty(how)))
+    assert said is not None
+    assert said.startswith("plugin './faulty_plugin.py' (./faulty_plugin.py) ")
+    assert says in said
+    assert said.endswith("Run with --debug for its traceback.")
+    with pytest.raises(typer.Exit) as ended, reported(debug=False):
+        faulty(how)
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_defect_of_ours_keeps_its_traceback(faulty: Callable[[str], object]) -> None:
+    error = raised(lambda: faulty("host"))
+    assert blamed(error) is None
+    with pytest.raises(type(error)), reported(debug=False):
+        faulty("host")
+    assert (
+        blamed(raised(lambda: [][1])) is None
+    )  # nor is a plugin blamed for what it has no part in
+
+
+def test_what_the_system_refuses_is_no_plugins_fault(
+    faulty: Callable[[str], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit), reported(debug=False), naming("dataset: mine", "when asked"):
+        faulty("disk")
+    assert capsys.readouterr().err.startswith("error: x: No space left on device. Name another")
+
+
+def test_what_torch_says_of_its_own_frames_is_left_out() -> None:
+    def fail() -> None:
+        with naming("pooling: mine", "when asked"):
+            raise TypeError("too large.\nException raised from unpack at a.h:79:\nframe #0: c10")
+
+    error = raised(fail)
+    assert isinstance(error, PluginError)
+    assert str(error) == (
+        "pooling: mine raised TypeError when asked: too large. Run with --debug for its traceback."
+    )
+
+
+def test_a_full_disk_is_named_once_and_by_the_path_that_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+    for asked, path in ((of_path(tmp_path), f"{tmp_path}: "), (nullcontext(), "")):
+        with pytest.raises(typer.Exit), reported(debug=False), asked:
+            raise OSError(*full.args)
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {path}No space left on device. Name another path, or see")
+
+
+def test_a_run_that_ended_without_a_summary_did_not_end(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecdError, match="all ranks ended with exit code 0, and none left a summary"
+    ):
+        _summary(tmp_path)
+    (tmp_path / "summary.json").write_text('{"step": 3}')
+    assert _summary(tmp_path) == {"step": 3}
