@@ -701,11 +701,19 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
 def read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
     """Objects in lines: the keys of a schema alone, or all, of types that their values show."""
     others = "infer" if schema is None else "ignore"
-    return pa.json.read_json(
+    found = pa.json.read_json(
         pa.BufferReader(content),
         pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
         pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
     )
+    if schema is None:
+        try:
+            found.validate()
+        except pa.ArrowInvalid:
+            # Where the first list of a key begins with nulls, Arrow 26 forgets these as it finds
+            # out the type. It does not where it is told the type.
+            return read_json(content, found.schema)
+    return found
 
 
 def _moments(texts: pa.ChunkedArray, kind: pa.TimestampType) -> pa.ChunkedArray:
