@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -193,8 +194,11 @@ def _counted(
 def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dict[str, Known]:
     """The knowledge that the statistics of a stripe give of some columns."""
     described, found = footer.row_group(group), {}
-    for index in range(described.num_columns):
-        chunk = described.column(index)
+    chunks = [described.column(index) for index in range(described.num_columns)]
+    names = Counter(chunk.path_in_schema for chunk in chunks)
+    for chunk in chunks:
+        if names[chunk.path_in_schema] > 1:
+            continue  # `a.b` may be a column, or b of a struct a
         stats = chunk.statistics if chunk.path_in_schema in columns else None
         if stats is None:
             continue

@@ -316,6 +316,7 @@ class SideTable:
 
 KEY = "\0key"
 """No column of a file is called so."""
+TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 PAIRS = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())]))
@@ -366,7 +367,7 @@ def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
         kind = kind.value_type
     if pa.types.is_integer(kind):
         return pa.int64()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if any(is_text(kind) for is_text in TEXTS):
         return pa.large_string()
     raise DataError(
         f"{where}: column {key!r}, the key of dataset.join, is {kind}, but keys are whole numbers "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
@@ -151,13 +152,25 @@ def _filled(array: pa.Array, nulls: Nulls, spot: Spot, shown: str = "0") -> pa.A
         name = spot.column
         raise spot.error_at(absent, "holds a null or NaN", CURE % (name, name, shown))
     try:
-        value = pa.scalar(nulls.value).cast(array.type)
-    except pa.ArrowException as error:
+        array, value = _both_of_a_type(array, nulls.value)
+    except (pa.ArrowException, ArithmeticError, ValueError) as error:
         raise spot.error(
             f"is {array.type}, which its value for nulls, {nulls.value!r}, is not ({error})",
             "Mend it under `nulls` of the schema.",
         ) from error
     return pc.if_else(pa.array(absent), value, array)
+
+
+def _both_of_a_type(array: pa.Array, value: int | float | str) -> tuple[pa.Array, pa.Scalar]:
+    """The column and a value in it, whose integers may be wider than those of this file."""
+    if pa.types.is_decimal(array.type):
+        return array, pa.scalar(Decimal(str(value)), array.type)
+    try:
+        return array, pa.scalar(value).cast(array.type)
+    except pa.ArrowInvalid:
+        if not (pa.types.is_integer(array.type) and isinstance(value, int)):
+            raise
+        return array.cast(pa.int64()), pa.scalar(value, pa.int64())
 
 
 def _scaled(counts: npt.NDArray[np.int64], unit: str, spot: Spot) -> pa.Array:

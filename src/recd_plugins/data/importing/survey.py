@@ -593,6 +593,8 @@ def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values.cast(pa.float32())
     if not pa.types.is_decimal(kind):
         return values
+    if not pa.types.is_decimal128(kind) and not pa.types.is_decimal256(kind):
+        values = values.cast(pa.decimal128(kind.precision, kind.scale))
     ends = pc.min_max(values).as_py()
     if kind.scale == 0 or max(-(ends["min"] or 0), ends["max"] or 0) > MOST_EXACT:
         for whole in (pa.int64(), pa.uint64()):
