@@ -447,6 +447,9 @@ def _scored() -> Iterator[Odd]:
     for nulls in POLICIES:
         nothing = [None, None]
         yield case(f"nothing but nulls, scored, {nulls}", nothing, pa.null(), nulls=nulls)
+        lists = [[None], [], None]
+        yield case(f"lists of nulls, scored, {nulls}", lists, pa.list_(pa.null()), nulls=nulls)
+        yield case(f"empty lists, scored, {nulls}", [[], []], pa.list_(pa.null()), nulls=nulls)
     yield case("a map", [[(3, 0.5), (4, None)], None, []], pa.map_(pa.uint8(), pa.float32()))
     integers = pa.map_(pa.int64(), pa.int64())
     yield case("a map to integers beyond num_ids", [[(3, 5000), (4, -1)], []], integers)

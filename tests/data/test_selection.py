@@ -24,6 +24,7 @@ from recd_plugins.data.schema import Fill, Schema, SparseFeature
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 
 SCHEMA = Schema(dense=("d",), sparse=(SparseFeature(name="ids", num_ids=10_000),))
@@ -383,6 +384,32 @@ def test_a_scored_feature_may_be_absent_from_the_first_file(tmp_path: Path) -> N
     found = [row for one in table.stripes for row in table.read(one).to_pylist()]
     assert [row["cart"] for row in found] == [[], [], [3], []]
     assert [row["cart_weights"] for row in found] == [[], [], [0.5], []]
+
+
+def test_a_share_of_the_sessions_drops_rows_without_one(tmp_path: Path) -> None:
+    users = [f"u{one // 5}" if one % 7 else None for one in range(200)]
+    columns = {"label": [0.0] * 200, "ids": [[one] for one in range(200)], "user": users}
+    write(tmp_path / "t.parquet", [pa.table(columns)], None)
+    sparse = [{"name": "ids", "num_ids": 200}]
+    given = {"session_id": "user", "timestamp": None, "sparse": sparse, "nulls": {"user": "drop"}}
+    found = {}
+    for share in (0.5, 1.0):
+        config = ParquetConfig(
+            train=tmp_path / "t.parquet",
+            test=tmp_path / "t.parquet",
+            schema=parse(ForeignSchema, given, "schema"),
+            sessions_share=share,
+        )
+        dataset = build_parquet(config, Context(folder=tmp_path))
+        with pytest.warns(NoticeWarning, match="29 in 'user'"):
+            chunks = list(dataset.chunks("train"))
+        rows = pa.concat_tables(chunks).to_pylist()
+        found[share] = {row["ids"][0]: row["user"] for row in rows}
+    whole, some = found[1.0], found[0.5]
+    assert list(whole) == [one for one in range(200) if one % 7]
+    assert 20 < len(some) < 150
+    sessions = {*some.values()}
+    assert some == {one: session for one, session in whole.items() if session in sessions}
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[st
     inner = plain_type(kind)
     name = feature.name
     if feature.scored:
-        return None if pa.types.is_null(inner) else _pairs_problem(inner, feature)
+        nothing = pa.types.is_null(inner.value_type if is_list(inner) else inner)
+        return None if nothing else _pairs_problem(inner, feature)
     if pa.types.is_map(inner) or (is_list(inner) and pa.types.is_struct(inner.value_type)):
         return (
             f"is {kind}",
@@ -281,8 +282,9 @@ def _as_stored(array: pa.Array, scored: bool) -> Elements:
         counts, first, count = np.diff(offsets), offsets[0], offsets[-1] - offsets[0]
         ids, weights = there.keys.slice(first, count), there.items.slice(first, count)
     else:
-        counts = pc.list_value_length(there).to_numpy()
-        ids, weights = there.flatten().flatten()  # a null pair makes both null
+        counts, pairs = pc.list_value_length(there).to_numpy(), there.flatten()
+        both = (pairs, pairs) if pa.types.is_null(pairs.type) else pairs.flatten()
+        ids, weights = both  # a null pair makes both null
     lengths[slice(None) if null_rows is None else ~null_rows] = counts
     return Elements(_but_dictionaries(ids), lengths, null_rows, numbers_of(weights))
 
