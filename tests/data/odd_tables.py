@@ -552,6 +552,10 @@ def _sessions() -> Iterator[Odd]:
     yield case("fractions as a session", [1.0, 2.5], pa.float64())
     yield case("a null session", [1, None], pa.int64())
     yield case("a null session with a value", [1, None], pa.int64(), nulls={"value": -1})
+    for fill in (3, "a"):
+        name = f"nothing but nulls as a session, of value {fill}"
+        yield case(name, [None, None], pa.null(), nulls={"value": fill})
+    yield case("nothing but nulls as a session", [None], pa.null())
     two = [decimal.Decimal(2), None]
     yield case("a null decimal as a session", two, pa.decimal128(9, 2), nulls={"value": 3})
     yield case("a null as a session wider than others", [1, None], pa.int8(), nulls={"value": 300})
@@ -576,6 +580,8 @@ def _times() -> Iterator[Odd]:
     yield case("days in ms", [-86400000, 0, 86400000], pa.date64())
     yield case("a null time", [1, None], pa.timestamp("ms"))
     yield case("a null time with a value", [1, None], pa.int64(), nulls={"value": 0})
+    yield case("nothing but nulls as times", [None], pa.null(), nulls={"value": 5}, unit="s")
+    yield case("nothing but nulls as times, dropped", [None], pa.null(), nulls="drop")
     yield case("a null time, dropped", [1, None], pa.timestamp("us"), nulls="drop")
     yield case("NaN as a time", [1.0, NAN], pa.float64())
     yield case("infinity as a time", [1.0, INF], pa.float64(), refused=True)

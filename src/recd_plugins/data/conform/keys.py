@@ -71,8 +71,10 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
-    if are_texts(kind) and unit in TEXT_DATES:
-        return texts_to_ms(array, unit, spot)
+    if are_texts(kind):  # where numbers are meant, it was nulls alone: their value is a date
+        return texts_to_ms(array, unit if unit in TEXT_DATES else "yyyy-mm-dd", spot)
+    if unit in TEXT_DATES and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return texts_to_ms(array.cast(pa.string()), unit, spot)
     if unit in DATE_DIGITS and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return digits_to_ms(integers(array, spot), unit, spot)
     if pa.types.is_floating(kind):
@@ -163,6 +165,9 @@ def _filled(array: pa.Array, nulls: Nulls, spot: Spot, shown: str = "0") -> pa.A
 
 def _both_of_a_type(array: pa.Array, value: int | float | str) -> tuple[pa.Array, pa.Scalar]:
     """The column and a value in it, whose integers may be wider than those of this file."""
+    if pa.types.is_null(array.type):
+        only = pa.scalar(value)
+        return pa.nulls(len(array), only.type), only
     if pa.types.is_decimal(array.type):
         return array, pa.scalar(Decimal(str(value)), array.type)
     try:
