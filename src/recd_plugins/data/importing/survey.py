@@ -582,6 +582,10 @@ def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Values in a type that Arrow computes with: decimals are integers if they were written as such
     or are beyond 2^53, where floats skip some; bytes are texts if they are such, as Impala's."""
     kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        text = pa.types.is_string_view(kind)
+        values = values.cast(pa.large_string() if text else pa.large_binary())
+        kind = values.type
     if are_texts(kind) and not is_text(kind):
         try:
             texts = values.cast(pa.binary()).cast(pa.string())
