@@ -234,7 +234,7 @@ def test_a_line_of_totals_is_told(tmp_path: Path) -> None:
     assert not survey(foreign_files([text(tmp_path / "b.csv", f"clicked,item\n{codes}")])).doubts
 
 
-@pytest.mark.parametrize("values", [[7, 8], ["a", "b"], [0.5, 1.5]])
+@pytest.mark.parametrize("values", [[7, 8], ["a", "b"], [0.5, 1.5], [None, None]])
 def test_a_list_may_begin_with_a_null_in_the_first_line(tmp_path: Path, values: list[Any]) -> None:
     """Arrow 26 loses such nulls as it infers a type, and with them which value is whose."""
     rows = [{"label": n % 2, "ids": [None, None, *values]} for n in range(4)]
@@ -242,3 +242,8 @@ def test_a_list_may_begin_with_a_null_in_the_first_line(tmp_path: Path, values: 
     path = text(tmp_path / "a.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
     found = survey(foreign_files([path]))
     assert found.sample["ids"].to_pylist() == [row["ids"] for row in rows]
+    assert pa.types.is_null(found.sample["ids"].type.value_type) == (values[0] is None)
+    schema = pa.schema([("ids", found.sample["ids"].type)])
+    told = reading.read_json(pa.py_buffer(path.read_bytes()), schema)
+    told.validate(full=True)
+    assert told["ids"].to_pylist() == [row["ids"] for row in rows]
