@@ -706,8 +706,8 @@ def read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
     except pa.ArrowInvalid:
         # Where the first list of a key begins with nulls, Arrow 26 forgets these as it finds out
         # the type. It does not where it is told the type, unless that is of nulls alone.
-        told = [pa.field(one.name, _with_values(one.type)) for one in found.schema]
-        again = _as_arrow_reads(content, pa.schema(told))
+        typed = [pa.field(one.name, _with_values(one.type)) for one in found.schema]
+        again = _as_arrow_reads(content, pa.schema(typed))
         for at, one in enumerate(found.schema):
             if one.type == pa.list_(pa.null()):
                 again = again.set_column(at, one.name, _of_nulls(again[at].combine_chunks()))
