@@ -211,6 +211,15 @@ def test_a_column_is_not_taken_for_a_field_of_a_struct(tmp_path: Path) -> None:
         assert rows == [{"label": 0.0, "item.id": [1]}, {"label": 1.0, "item.id": [2]}]
 
 
+def test_a_field_of_a_struct_is_not_taken_for_a_partition(tmp_path: Path) -> None:
+    structs = pa.array([{"id": 500}, {"id": -3}], pa.struct([("id", pa.int64())]))
+    (tmp_path / "item.id=7").mkdir()
+    write(tmp_path / "item.id=7" / "a.parquet", {"label": [0, 1], "item": structs})
+    options = {**SCHEMA, "sparse": [{"name": "item.id", "num_ids": 100, "table": "items"}]}
+    rows = read(tmp_path, parse(ForeignSchema, options, "dataset.schema"))
+    assert rows == [{"label": 0.0, "item.id": [7]}, {"label": 1.0, "item.id": [7]}]
+
+
 def test_files_that_are_hidden_are_none_of_a_table(tmp_path: Path) -> None:
     """As those that a writer has not ended yet, or that a file system keeps."""
     write(tmp_path / "a.parquet")

@@ -558,6 +558,8 @@ def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]
         if described.max_repetition_level:
             name = name.rsplit(".", 2)[0]  # of name.list.element
         names[name] += 1
+        if not described.max_repetition_level and described.name != name:
+            continue  # of a struct
         # Statistics of dates and times are no integers.
         if described.physical_type not in INTEGERS or described.logical_type.type not in PLAIN:
             continue
