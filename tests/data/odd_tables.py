@@ -96,6 +96,12 @@ def holds_null(value: Any) -> bool:
 
 def ids(value: Any, case: Odd) -> Any:
     nulls = case.options.get("nulls", "empty")
+    if marks := {str(mark) for mark in case.options.get("missing", ())}:
+        lacks = lambda one: one is not None and str(one) in marks  # noqa: E731
+        if isinstance(value, list):
+            value = [None if lacks(one) else one for one in value]
+        elif lacks(value):
+            value = None
     if case.options.get("scored"):
         pairs = None if value is None else [_pair(one) for one in value]
         found = _stood_in(pairs, nulls, pair=True)
@@ -145,7 +151,9 @@ def whole(value: Any) -> int | bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    if isinstance(value, float | decimal.Decimal) and (value != int(value) or abs(value) > 2**53):
+    if isinstance(value, float | decimal.Decimal) and value != int(value):
+        raise Refused
+    if isinstance(value, float) and abs(value) > 2**53:
         raise Refused
     return int(value)
 
@@ -360,6 +368,25 @@ def _features() -> Iterator[Odd]:
     yield case("infinite floats", [INF, 1.0], pa.float64(), refused=True)
     yield case("decimals", [decimal.Decimal(7), decimal.Decimal(9), None], pa.decimal128(20, 0))
     yield case("decimals with a fraction", [decimal.Decimal("7.5")], pa.decimal128(20, 1))
+    for kind in (pa.decimal32(7, 0), pa.decimal64(15, 1), pa.decimal256(40, 0)):
+        three = [decimal.Decimal(7), None, decimal.Decimal(9)]
+        yield case(f"{kind}", three, kind)
+        yield case(f"lists of {kind}", [three, None, []], pa.list_(kind))
+        yield case(f"{kind}, one of which stands for a null", three, kind, missing=[7])
+    ends = [decimal.Decimal(2**64 - 1), decimal.Decimal(-(2**63)), None, decimal.Decimal(5)]
+    yield case(
+        "decimals of either sign beyond int63, hashed", ends, pa.decimal128(20, 0), ids="hash"
+    )
+    for marks, kind in ([-1], pa.int64()), ([-1, 300], pa.int32()), (["300"], pa.uint64()):
+        values = [5, 300, None, 7] if "300" in marks else [5, -1, None, marks[-1]]
+        name = f"{kind} out of range that stand for nulls"
+        yield case(name, values, kind, missing=marks)
+        yield case(f"{name}, in lists", [values, []], pa.list_(kind), missing=marks)
+        yield case(f"{name}, and others", [*values, 200], kind, missing=marks)
+    for kind in (pa.string_view(), pa.binary_view()):
+        words = [None, "a", "b"] if kind == pa.string_view() else [None, b"a", b"b"]
+        for of in (pa.list_(kind), pa.list_view(kind)):
+            yield case(f"a list of {of}, hashed", [words, None, []], of, ids="hash")
     texts = ["a", "", "12", "-7", "007", "ä" * 9, "x" * 40, None, "18446744073709551616"]
     for kind in TEXTS:
         yield case(f"{kind} as it is", texts, kind, refused=True)
@@ -417,6 +444,12 @@ def _scored() -> Iterator[Odd]:
             pa.large_list(pair),
             nulls=nulls,
         )
+    for nulls in POLICIES:
+        nothing = [None, None]
+        yield case(f"nothing but nulls, scored, {nulls}", nothing, pa.null(), nulls=nulls)
+        lists = [[None], [], None]
+        yield case(f"lists of nulls, scored, {nulls}", lists, pa.list_(pa.null()), nulls=nulls)
+        yield case(f"empty lists, scored, {nulls}", [[], []], pa.list_(pa.null()), nulls=nulls)
     yield case("a map", [[(3, 0.5), (4, None)], None, []], pa.map_(pa.uint8(), pa.float32()))
     integers = pa.map_(pa.int64(), pa.int64())
     yield case("a map to integers beyond num_ids", [[(3, 5000), (4, -1)], []], integers)
@@ -460,6 +493,12 @@ def _dense() -> Iterator[Odd]:
         vectors = [[1.0, 2.0], None, [NAN, 3.0]]
         yield case(f"vectors, {nulls}", vectors, pa.list_(pa.float32(), 2), width=2, nulls=nulls)
     yield case("nothing but nulls as dense", [None], pa.null(), nulls={"value": 3})
+    for nulls in ({"value": 3}, "drop", "error"):
+        name = f"nothing but nulls as vectors, {nulls}"
+        yield case(name, [None, None], pa.null(), width=2, nulls=nulls)
+        yield case(
+            f"lists of nulls, {name}", [[None], None], pa.list_(pa.null()), width=1, nulls=nulls
+        )
     yield case("vectors of float64", [[1.0, 2.0], [3.0, 4.5]], pa.list_(pa.float64()), width=2)
     yield case("vectors of integers", [[1, 2], [3, 4]], pa.large_list(pa.int16()), width=2)
     yield case("vectors of one", [[1.0], [2.0]], pa.list_(pa.float32()), width=1)
@@ -513,6 +552,14 @@ def _sessions() -> Iterator[Odd]:
     yield case("fractions as a session", [1.0, 2.5], pa.float64())
     yield case("a null session", [1, None], pa.int64())
     yield case("a null session with a value", [1, None], pa.int64(), nulls={"value": -1})
+    for fill in (3, "a"):
+        name = f"nothing but nulls as a session, of value {fill}"
+        yield case(name, [None, None], pa.null(), nulls={"value": fill})
+    yield case("nothing but nulls as a session", [None], pa.null())
+    two = [decimal.Decimal(2), None]
+    yield case("a null decimal as a session", two, pa.decimal128(9, 2), nulls={"value": 3})
+    yield case("a null as a session wider than others", [1, None], pa.int8(), nulls={"value": 300})
+    yield case("a null as a session below others", [1, None], pa.uint8(), nulls={"value": -1})
     yield case("a null text as a session", ["a", None], pa.string(), nulls={"value": "none"})
     yield case("a null session, dropped", ["a", None], pa.string(), nulls="drop")
     yield case("lists as a session", [[1]], pa.list_(pa.int64()), refused=True)
@@ -533,6 +580,8 @@ def _times() -> Iterator[Odd]:
     yield case("days in ms", [-86400000, 0, 86400000], pa.date64())
     yield case("a null time", [1, None], pa.timestamp("ms"))
     yield case("a null time with a value", [1, None], pa.int64(), nulls={"value": 0})
+    yield case("nothing but nulls as times", [None], pa.null(), nulls={"value": 5}, unit="s")
+    yield case("nothing but nulls as times, dropped", [None], pa.null(), nulls="drop")
     yield case("a null time, dropped", [1, None], pa.timestamp("us"), nulls="drop")
     yield case("NaN as a time", [1.0, NAN], pa.float64())
     yield case("infinity as a time", [1.0, INF], pa.float64(), refused=True)

@@ -201,6 +201,34 @@ def test_a_column_may_have_any_name(name: str, tmp_path: Path) -> None:
     assert rows == [{"label": 0.0, name: [1]}, {"label": 1.0, name: [2]}]
 
 
+def test_a_column_is_not_taken_for_a_field_of_a_struct(tmp_path: Path) -> None:
+    """In a footer `item.id` may be a column, and id of a struct item."""
+    structs = pa.array([{"id": 500}, {"id": -3}], pa.struct([("id", pa.int64())]))
+    options = {**SCHEMA, "sparse": [{"name": "item.id", "num_ids": 100, "table": "items"}]}
+    for columns in ({"item.id": [1, 2], "item": structs}, {"item": structs, "item.id": [1, 2]}):
+        write(tmp_path / "a.parquet", {"label": [0, 1], **columns})
+        rows = read(tmp_path, parse(ForeignSchema, options, "dataset.schema"))
+        assert rows == [{"label": 0.0, "item.id": [1]}, {"label": 1.0, "item.id": [2]}]
+
+
+def test_a_field_of_a_struct_is_not_taken_for_a_partition(tmp_path: Path) -> None:
+    structs = pa.array([{"id": 500}, {"id": -3}], pa.struct([("id", pa.int64())]))
+    (tmp_path / "item.id=7").mkdir()
+    write(tmp_path / "item.id=7" / "a.parquet", {"label": [0, 1], "item": structs})
+    options = {**SCHEMA, "sparse": [{"name": "item.id", "num_ids": 100, "table": "items"}]}
+    rows = read(tmp_path, parse(ForeignSchema, options, "dataset.schema"))
+    assert rows == [{"label": 0.0, "item.id": [7]}, {"label": 1.0, "item.id": [7]}]
+
+
+def test_files_that_are_hidden_are_none_of_a_table(tmp_path: Path) -> None:
+    """As those that a writer has not ended yet, or that a file system keeps."""
+    write(tmp_path / "a.parquet")
+    for name in (".a.parquet", "_metadata.parquet", "._b.parquet"):
+        (tmp_path / name).write_bytes(b"PAR1 half")
+    rows = read(tmp_path, parse(ForeignSchema, SCHEMA, "dataset.schema"))
+    assert rows == [{"label": 0.0, "item": [1]}, {"label": 1.0, "item": [2]}]
+
+
 def test_a_column_twice_does_not_matter_where_nobody_reads_it(tmp_path: Path) -> None:
     names = ["label", "item", "other", "other"]
     write(tmp_path / "a.parquet", [[0, 1], [1, 2], [3, 4], [5, 6]], names)

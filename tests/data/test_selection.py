@@ -24,6 +24,7 @@ from recd_plugins.data.schema import Fill, Schema, SparseFeature
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 
 SCHEMA = Schema(dense=("d",), sparse=(SparseFeature(name="ids", num_ids=10_000),))
@@ -370,6 +371,86 @@ def test_absent_columns_of_foreign_files_are_nulls(tmp_path: Path) -> None:
     found = table.read(table.stripes[0])
     assert found["user_ids"].to_pylist() == [[]] * 20
     assert found["huge"].to_pylist() == [7.0] * 20
+
+
+def test_a_scored_feature_may_be_absent_from_the_first_file(tmp_path: Path) -> None:
+    label = pa.array([0.0, 1.0])
+    write(tmp_path / "t/1.parquet", [pa.table({"label": label})], None)
+    pairs = pa.array([[(3, 0.5)], None], pa.map_(pa.int32(), pa.float32()))
+    write(tmp_path / "t/2.parquet", [pa.table({"label": label, "cart": pairs})], None)
+    feature = {"name": "cart", "num_ids": 10, "scored": True}
+    given = {"session_id": None, "timestamp": None, "sparse": [feature]}
+    table = Table.open(tmp_path / "t", parse(ForeignSchema, given, "schema"), absent=["cart"])
+    found = [row for one in table.stripes for row in table.read(one).to_pylist()]
+    assert [row["cart"] for row in found] == [[], [], [3], []]
+    assert [row["cart_weights"] for row in found] == [[], [], [0.5], []]
+
+
+def test_a_share_of_the_sessions_drops_rows_without_one(tmp_path: Path) -> None:
+    users = [f"u{one // 5}" if one % 7 else None for one in range(200)]
+    columns = {"label": [0.0] * 200, "ids": [[one] for one in range(200)], "user": users}
+    write(tmp_path / "t.parquet", [pa.table(columns)], None)
+    sparse = [{"name": "ids", "num_ids": 200}]
+    given = {"session_id": "user", "timestamp": None, "sparse": sparse, "nulls": {"user": "drop"}}
+    found = {}
+    for share in (0.5, 1.0):
+        config = ParquetConfig(
+            train=tmp_path / "t.parquet",
+            test=tmp_path / "t.parquet",
+            schema=parse(ForeignSchema, given, "schema"),
+            sessions_share=share,
+        )
+        dataset = build_parquet(config, Context(folder=tmp_path))
+        with pytest.warns(NoticeWarning, match="29 in 'user'"):
+            chunks = list(dataset.chunks("train"))
+        rows = pa.concat_tables(chunks).to_pylist()
+        found[share] = {row["ids"][0]: row["user"] for row in rows}
+    whole, some = found[1.0], found[0.5]
+    assert list(whole) == [one for one in range(200) if one % 7]
+    assert 20 < len(some) < 150
+    sessions = {*some.values()}
+    assert some == {one: session for one, session in whole.items() if session in sessions}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "left"),
+    [
+        (pa.float16(), "x >= 2", [2, 3]),
+        (pa.float16(), "x in [1, 3]", [1, 3]),
+        (pa.decimal32(7, 0), "x != 2", [1, 3]),
+        (pa.decimal64(15, 1), "x in [2, 3, 5, 6, 7, 8, 9, 10, 11]", [2, 3]),
+        (pa.string_view(), 'x in ["1", "2", "b", "c", "d", "e", "f", "g", "h"]', [1, 2]),
+        (pa.string_view(), 'x < "3"', [1, 2]),
+    ],
+)
+def test_columns_of_types_that_arrow_hardly_compares_select_rows(
+    tmp_path: Path, kind: pa.DataType, rule: str, left: list[int]
+) -> None:
+    between = pa.decimal128(19, 0) if pa.types.is_decimal(kind) else pa.string()
+    x = pa.array(["1", "2", "3"]).cast(between).cast(kind)
+    views = pa.array([["a"], ["b"], ["c"]], pa.list_(pa.string_view()))
+    columns = {"label": [0.0] * 3, "x": x, "ids": [[1], [2], [3]], "v": views}
+    write(tmp_path / "t.parquet", [pa.table(columns)], None)
+    sparse = [{"name": "ids", "num_ids": 9}, {"name": "v", "num_ids": 9, "ids": "hash"}]
+    given = {"session_id": None, "timestamp": None, "sparse": sparse}
+    schema = parse(ForeignSchema, given, "schema")
+    table = Table.open(tmp_path / "t.parquet", schema)
+    table = table.select(Selection(where=rule, schema=table.schema, source=table.source))
+    assert table.read(table.stripes[0])["ids"].to_pylist() == [[one] for one in left]
+
+
+def test_a_field_of_a_struct_is_not_taken_for_the_column_that_selects(tmp_path: Path) -> None:
+    structs = pa.array([{"b": 1}, {"b": 2}], pa.struct([("b", pa.int64())]))
+    columns = {"label": [0.0] * 2, "ids": [[1], [2]], "a.b": [7, 8], "a": structs}
+    for names in (list(columns), [*columns][::-1]):
+        write(tmp_path / "t.parquet", [pa.table(columns).select(names)], None)
+        given = {"session_id": None, "timestamp": None}
+        sparse = [{"name": "ids", "num_ids": 9}]
+        table = Table.open(
+            tmp_path / "t.parquet", parse(ForeignSchema, given | {"sparse": sparse}, "schema")
+        )
+        rule = Selection(where="`a.b` >= 8", schema=table.schema, source=table.source)
+        assert table.select(rule).num_rows == 1
 
 
 def test_a_column_that_no_file_has_is_an_error(tmp_path: Path) -> None:

@@ -310,3 +310,27 @@ def test_files_of_one_name_in_two_partitions_are_pinned_apart(folder: Path) -> N
     pq.write_table(side(users[4::2]), folder / "beta" / names[0])
     with pytest.raises(DataError, match=r"beta/half=0/part\.parquet: is not what it was"):
         check_pins(folder, tables())
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.string_view()])
+def test_a_file_may_have_no_key_at_all_and_keys_may_be_views(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    keys = pa.array(["1", "2", None]).cast(kind)
+    for name, column in (("0", pa.nulls(3)), ("1", keys)):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        rows = pa.table({"label": [0.0] * 3, "ids": [[1], [2], [3]], "user": column})
+        pq.write_table(rows, tmp_path / "rows" / f"{name}.parquet")
+    (tmp_path / "side").mkdir()
+    for name, column in (("0", pa.nulls(2)), ("1", keys.slice(1, 2))):
+        rows = pa.table({"beta": [[7], [8]], "user": column})
+        pq.write_table(rows, tmp_path / "side" / f"{name}.parquet")
+    config = {
+        "train": str(tmp_path / "rows"),
+        "test": str(tmp_path / "rows"),
+        "schema": {**SCHEMA, "session_id": None, "dense": []},
+        "join": [{"table": str(tmp_path / "side"), **BETA}],
+    }
+    built = build_parquet(parse(ParquetConfig, config, "dataset"), Context(folder=tmp_path))
+    rows = pa.concat_tables(built.chunks("train")).to_pylist()
+    assert [row["beta"] for row in rows] == [[], [], [], [], [7], []]

@@ -50,6 +50,8 @@ class Options(Config):
     by_name: Mapping[str, Inner] = field(default_factory=dict)
     """Nested ones by name."""
     anything: Any = None
+    by_number: Mapping[int, str] = field(default_factory=dict)
+    """Texts by number."""
 
 
 def test_every_kind_of_value_is_taken() -> None:
@@ -143,3 +145,13 @@ def test_types_read_as_words() -> None:
     assert words["mode"] == "fast | exact"
     assert words["name"] == "a text or nothing"
     assert words["by_name"] == "a mapping to (a mapping)"
+
+
+def test_keys_that_are_numbers_may_be_texts_of_them_as_json_has_them() -> None:
+    options = parse(Options, {"by_number": {"7": "a", -3: "b", "0": "c"}}, "o")
+    assert options.by_number == {7: "a", -3: "b", 0: "c"}
+    for key in ("07", "1.0", "x", "", "-0"):
+        with pytest.raises(RegistryError, match="expected an integer"):
+            parse(Options, {"by_number": {key: "a"}}, "o")
+    with pytest.raises(RegistryError, match=r"o\.by_number: has a key twice"):
+        parse(Options, {"by_number": {"7": "a", 7: "b"}}, "o")

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -231,3 +232,18 @@ def test_a_line_of_totals_is_told(tmp_path: Path) -> None:
     assert doubt.startswith("'clicked' is taken for texts, since 'total' is no number, as all but")
     codes = "".join(f"{one % 2},{'A1' if one % 9 == 0 else one % 40}\n" for one in range(300))
     assert not survey(foreign_files([text(tmp_path / "b.csv", f"clicked,item\n{codes}")])).doubts
+
+
+@pytest.mark.parametrize("values", [[7, 8], ["a", "b"], [0.5, 1.5], [None, None]])
+def test_a_list_may_begin_with_a_null_in_the_first_line(tmp_path: Path, values: list[Any]) -> None:
+    """Arrow 26 loses such nulls as it infers a type, and with them which value is whose."""
+    rows = [{"label": n % 2, "ids": [None, None, *values]} for n in range(4)]
+    rows += [{"label": 1, "ids": [values[1]]}]
+    path = text(tmp_path / "a.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    found = survey(foreign_files([path]))
+    assert found.sample["ids"].to_pylist() == [row["ids"] for row in rows]
+    assert pa.types.is_null(found.sample["ids"].type.value_type) == (values[0] is None)
+    schema = pa.schema([("ids", found.sample["ids"].type)])
+    told = reading.read_json(pa.py_buffer(path.read_bytes()), schema)
+    told.validate(full=True)
+    assert told["ids"].to_pylist() == [row["ids"] for row in rows]

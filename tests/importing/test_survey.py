@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from strangers_files import PACKINGS, clicks, text, write
@@ -186,3 +188,23 @@ def test_parentheses_belong_to_an_element_unless_commas_part_it() -> None:
     assert found == [["(none)", "Drama"], ["Drama", "(none)"], ["(none)"], ["a", "b"]]
     numbers = pa.chunked_array([["(3, 5)", "[3,5]"]])
     assert split_texts(numbers, ",", pa.list_(pa.int64())).to_pylist() == [[3, 5]] * 2
+
+
+@pytest.mark.parametrize("kind", [pa.decimal32(7, 0), pa.decimal64(12, 1)])
+@pytest.mark.parametrize("lists", [False, True])
+def test_decimals_of_few_bits_are_numbers(tmp_path: Path, kind: pa.DataType, lists: bool) -> None:
+    numbers = pa.array([one % 7 for one in range(50)]).cast(pa.decimal128(20, 0)).cast(kind)
+    if lists:
+        numbers = pa.ListArray.from_arrays(pa.array(range(51), pa.int32()), numbers)
+    path = write(tmp_path / "a.parquet", pa.table({"label": [0, 1] * 25, "n": numbers}))
+    (found,) = (one for one in survey(foreign_files([path])).columns if one.name == "n")
+    assert (found.rows, found.distinct, found.is_list) == (50, 7, lists)
+
+
+@pytest.mark.parametrize("of", [pa.list_, pa.list_view, pa.large_list_view])
+def test_bytes_in_views_that_are_no_text_are_surveyed(tmp_path: Path, of: Any) -> None:
+    blobs = pa.array([[b"\xff\0", None], None, [], [b"\xfe"]] * 10, of(pa.binary_view()))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": [0, 1] * 20, "blobs": blobs}), path)
+    (found,) = (one for one in survey(foreign_files([path])).columns if one.name == "blobs")
+    assert (found.rows, found.nulls, found.is_list) == (40, 10, True)

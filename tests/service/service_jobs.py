@@ -28,6 +28,7 @@ SCHEMA = Schema(
 STEPS = [
     {"use": "sigrid_hash", "features": ["item"], "modulo": 97},
     {"use": "first_x", "features": ["history"], "n": 3},
+    {"use": "map_id", "features": ["times"], "ids": {3: 400, 4: 2}, "other": 9},
 ]
 GROUPS = [["history", "times"]]
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ import builtins
 import collections.abc
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -147,10 +148,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     elif origin in (dict, Mapping):
         if isinstance(value, Mapping):
-            return {
-                _convert(args[0], key, where): _convert(args[1], item, f"{where}.{key}")
+            made = {
+                _key(args[0], key, where): _convert(args[1], item, f"{where}.{key}")
                 for key, item in value.items()
             }
+            if len(made) < len(value):
+                raise RegistryError("has a key twice, as a number and as a text of it.", where)
+            return made
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
@@ -169,6 +173,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return _whole(value, where) if hint is int else value
     raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.", where)
+
+
+def _key(hint: Any, key: Any, where: str) -> Any:
+    """A key of a mapping. JSON has texts alone, and registries go through it to reader's workers:
+    where keys are integers, a text that spells one is it."""
+    if hint is int and isinstance(key, str) and WHOLE_KEY.fullmatch(key):
+        key = int(key)
+    return _convert(hint, key, where)
 
 
 def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -192,6 +204,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
     raise RegistryError(f"expected {expected}, got {_shown(value)}.", where)
 
 
+WHOLE_KEY = re.compile(r"0|-?[1-9]\d{0,18}")
 WHOLE = 1 << 63
 """Integers are of 64 bits wherever they go from here: in files, tensors and seeds. A count of ids
 from 0 to the last of them is this."""

@@ -48,7 +48,10 @@ class AbsentColumns:
                 self.types[name] = arrow.field(name).type
             else:
                 self._lacked.setdefault(name, []).append(self._files)
-                arrow = arrow.append(pa.field(name, self.types.get(name, own.field(name).type)))
+                # Of a foreign file its rows are nulls, which are of any type.
+                foreign = isinstance(schema, ForeignSchema)
+                kind = pa.null() if foreign else own.field(name).type
+                arrow = arrow.append(pa.field(name, self.types.get(name, kind)))
         return arrow
 
     def check(self, table: Location) -> None:

@@ -552,7 +552,15 @@ class _NotComparable(ValueError):
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    """The type as which values of a type compare: Arrow does not compare each as it is."""
+    kind, types = (kind.value_type if pa.types.is_dictionary(kind) else kind), pa.types
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -132,7 +132,7 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             return {path: FileFacts()}
         if (kind := snapshot_kind(path)) is not None:
             return _of_snapshot(path, kind)
-        files = sorted(path.glob("*.parquet"))
+        files = [file for file in sorted(path.glob("*.parquet")) if not is_hidden([file.name])]
         if files:
             return {file: FileFacts() for file in files}
         deep = sorted(path.rglob("*.parquet"))
@@ -164,7 +164,11 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
             f"{path}: is not whole: who wrote it has not ended, or was ended. Wait for it, "
             "or write it again."
         )
-    files = {file: stat for file, stat in top.items() if file.name.endswith(".parquet")}
+    files = {
+        file: stat
+        for file, stat in top.items()
+        if file.name.endswith(".parquet") and not is_hidden([file.name])
+    }
     if files and not (path / "_delta_log").is_dir():
         return {file: FileFacts(stat.st_size, stat.st_mtime_ns) for file, stat in files.items()}
     if kind == "Directory" and (log := snapshot_kind(path)) is not None:

@@ -170,7 +170,7 @@ class ParquetTables(Dataset):
             where_option=f"dataset.{option}",
             sessions_share=share,
             schema=table.schema,
-            source=table.source,
+            source=self._given if isinstance(self._given, ForeignSchema) else table.source,
         )
         return table.select(selection, self._cache)
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.rows import conform, source_columns
+from recd_plugins.data.conform.values import missing, without_views
 from recd_plugins.data.expression import Expression, Known, Verdict, expression
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
@@ -119,7 +121,14 @@ class Selection:
     def _in_share(self, rows: pa.Table, where: str) -> Mask:
         name = self.schema.session_id
         assert name is not None
+        kept: Mask | None = None
         if self.source is not None:
+            drops = [one for one in self._session_columns if one in self.source.drops]
+            if drops:  # these rows are left out later, and counted as such
+                rows = without_views(rows)
+                lacking = [missing(rows[one].combine_chunks()) for one in drops]
+                kept = np.logical_or.reduce(lacking)
+                rows = rows.filter(pa.array(~kept))
             rows = conform(rows, self.source, where, columns=[name])
         column = rows[name]
         if not pa.types.is_integer(column.type) or column.null_count:
@@ -129,7 +138,11 @@ class Selection:
             )
         sessions = column.combine_chunks().to_numpy().astype(np.int64)
         below = min(int(self.sessions_share * 2**64), 2**64 - 1)
-        return np.asarray(_mixed(sessions.view(np.uint64)) < np.uint64(below))
+        taken = np.asarray(_mixed(sessions.view(np.uint64)) < np.uint64(below))
+        if kept is None:
+            return taken
+        kept[~kept] = taken
+        return kept
 
 
 def kept_rows(
@@ -193,8 +206,11 @@ def _counted(
 def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dict[str, Known]:
     """The knowledge that the statistics of a stripe give of some columns."""
     described, found = footer.row_group(group), {}
-    for index in range(described.num_columns):
-        chunk = described.column(index)
+    chunks = [described.column(index) for index in range(described.num_columns)]
+    names = Counter(chunk.path_in_schema for chunk in chunks)
+    for chunk in chunks:
+        if names[chunk.path_in_schema] > 1:
+            continue  # `a.b` may be a column, or b of a struct a
         stats = chunk.statistics if chunk.path_in_schema in columns else None
         if stats is None:
             continue

@@ -153,11 +153,15 @@ class SideTable:
             arrow = arrow_schema(footer, file, facts)
             check_foreign_columns(arrow, schema, str(file), self.features)
             if not self.facts:
-                self.type = _key_type(arrow, self.key, str(file))
+                self.type = pa.null()
                 self._kinds = {name: arrow.field(name).type for name in self._columns[1:]}
+            if pa.types.is_null(self.type):
+                self.type = _key_type(arrow, self.key, str(file))
             self._check_type(arrow, file)
             self.facts[file] = facts
             parts += _parts(file, footer, self._columns)
+        if pa.types.is_null(self.type):  # no row has a key
+            self.type = pa.int64()
         whole = sum(one.num_bytes for one in parts)
         self._parts = parts
         if whole <= self._limit and parts:
@@ -210,7 +214,7 @@ class SideTable:
 
     def _check_type(self, arrow: pa.Schema, file: Location) -> None:
         kind = _key_type(arrow, self.key, str(file))
-        if kind != self.type:
+        if kind != self.type and not pa.types.is_null(kind):
             raise DataError(
                 f"{file}: column {self.key!r}, the key of dataset.join, is {kind}, but in "
                 f"{self.path} it is {self.type}. Write both alike."
@@ -316,6 +320,7 @@ class SideTable:
 
 KEY = "\0key"
 """No column of a file is called so."""
+TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
 PAIRS = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())]))
@@ -356,7 +361,8 @@ def _range(known: Known | None) -> tuple[Any, Any]:
 
 
 def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
-    """The type that keys are compared as; `DataError` for a column that can be no key."""
+    """The type that keys are compared as, null of a column of nulls alone; `DataError` for a
+    column that can be no key."""
     if key not in arrow.names:
         raise DataError(
             f"{where}: lacks column {key!r}, the key of dataset.join; {nearest(key, arrow.names)}"
@@ -364,9 +370,11 @@ def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
     kind = arrow.field(key).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if pa.types.is_null(kind):
+        return kind
     if pa.types.is_integer(kind):
         return pa.int64()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if any(is_text(kind) for is_text in TEXTS):
         return pa.large_string()
     raise DataError(
         f"{where}: column {key!r}, the key of dataset.join, is {kind}, but keys are whole numbers "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from recd_plugins.data.conform.floats import (
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.files import UNFINISHED, FileFacts, found_files, table_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
@@ -230,7 +232,7 @@ class Table:
             mask = self.selection.mask(rows, str(stripe))
             kept = (*columns, *(side.key for side in joins))
             kept = tuple(dict.fromkeys(one for one in kept if one not in self.joined_columns))
-            rows = rows.select(list(kept)).filter(pa.array(mask))
+            rows = without_views(rows.select(list(kept))).filter(pa.array(mask))
         for side in joins:
             rows = side.joined(rows, paired=self.source is not None)
         return rows.select(list(columns)) if joins else rows
@@ -549,19 +551,23 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str, first_row: int) -
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:
     """The lowest and the highest of each column of integers whose statistics hold them."""
     columns = footer.row_group(group)
-    ranges = {}
+    ranges, names = {}, Counter[str]()
     for index in range(columns.num_columns):
         described, column = footer.schema.column(index), columns.column(index)
+        name = column.path_in_schema
+        if described.max_repetition_level:
+            name = name.rsplit(".", 2)[0]  # of name.list.element
+        names[name] += 1
+        if not described.max_repetition_level and described.name != name:
+            continue  # of a struct
         # Statistics of dates and times are no integers.
         if described.physical_type not in INTEGERS or described.logical_type.type not in PLAIN:
             continue
         stats = column.statistics
         if stats is not None and stats.has_min_max:
-            name = column.path_in_schema
-            if described.max_repetition_level:
-                name = name.rsplit(".", 2)[0]  # of name.list.element
             ranges[name] = (stats.min, stats.max)
-    return ranges
+    # `a.b` may be a column, or b of a struct a; where there are both, nobody knows which is which.
+    return {name: one for name, one in ranges.items() if names[name] == 1}
 
 
 INTEGERS = frozenset({"INT32", "INT64"})
@@ -574,7 +580,7 @@ def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Lo
         for feature in schema.sparse:
             if isinstance(feature, ForeignFeature) and (feature.scored or feature.ids != "as_is"):
                 continue  # other values than ids, or those of weights beside them
-            low, high = ranges.get(feature.name, (0, 0))
-            worst = low if low < 0 else high
-            if not 0 <= worst < feature.num_ids:
-                raise id_error(Stripe(file, group, 0), feature.name, worst, feature.num_ids)
+            marks = feature.missing if isinstance(feature, ForeignFeature) else ()
+            for end in ranges.get(feature.name, ()):
+                if not 0 <= end < feature.num_ids and end not in marks and str(end) not in marks:
+                    raise id_error(Stripe(file, group, 0), feature.name, end, feature.num_ids)

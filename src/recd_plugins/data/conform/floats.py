@@ -47,6 +47,8 @@ def floats_of(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
 def vectors_of(array: pa.Array, width: int, nulls: Nulls, spot: Spot) -> pa.Array:
     """Lists of numbers as float32 lists of `width`; one of another length is an error."""
     array = plain(array)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.list_(pa.float32()))
     kind, made = array.type, floats(width)
     if pa.types.is_fixed_size_list(kind) and kind.value_type == pa.float32():
         values = array.flatten()
@@ -85,6 +87,8 @@ def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
     if width is None:
         return not_finite(numbers_of(array))
     rows: Mask = array.is_null().to_numpy(zero_copy_only=False).copy()
+    if pa.types.is_null(array.type):
+        return rows
     there = array.drop_null()
     lengths = pc.list_value_length(there).to_numpy().astype(np.int64)
     owners = np.repeat(np.flatnonzero(~rows), lengths)
@@ -156,10 +160,12 @@ def check_whole(column: pa.ChunkedArray, spot: Spot) -> None:
 def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] | None:
     """The fault of a column of such a type as one number, or as a vector; and the cure."""
     inner = plain_type(kind)
+    if pa.types.is_null(inner):
+        return None
     if not is_list(inner):
         if width is not None:
             return (f"is {kind}, but a vector of {width} is a list", "Take `width` out.")
-        if are_integers(inner) or pa.types.is_null(inner):
+        if are_integers(inner):
             return None
         return (
             f"is {kind}, but must be a number",
@@ -172,7 +178,8 @@ def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] 
             f"is {kind}, but must be a number",
             f"A list of N floats in each row is `{{name: ..., width: {size}}}` under `dense`.",
         )
-    if not are_integers(plain_type(inner.value_type)):
+    element = plain_type(inner.value_type)
+    if not (are_integers(element) or pa.types.is_null(element)):
         return (f"is {kind}, but must be a list of numbers", "Make it one where the table is made.")
     if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
         return (f"is {kind}, but its width in the schema is {width}", "Mend it there.")

@@ -139,7 +139,8 @@ def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[st
     inner = plain_type(kind)
     name = feature.name
     if feature.scored:
-        return _pairs_problem(inner, feature)
+        nothing = pa.types.is_null(inner.value_type if is_list(inner) else inner)
+        return None if nothing else _pairs_problem(inner, feature)
     if pa.types.is_map(inner) or (is_list(inner) and pa.types.is_struct(inner.value_type)):
         return (
             f"is {kind}",
@@ -259,9 +260,13 @@ def _elements(array: pa.Array, feature: ForeignFeature) -> Elements:
 
 
 def _as_stored(array: pa.Array, scored: bool) -> Elements:
-    array = plain(array) if not isinstance(array, pa.DictionaryArray) else array
+    array = _but_dictionaries(array)
     if isinstance(array, pa.DictionaryArray) and is_list(array.type.value_type):
         array = array.dictionary_decode()
+    if scored and pa.types.is_null(array.type):
+        nothing = np.zeros(len(array), np.int64)
+        null_rows = nothing == 0 if len(array) else None
+        return Elements(array[:0], nothing, null_rows, np.empty(0, np.float32))
     if not (is_list(array.type) or pa.types.is_map(array.type)):
         return Elements(array, np.ones(len(array), np.int64), None)
     null_rows = None
@@ -269,7 +274,7 @@ def _as_stored(array: pa.Array, scored: bool) -> Elements:
         null_rows = array.is_null().to_numpy(zero_copy_only=False)
     if not scored:
         lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
-        return Elements(array.flatten(), lengths, null_rows)
+        return Elements(_but_dictionaries(array.flatten()), lengths, null_rows)
     there = array if null_rows is None else array.drop_null()
     lengths = np.zeros(len(array), np.int64)
     if isinstance(there, pa.MapArray):
@@ -277,10 +282,16 @@ def _as_stored(array: pa.Array, scored: bool) -> Elements:
         counts, first, count = np.diff(offsets), offsets[0], offsets[-1] - offsets[0]
         ids, weights = there.keys.slice(first, count), there.items.slice(first, count)
     else:
-        counts = pc.list_value_length(there).to_numpy()
-        ids, weights = there.flatten().flatten()  # a null pair makes both null
+        counts, pairs = pc.list_value_length(there).to_numpy(), there.flatten()
+        both = (pairs, pairs) if pa.types.is_null(pairs.type) else pairs.flatten()
+        ids, weights = both  # a null pair makes both null
     lengths[slice(None) if null_rows is None else ~null_rows] = counts
-    return Elements(ids, lengths, null_rows, numbers_of(weights))
+    return Elements(_but_dictionaries(ids), lengths, null_rows, numbers_of(weights))
+
+
+def _but_dictionaries(array: pa.Array) -> pa.Array:
+    """Plain values, or a dictionary of them: what is hashed is hashed once a value."""
+    return array if isinstance(array, pa.DictionaryArray) else plain(array)
 
 
 def _offsets(lengths: I64) -> I64:

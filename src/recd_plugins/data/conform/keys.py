@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +71,10 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
-    if are_texts(kind) and unit in TEXT_DATES:
-        return texts_to_ms(array, unit, spot)
+    if are_texts(kind):  # where numbers are meant, it was nulls alone: their value is a date
+        return texts_to_ms(array, unit if unit in TEXT_DATES else "yyyy-mm-dd", spot)
+    if unit in TEXT_DATES and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return texts_to_ms(array.cast(pa.string()), unit, spot)
     if unit in DATE_DIGITS and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return digits_to_ms(integers(array, spot), unit, spot)
     if pa.types.is_floating(kind):
@@ -151,13 +154,28 @@ def _filled(array: pa.Array, nulls: Nulls, spot: Spot, shown: str = "0") -> pa.A
         name = spot.column
         raise spot.error_at(absent, "holds a null or NaN", CURE % (name, name, shown))
     try:
-        value = pa.scalar(nulls.value).cast(array.type)
-    except pa.ArrowException as error:
+        array, value = _both_of_a_type(array, nulls.value)
+    except (pa.ArrowException, ArithmeticError, ValueError) as error:
         raise spot.error(
             f"is {array.type}, which its value for nulls, {nulls.value!r}, is not ({error})",
             "Mend it under `nulls` of the schema.",
         ) from error
     return pc.if_else(pa.array(absent), value, array)
+
+
+def _both_of_a_type(array: pa.Array, value: int | float | str) -> tuple[pa.Array, pa.Scalar]:
+    """The column and a value in it, whose integers may be wider than those of this file."""
+    if pa.types.is_null(array.type):
+        only = pa.scalar(value)
+        return pa.nulls(len(array), only.type), only
+    if pa.types.is_decimal(array.type):
+        return array, pa.scalar(Decimal(str(value)), array.type)
+    try:
+        return array, pa.scalar(value).cast(array.type)
+    except pa.ArrowInvalid:
+        if not (pa.types.is_integer(array.type) and isinstance(value, int)):
+            raise
+        return array.cast(pa.int64()), pa.scalar(value, pa.int64())
 
 
 def _scaled(counts: npt.NDArray[np.int64], unit: str, spot: Spot) -> pa.Array:

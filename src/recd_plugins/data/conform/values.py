@@ -77,6 +77,8 @@ def plain(array: pa.Array) -> pa.Array:
         return array.cast(pa.large_string())
     if pa.types.is_binary_view(kind):
         return array.cast(pa.large_binary())
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return array.cast(pa.decimal128(kind.precision, kind.scale))  # of these Arrow knows little
     return array
 
 
@@ -223,6 +225,15 @@ def hashes(array: pa.Array, spot: Spot, seed: int = 0) -> npt.NDArray[np.uint64]
         found: npt.NDArray[np.uint64] = each[array.indices.to_numpy()]
         return found
     array = plain(array)
+    if pa.types.is_decimal(array.type) and len(array):
+        low, high = pc.min_max(array).as_py().values()
+        if low < 0 and high >= 2**63:  # no type of 64 bits has all of them, but each has 64 bits
+            found = np.empty(len(array), np.uint64)
+            negative = pc.less(array, pa.scalar(Decimal(0), array.type))
+            for part in (negative, pc.invert(negative)):
+                mask = part.to_numpy(zero_copy_only=False)
+                found[mask] = hashes(array.filter(part), spot, seed)
+            return found
     if are_integers(array.type):
         return hash_integers(integers(array, spot), seed)
     if pa.types.is_null(array.type):

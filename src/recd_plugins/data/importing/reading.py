@@ -700,12 +700,46 @@ def _json_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
 
 def read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
     """Objects in lines: the keys of a schema alone, or all, of types that their values show."""
+    found = _as_arrow_reads(content, schema)
+    try:
+        found.validate()
+    except pa.ArrowInvalid:
+        # Where the first list of a key begins with nulls, Arrow 26 forgets these as it finds out
+        # the type. It does not where it is told the type, unless that is of nulls alone.
+        typed = [pa.field(one.name, _with_values(one.type)) for one in found.schema]
+        again = _as_arrow_reads(content, pa.schema(typed))
+        for at, one in enumerate(found.schema):
+            if one.type == pa.list_(pa.null()):
+                again = again.set_column(at, one.name, _of_nulls(again[at].combine_chunks()))
+        return again
+    return found
+
+
+def _as_arrow_reads(content: pa.Buffer, schema: pa.Schema | None) -> pa.Table:
     others = "infer" if schema is None else "ignore"
     return pa.json.read_json(
         pa.BufferReader(content),
         pa.json.ReadOptions(block_size=content.size + 1, use_threads=False),
         pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
     )
+
+
+def _of_nulls(lists: pa.ListArray) -> pa.ListArray:
+    """Lists as long, of nulls without a type."""
+    nulls = pa.nulls(len(lists.flatten()))
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    ends = pa.array(np.concatenate([[0], lengths.cumsum()]), pa.int32())
+    return pa.ListArray.from_arrays(ends, nulls, mask=lists.is_null())
+
+
+def _with_values(kind: pa.DataType) -> pa.DataType:
+    """The type, but texts where lists hold nulls alone."""
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_with_values(one.type)) for one in kind])
+    if not pa.types.is_list(kind):
+        return kind
+    inner = kind.value_type
+    return pa.list_(pa.string() if pa.types.is_null(inner) else _with_values(inner))
 
 
 def _moments(texts: pa.ChunkedArray, kind: pa.TimestampType) -> pa.ChunkedArray:

@@ -582,6 +582,10 @@ def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Values in a type that Arrow computes with: decimals are integers if they were written as such
     or are beyond 2^53, where floats skip some; bytes are texts if they are such, as Impala's."""
     kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        text = pa.types.is_string_view(kind)
+        values = values.cast(pa.large_string() if text else pa.large_binary())
+        kind = values.type
     if are_texts(kind) and not is_text(kind):
         try:
             texts = values.cast(pa.binary()).cast(pa.string())
@@ -593,6 +597,8 @@ def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values.cast(pa.float32())
     if not pa.types.is_decimal(kind):
         return values
+    if not pa.types.is_decimal128(kind) and not pa.types.is_decimal256(kind):
+        values = values.cast(pa.decimal128(kind.precision, kind.scale))
     ends = pc.min_max(values).as_py()
     if kind.scale == 0 or max(-(ends["min"] or 0), ends["max"] or 0) > MOST_EXACT:
         for whole in (pa.int64(), pa.uint64()):
