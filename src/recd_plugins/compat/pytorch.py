@@ -43,6 +43,7 @@ __all__ = [
     "schema_of",
     "tensor_without_memory",
     "was_written_to",
+    "writes_to",
     "written_arguments",
 ]
 
@@ -114,7 +115,12 @@ def own_store() -> Store:
 
 def was_written_to(tensor: Tensor) -> bool:
     """Whether a tensor was changed in place since it was made."""
-    return tensor._version > 0
+    return writes_to(tensor) > 0
+
+
+def writes_to(tensor: Tensor) -> int:
+    """How often a tensor, or a view that shares its version, was changed in place."""
+    return tensor._version
 
 
 def recorded_events(profiler: Any) -> Iterator[Any]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recd_plugins.compat.pytorch import writes_to
+
 __all__ = ["HomeTable", "home_tables", "rows_looked_up"]
 
 PRUNED = -1
@@ -35,7 +37,7 @@ class HomeTable:
     def writes(self) -> int:
         """How often somebody wrote into the parameter, or into a state dict; fbgemm's kernels and
         replicas that come home do not count."""
-        return self.parameter._version
+        return writes_to(self.parameter)
 
     def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
         """Fill in those of the `wanted` [m] rows that are here; the others stay as they are.
