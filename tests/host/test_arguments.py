@@ -13,7 +13,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.registry.arguments import check_planned, check_share, check_sharders
+from recd_plugins.registry.arguments import check_planned, check_sharders, check_share
 
 DATA: dict[str, Any] = {
     "plugins": ["recd_dlrm"],
