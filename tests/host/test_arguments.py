@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -12,7 +13,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.registry.arguments import check_planned, check_sharders
+from recd_plugins.registry.arguments import check_planned, check_sharders, check_share
 
 DATA: dict[str, Any] = {
     "plugins": ["recd_dlrm"],
@@ -86,7 +87,14 @@ def test_what_may_be_passes() -> None:
         def __getitem__(self, index: int) -> int:
             return [1, 2][index]
 
+    class Sharder:
+        """By its parts alone, as DistributedModelParallel takes one."""
+
+        module_type, shard = EmbeddingBagCollection, None
+
     planned()
+    assert check_sharders([Sharder()], "stack.plan")
+    check_share(np.int64(1), 2, "test")
     planned(batches=[], features=len, profile="profile.arrow", constraints={})
     planned(batches=Old())
     assert check_sharders((one for one in [EmbeddingBagCollectionSharder()]), "stack.plan")

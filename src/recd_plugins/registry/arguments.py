@@ -4,6 +4,7 @@ where torch or TorchRec would fail deep below it, or take it for something else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder
 
 __all__ = ["check_model", "check_overrides", "check_planned", "check_sharders", "check_share"]
+
+
+SHARDER = ("module_type", "shard")
+"""What DistributedModelParallel asks of a sharder, whatever its class."""
 
 
 def check_overrides(registry: Any, overrides: Any) -> None:
@@ -40,7 +45,7 @@ def check_overrides(registry: Any, overrides: Any) -> None:
 def check_share(rank: Any, world_size: Any, split: Any) -> None:
     """`RegistryError` unless there is such a rank, and such a split."""
     for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise RegistryError(
                 f"stack.loader: {name} must be an integer >= {least}, but is {_called(value)}."
             )
@@ -61,24 +66,22 @@ def check_model(model: Any, whose: str) -> None:
         raise RegistryError(
             f"{whose}: the model is {_called(model)}, where it must be a torch.nn.Module."
         )
-    if any(isinstance(one, DistributedModelParallel) for one in model.modules()):
+    if isinstance(model, DistributedModelParallel):
         raise CapabilityError(
-            f"{whose}: the model is sharded already, and {type(model).__name__} has no tables left "
-            "that could be. Hand over the model itself, before DistributedModelParallel."
+            f"{whose}: the model is sharded already, and has no tables left that could be. Hand "
+            "over the model itself, before DistributedModelParallel."
         )
 
 
 def check_sharders(sharders: Any, whose: str) -> Sequence[ModuleSharder[nn.Module]]:
     """The sharders as a list; `RegistryError` where they are none."""
-    from torchrec.distributed.types import ModuleSharder
-
     if isinstance(sharders, str) or not isinstance(sharders, Iterable):
         raise RegistryError(
             f"{whose}: `sharders` are {_called(sharders)}, where they must be a list of them."
         )
     listed = list(sharders)
     for one in listed:
-        if not isinstance(one, ModuleSharder):
+        if isinstance(one, type) or not all(hasattr(one, part) for part in SHARDER):
             cure = f" Make one of it: `{one.__name__}()`." if isinstance(one, type) else ""
             raise RegistryError(
                 f"{whose}: {_called(one)} among `sharders` is no ModuleSharder.{cure}"
