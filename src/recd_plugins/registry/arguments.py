@@ -45,7 +45,7 @@ def check_overrides(registry: Any, overrides: Any) -> None:
 def check_share(rank: Any, world_size: Any, split: Any) -> None:
     """`RegistryError` unless there is such a rank, and such a split."""
     for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        if type(value) is bool or not isinstance(value, Integral) or value < least:
             raise RegistryError(
                 f"stack.loader: {name} must be an integer >= {least}, but is {_called(value)}."
             )
