@@ -506,6 +506,9 @@ def test_tiers_cost_operations_whatever_their_size() -> None:
     assert one == shared
     assert one < separate < 2 * one
     assert every > one
+    tables["b"] = dataclasses.replace(tables["b"], collection="bags")
+    both = {"a": TableSizes(replicated=4), "b": TableSizes(replicated=8)}
+    assert Ledger.of(tables, both, prices()).operations == 2 * one
 
 
 def test_tables_alike_share_their_calls() -> None:
@@ -523,6 +526,9 @@ def test_tables_alike_share_their_calls() -> None:
     assert calls("touched") == [4, 0, 0, 0]
     assert calls("touched", a=one) == calls("touched", a=one, b=one) == [4, 4, 0, 2]
     assert calls("touched", a=one, c=one) == [4, 8, 0, 4]
+    tables["b"] = dataclasses.replace(tables["b"], collection="bags")
+    assert calls("touched", a=one, b=one) == [7, 8, 0, 4]  # they are updated at different times
+    tables["b"] = dataclasses.replace(tables["b"], collection="")
     assert calls("touched", a=TableSizes(replicated=8, per_node=8)) == [4, 5, 0, 4]
     assert calls("touched", a=TableSizes(coalesce="rank")) == [4, 0, 0, 0]
     assert calls("touched", a=TableSizes(coalesce="node")) == [4, 4, 0, 0]

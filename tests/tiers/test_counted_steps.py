@@ -4,15 +4,19 @@ ledger's prices count."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import DIM, ROWS, ByTiers, Sequences, batch_of, sharded, tier_plan
+from tiered import DIM, FEATURES, ROWS, ByTiers, Sequences, batch_of, sharded, tier_plan
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
+from torchrec import EmbeddingCollection, EmbeddingConfig
 
+from recd_plugins.data.batch import Batch
 from recd_plugins.planning import ledger
 from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.cost import Prices
@@ -23,9 +27,27 @@ from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 
 
-def counted(arrange: Arrangement) -> tuple[int, int]:
+class Apart(nn.Module):
+    """Each table is in a collection of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, rows in ROWS.items():
+            table = EmbeddingConfig(
+                name=name, embedding_dim=DIM, num_embeddings=rows, feature_names=FEATURES[name]
+            )
+            meta = torch.device("meta")
+            setattr(self, name, EmbeddingCollection(tables=[table], device=meta))
+
+    def forward(self, batch: Batch) -> tuple[Tensor, None]:
+        every = [getattr(self, name)(batch.features) for name in ROWS]
+        rows = [one.values() for found in every for one in found.values()]
+        return torch.cat(rows).sum(), None
+
+
+def counted(arrange: Arrangement, make: Callable[[], nn.Module] = Sequences) -> tuple[int, int]:
     """On a rank: the operations of a step that are not within another, and its calls."""
-    model = sharded(arrange, Sequences)
+    model = sharded(arrange, make)
     batches = [batch_of(2 * step + dist.get_rank(), 32) for step in range(2)]
     model(batches[0])[0].backward()
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -48,12 +70,14 @@ def is_outermost(event: Any) -> bool:
     return is_operation(event) and above is None
 
 
-def priced(drawn: ByTiers, ranks: int) -> tuple[int, int]:
+def priced(drawn: ByTiers, ranks: int, *, apart: bool = False) -> tuple[int, int]:
     """The same by the ledger: operations and calls beside those of row-wise tables, of which every
     step of these tests touches all rows."""
     cluster = Cluster.of(Topology(device="cpu", ranks_per_node=2), ranks)
     tables = {
-        name: SequenceTable(name=name, rows=uniform(rows, rows), dim=DIM)
+        name: SequenceTable(
+            name=name, rows=uniform(rows, rows), dim=DIM, collection=name if apart else ""
+        )
         for name, rows in ROWS.items()
     }
     sizes = {
@@ -85,3 +109,13 @@ def test_steps_have_the_operations_and_the_calls_that_are_priced(
         assert abs(operations / expected - 1) < 0.1, (drawn, operations, expected)
         asked = 3 if drawn.tiers == "both" else 0  # which ride with the exchange with home
         assert calls == called + asked, drawn
+
+
+def test_collections_have_operations_and_calls_of_their_own(gloo_pool: GlooPool) -> None:
+    plain = gloo_pool.run(counted, BySharding("row_wise"), Apart, world_size=4)[0]
+    drawn = ByTiers(ranks_per_node=2, seed=3, tiers="replicated")
+    found = gloo_pool.run(counted, drawn, Apart, world_size=4)[0]
+    operations, calls = (more - own for more, own in zip(found, plain, strict=True))
+    expected, called = priced(drawn, 4, apart=True)
+    assert abs(operations / expected - 1) < 0.1, (operations, expected)
+    assert calls == called == 2 * priced(drawn, 4)[1]

@@ -187,14 +187,20 @@ class TableLedger:
         its dimension where rows travel that are summed behind."""
         return self.home_kind, self.table.collection, self.table.dim if self.travels else 0
 
+    @property
+    def alike(self) -> tuple[str, int, Coalesce]:
+        """What it has in common with tables that share calls and operations of replicas: one
+        collection's are updated together, those of one width and way at once."""
+        return self.table.collection, self.table.width, self.sizes.coalesce
+
     @cached_property
-    def operations(self) -> tuple[frozenset[tuple[str, int, str]], int]:
-        """The parts of `OPERATIONS` that it has, which tables of one width and way share; and the
+    def operations(self) -> tuple[frozenset[tuple[str, str, int, Coalesce]], int]:
+        """The parts of `OPERATIONS` that it has, which tables that are `alike` share; and the
         operations that are its own."""
-        sizes, alike = self.sizes, (self.table.width, self.sizes.coalesce)
+        sizes = self.sizes
         has = {"replicated": sizes.replicated, "per_node": sizes.per_node, sizes.coalesce: 1}
         own = POOLED[sizes.coalesce] if self.table.bags and not self.is_torchrecs else 0
-        return frozenset((part, *alike) for part, there in has.items() if there), own
+        return frozenset((part, *self.alike) for part, there in has.items() if there), own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,19 +271,19 @@ class Ledger:
 
     @cached_property
     def replica_calls(self) -> dict[str, int]:
-        """Tables of one width and way of coalescing share calls. DP: 4 within the node, for
-        which rows are touched, reduce and gather, or of two ranks alone 2; 2 across. Flex: 1 within
-        the node, gradients to owners, for its lookups ride with the exchange with home; 2 across,
-        and on a CPU 3, since there nodes first say how many rows they touched. Each further chunk
-        is reduced and gathered for itself, which of Flex is a call across. A dense DP reduce is one
-        all-reduce. None within a node of one rank, or across of one node.
+        """Tables of one collection, width and way of coalescing share calls. DP: 4 within the
+        node, for which rows are touched, reduce and gather, or of two ranks alone 2; 2 across.
+        Flex: 1 within the node, gradients to owners, for its lookups ride with the exchange with
+        home; 2 across, and on a CPU 3, since there nodes first say how many rows they touched. Each
+        further chunk is reduced and gathered for itself, which of Flex is a call across. A dense DP
+        reduce is one all-reduce. None within a node of one rank, or across of one node.
         """
         dense, cluster = self.prices.reduce == "dense", self.prices.cluster
         n, w = cluster.n_nodes, cluster.ranks_per_node
         calls = dict.fromkeys(COLLECTIVES, 0)
         # To say which rows are touched takes as many calls of DP as a chunk.
         of_chunk = 2 if self._shares == w else 1
-        for (tier, _, _), further in self._further_chunks.items():
+        for (tier, *_), further in self._further_chunks.items():
             if dense and tier == "replicated":
                 calls["ar_global"] += 1
                 continue
@@ -295,16 +301,16 @@ class Ledger:
         return shares_of_replicated(cluster.n_nodes, cluster.ranks_per_node)
 
     @cached_property
-    def _further_chunks(self) -> Mapping[tuple[TierName, int, Coalesce], int]:
-        """The chunks after the first in which rows are updated, by tier, width and way: a share of
+    def _further_chunks(self) -> Mapping[tuple[TierName, str, int, Coalesce], int]:
+        """The chunks after the first in which rows are updated, by tier and alike: a share of
         DP has as many rows of each chunk as any other, one of Flex has chunks of its own. A dense
         reduce has one chunk. Where a side stream has them one after another, which nobody waits
         for, they have no price of their own."""
-        touched: dict[tuple[TierName, int, Coalesce], float] = {}
+        touched: dict[tuple[TierName, str, int, Coalesce], float] = {}
         for one in self.tables.values():
             for tier in REPLICAS if one.has_replicas else ():
                 if one.entries[tier].rows:
-                    alike = tier, one.table.width, one.sizes.coalesce
+                    alike = tier, *one.alike
                     touched[alike] = touched.get(alike, 0.0) + one.entries[tier].touched
         w = self.prices.cluster.ranks_per_node
         return {
@@ -317,18 +323,20 @@ class Ledger:
     @cached_property
     def operations(self) -> int:
         """Tensor operations of a step beside TorchRec's own, whatever their size: `OPERATIONS` of
-        each tier and way of coalescing, which tables of one width and way share, and `FURTHER` of
-        each chunk after the first."""
+        each tier and way of coalescing, which tables that are alike share, and `FURTHER` of each
+        chunk after the first; and `ROUTING` of each collection with any."""
         every = [one.operations for one in self.tables.values()]
-        parts = frozenset[tuple[str, int, str]]().union(*(shared for shared, _ in every))
+        parts = frozenset[tuple[str, str, int, Coalesce]]().union(*(shared for shared, _ in every))
+        routed = {collection for part, collection, *_ in parts if OPERATIONS[part]}
+        if not routed:
+            return 0
         cluster = self.prices.cluster
         called = {"replicated": "in common"} if self._shares < cluster.ranks_per_node else {}
-        operations = sum(OPERATIONS[called.get(part, part)] for part, _, _ in parts)
-        if not operations:
-            return 0
-        for (tier, _, _), further in self._further_chunks.items():
+        operations = sum(OPERATIONS[called.get(part, part)] for part, *_ in parts)
+        operations += len(routed) * ROUTING
+        for (tier, *_), further in self._further_chunks.items():
             operations += further * FURTHER[called.get(tier, tier)]
-        return operations + sum(own for _, own in every) + ROUTING
+        return operations + sum(own for _, own in every)
 
     @cached_property
     def ms_by_collective(self) -> dict[str, float]:
