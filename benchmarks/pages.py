@@ -215,6 +215,15 @@ TABLES = (
         ),
     ),
     SuiteTable(
+        page="advise.md",
+        suite="advise.drawn",
+        figures=(
+            "auto: the least of 12 drawn settings",
+            "what recd advise says: the least of 12 drawn settings",
+            "TorchRec's own plan again: the least of 12 drawn settings",
+        ),
+    ),
+    SuiteTable(
         page="dsi.md",
         suite="dsi",
         figures=(
