@@ -663,7 +663,7 @@ class Stack:
         `mine` are those that `plan` was given, if they are not named again.
         """
         if mine is not None:
-            self._planning.take_sharders(list(check_sharders(mine, "stack.sharders")))
+            self._planning.take_sharders(check_sharders(mine, "stack.sharders"))
         planner, choice = self._planner_with("sharders"), self._planning.choice
         who = f"{choice.where}: {type(planner).__name__}"
         with choice.named("when asked for its sharders"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,7 +25,7 @@ TEXT_TYPES += [pa.binary_view(), pa.dictionary(pa.int32(), pa.string())]
 TEXT_TYPES += [pa.dictionary(pa.int8(), pa.large_string())]
 NUMBER_DICTIONARY = pa.dictionary(pa.int16(), pa.int64())
 Value = Any
-Draw = Callable[[Random, pa.DataType], Any]
+Draw = Callable[[Random, pa.DataType], Value]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Column:
     role: str
     options: dict[str, Any]
     """Of its entry in the schema."""
-    draw: Callable[[Random, pa.DataType], Value]
+    draw: Draw
     """A value of it in a file where it is of a type; None where that is a null."""
     types: list[pa.DataType]
     lists: bool = False
@@ -68,6 +68,15 @@ def number_column(random: Random, name: str) -> Column:
     return Column(
         name, "number", options, lambda r, kind: as_kind(low + next(numbers), kind), types, True
     )
+
+
+def whole(many: int, first: int = 0) -> Draw:
+    """One of so many whole numbers."""
+    return lambda r, kind: as_kind(first + r.randrange(many), kind)
+
+
+def one_of(values: Sequence[Value]) -> Draw:
+    return lambda r, kind: r.choice(values)
 
 
 def as_kind(value: int, kind: pa.DataType) -> Value:
@@ -260,8 +269,7 @@ def session_columns(random: Random, names: list[str]) -> list[Column]:
     if random.random() < 0.7:
         return [session_column(random, names.pop(), random.choice([1, 4, 30]))]
     numbers = [*INTEGERS, NUMBER_DICTIONARY, pa.decimal128(20, 0), pa.float64()]
-    integers: Draw = lambda r, kind: as_kind(r.randrange(4), kind)  # noqa: E731
-    parts = [("part", numbers, integers), ("part", TEXT_TYPES, a_text)]
+    parts = [("part", numbers, whole(4)), ("part", TEXT_TYPES, a_text)]
     found = [
         Column(names.pop(), role, {"nulls": "error"}, draw, types, plain=True)
         for role, types, draw in parts
@@ -273,15 +281,13 @@ def session_column(random: Random, name: str, sessions: int) -> Column:
     which = random.choice(["small", "small", "wide", "texts", "unsigned", "floats"])
     options: dict[str, Any] = {}
     types: list[pa.DataType] = [*INTEGERS, NUMBER_DICTIONARY]
-    draw: Callable[[Random, pa.DataType], Value] = lambda r, kind: as_kind(  # noqa: E731
-        r.randrange(sessions), kind
-    )
+    draw = whole(sessions)
     if which == "wide":
         types = [pa.int64()]
-        draw = lambda r, kind: r.choice([-(2**63), 2**63 - 1, -1, 0, 5])  # noqa: E731
+        draw = one_of([-(2**63), 2**63 - 1, -1, 0, 5])
     elif which == "unsigned":
         types = [pa.uint64()]
-        draw = lambda r, kind: r.choice([0, 2**63, 2**64 - 1, 5])  # noqa: E731
+        draw = one_of([0, 2**63, 2**64 - 1, 5])
     elif which == "texts":
         types = [*TEXT_TYPES, pa.binary(4)]
         draw = a_text
@@ -311,11 +317,11 @@ def time_column(random: Random, name: str) -> Column:
     elif which == "unit":
         options["unit"] = random.choice(["s", "ms", "us", "ns"])
         types = [pa.int64(), pa.uint64(), pa.decimal128(20, 0)]
-        draw = lambda r, kind: as_kind(EPOCH + r.randrange(near), kind)  # noqa: E731
+        draw = whole(near, first=EPOCH)
     elif which == "float":
         options["unit"] = "s"
         types = [pa.float64(), pa.int32(), pa.int64()]
-        draw = lambda r, kind: as_kind(EPOCH + r.randrange(near), kind)  # noqa: E731
+        draw = whole(near, first=EPOCH)
     else:
         types = [pa.date32(), pa.date64()]
 
@@ -333,7 +339,7 @@ KEY_TEXTS = [pa.string(), pa.large_string(), pa.string_view(), TEXT_TYPES[6]]
 def key_column(random: Random, name: str) -> Column:
     """The key of a side table, which is no feature; the drawn table has keys that it lacks."""
     text = random.random() < 0.5
-    draw: Draw = lambda r, kind: f"k{r.randrange(14)}" if text else r.randrange(-2, 12)  # noqa: E731
+    draw = one_of([f"k{number}" for number in range(14)]) if text else whole(14, first=-2)
     types = KEY_TEXTS if text else KEY_NUMBERS
     return Column(name, "key", {"text": text}, draw, types, nulls=random.choice([0, 0.2]))
 
@@ -377,12 +383,12 @@ def partition_columns(random: Random, names: list[str]) -> list[Column]:
         if "/" in name or name == ".":
             name = "part of" + name.replace("/", " ")
         options: dict[str, Any] = {}
-        draw: Callable[[Random, pa.DataType], Value] = lambda r, kind: r.randrange(3)  # noqa: E731
+        draw = whole(3)
         if which == "feature":
             options = {"num_ids": 10}
         elif which == "text":
             options = {"num_ids": 10, "ids": "hash"}
-            draw = lambda r, kind: r.choice(["DE", "a b", "x=y", "ü/%", "7", "08"])  # noqa: E731
+            draw = one_of(["DE", "a b", "x=y", "ü/%", "7", "08"])
         elif which == "dense":
             options = {"nulls": "error"}
         if which in ("feature", "text") and "." in name:

@@ -73,7 +73,7 @@ def check_model(model: Any, whose: str) -> None:
         )
 
 
-def check_sharders(sharders: Any, whose: str) -> Sequence[ModuleSharder[nn.Module]]:
+def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
     """The sharders as a list; `RegistryError` where they are none."""
     if isinstance(sharders, str) or not isinstance(sharders, Iterable):
         raise RegistryError(
