@@ -5,12 +5,15 @@ tests/docs/test_reference.py holds the files to what this prints.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, get_args, get_origin
@@ -31,22 +34,32 @@ from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.training import Training
 
 HERE = Path(__file__).parent
+LONGEST = 160
+"""Letters of arguments, more of which another page lists, or nobody passes."""
 NAMES = "## Names"
 """The heading in api.md under which all is generated."""
 BUILDS: dict[str, tuple[type, ...]] = {
-    "log": (slots.LogStore,),
+    "log": (slots.LogStore, slots.GrowingLog),
     "dataset": (Dataset,),
     "etl": (slots.Etl,),
     "stats": (slots.TableStats,),
     "reader": (slots.Reader, slots.Loader),
     "dedup": (slots.DedupConverter, Columns),
-    "preprocess": (slots.Preprocess,),
+    "preprocess": (slots.Preprocess, slots.DensePreprocess),
     "sharding": (slots.Planner,),
     "cache": (slots.Planner,),
     "pooling": (slots.Pooling,),
     "callbacks": (slots.Callback, Training),
 }
-"""What a slot's record builds, and after it what goes in or out of that."""
+"""What a slot's record builds, what it may build instead, and what goes in or out of that."""
+RELATION = {
+    slots.GrowingLog: "or, to be read while it grows,",
+    slots.DensePreprocess: "or, of dense columns,",
+    slots.Loader: "with",
+    Columns: "with",
+    Training: "with",
+}
+"""How all but the first of them are brought in."""
 TOPOLOGY = """\
 What the ranks and the links between them are, and how fast: what planners price by. It is
 
@@ -156,8 +169,8 @@ def api_page() -> str:
 
 
 def _names() -> Iterator[str]:
-    """Each public name with the first sentence of its docstring; constants have none."""
-    yield "\nWritten by `python docs/reference.py`."
+    """Each public name with the first sentence of its text, a function with its arguments."""
+    yield "\nWritten by `python docs/reference.py`. An argument with `=` behind it has a default."
     modules = [
         api,
         *(import_module(f"{api.__name__}.{one.name}") for one in iter_modules(api.__path__)),
@@ -165,18 +178,57 @@ def _names() -> Iterator[str]:
     for module in modules:
         yield f"\n### {module.__name__}\n"
         yield f"{(module.__doc__ or '').splitlines()[0]}\n"
+        constants = _constants(module.__name__)
         for name in module.__all__:
             thing = getattr(module, name)
-            documented = inspect.isclass(thing) or inspect.isfunction(thing)
-            sentence = re.match(r".*?[.](?= |$)", _text(thing)) if documented else None
-            yield f"- `{name}`" + (f": {sentence[0]}" if sentence else "")
+            text = constants.get(name) or _text(thing)
+            sentence = re.match(r".*?[.](?= |$)", text)
+            assert sentence, f"{module.__name__}.{name} has no text that ends in a full stop"
+            yield f"- `{name}{_arguments(thing)}`: {sentence[0]}"
+
+
+def _arguments(thing: Any) -> str:
+    """How a function is called, and what a config or a value is made of, without types."""
+    value = inspect.isclass(thing) and dataclasses.is_dataclass(thing)
+    if not value and not inspect.isfunction(thing):
+        return ""
+    shown, keywords = [], False
+    for name, one in inspect.signature(thing).parameters.items():
+        if one.kind is one.KEYWORD_ONLY and not keywords:
+            keywords = True
+            shown.append("*")
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        keywords = keywords or one.kind is one.VAR_POSITIONAL
+        shown.append(f"{stars}{name}{'' if one.default is one.empty else '='}")
+    arguments = f"({', '.join(shown)})"
+    return arguments if len(arguments) <= LONGEST else ""
+
+
+@cache
+def _constants(module: str) -> dict[str, str]:
+    """The text under each name that a module assigns, or imports from one that does."""
+    body = ast.parse(inspect.getsource(import_module(module))).body
+    texts: dict[str, str] = {}
+    for source in body:
+        if isinstance(source, ast.ImportFrom) and (source.module or "").startswith("recd_plugins"):
+            imported = {one.name for one in source.names}
+            theirs = _constants(source.module or "")
+            texts |= {name: text for name, text in theirs.items() if name in imported}
+    for assigned, text in pairwise(body):
+        match assigned, text:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                texts[name] = " ".join(doc.split())
+    return texts
 
 
 def _slots_page(catalog: Catalog) -> Iterator[str]:
     yield "# Slots"
     yield ""
     yield "Written by `python docs/reference.py` from the docstrings; `recd plugins` says the same."
-    yield "All names are in `recd_plugins.api`, or in its modules `data`, `batch` and `planning`."
+    yield "All names are in `recd_plugins.api`, or in one of [its modules](api.md#names)."
     for kind in (slots.Record, slots.Context):
         yield f"\n## {kind.__name__}\n"
         yield inspect.getdoc(kind) or ""
@@ -194,7 +246,8 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
             form = form.replace("name,", "name, features: [feature, glob],")
         yield f"- registry.yaml: `{form}`{NOTES.get(record.fills, '')}"
         for index, kind in enumerate(BUILDS.get(slot, ())):
-            yield f"- {'with' if index else 'builds'} `{kind.__name__}`: {_text(kind)}"
+            how = RELATION[kind] if index else "builds"
+            yield f"- {how} `{kind.__name__}`: {_text(kind)}"
             if kind is Training:
                 yield from (f"    {line}" for line in _fields(kind))
             yield from _members(kind)
@@ -241,19 +294,22 @@ def _members(kind: type, indent: str = "    ") -> Iterator[str]:
 
 
 def _options(config: type[Any]) -> Iterator[str]:
+    """The options of a config, and of each config within it, once."""
     options = options_of(config)
     if not options:
         yield "No options."
         return
-    yield "| option | takes | default | |"
-    yield "|---|---|---|---|"
-    for option in options:
-        takes, default = option.takes.replace("|", "or"), option.default
-        shown = default if default in ("", "required", "...") else f"`{default}`"
-        yield f"| `{option.name}` | {takes} | {shown} | {option.doc} |"
-    for part in nested(config):
-        yield f"\n`{part.__name__}`: {inspect.getdoc(part)}\n"
-        yield from _options(part)
+    configs = [config]
+    for one in configs:
+        if one is not config:
+            yield f"\n`{one.__name__}`: {inspect.getdoc(one)}\n"
+        yield "| option | takes | default | |"
+        yield "|---|---|---|---|"
+        for option in options_of(one):
+            takes, default = option.takes.replace("|", "or"), option.default
+            shown = default if default in ("", "required", "...") else f"`{default}`"
+            yield f"| `{option.name}` | {takes} | {shown} | {option.doc} |"
+        configs += [part for part in nested(one) if part not in configs]
 
 
 if __name__ == "__main__":

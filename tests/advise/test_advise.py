@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,11 +112,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_sessions(folder: Path) -> RegistryAdvice:
-    """On 16 samples a session, with a stranger's plugin, and a plan of the user's own."""
+    """On 16 samples a session, with a stranger's plugin, named by a path from where the registry
+    lies, and a plan of the user's own."""
     stranger = folder / "stranger_plugin.py"
     stranger.write_text(STRANGER)
     mine = {"use": "flexshard", "goal": "budget", "budget_gb": 1e-5}
-    plugins = ["recd_dlrm", "recd_flexshard", str(stranger)]
+    plugins = ["recd_dlrm", "recd_flexshard", os.path.relpath(stranger)]
     values = registry(folder / "16", 16, plugins=plugins, sharding=mine)
     return advise(Registry.load(values), AdviceGoal(budget_gb=1e-4))
 

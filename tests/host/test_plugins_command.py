@@ -47,6 +47,16 @@ def test_a_record_of_a_plugin_that_is_off_is_shown_with_the_line_that_enables_it
     assert "not enabled" not in plugins(registry, "exact").stdout
 
 
+def test_what_an_enabled_plugin_brings_is_enabled_and_listed_once(registry: Path) -> None:
+    """recd_dedup brings recd_dsi."""
+    registry.write_text("plugins: [recd_dlrm, recd_dedup]\n")
+    assert "not enabled" not in plugins(registry, "sigrid_hash").stdout
+    found = rows(plugins(registry, "preprocess", "--json"))
+    names = [row["name"] for row in found]
+    assert len(set(names)) == len(names)
+    assert all(row["enabled"] for row in found)
+
+
 def test_a_slot_lists_its_records_enabled_or_not(registry: Path) -> None:
     listed = plugins(registry, "dedup")
     assert listed.exit_code == 0
@@ -63,6 +73,16 @@ def test_an_unknown_name_is_met_with_the_nearest_of_all_installed(registry: Path
     refused = plugins(registry, "exat")
     assert refused.exit_code == 2
     assert "no installed plugin provides 'exat'; did you mean 'exact'?" in refused.stderr
+
+
+def test_a_folder_that_is_no_package_is_named(site: Path, registry: Path) -> None:
+    """As that of a project, which Python imports where its package is not installed."""
+    (site / "shelf" / "src").mkdir(parents=True)
+    registry.write_text("plugins: [shelf]\n")
+    listed = plugins(registry)
+    assert listed.exit_code == 2
+    says = f"'shelf' is the folder {site / 'shelf'}, which has no __init__.py: install"
+    assert says in listed.stdout.replace("\n", " ")
 
 
 def test_a_broken_plugin_blanks_nothing(site: Path, registry: Path) -> None:

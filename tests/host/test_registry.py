@@ -139,10 +139,16 @@ def test_nothing_is_built_before_all_is_checked(plugin: str) -> None:
 
 def test_an_error_meant_for_users_passes_as_it_is(plugin: str) -> None:
     asks = Registry.load({"plugins": [plugin], "model": "asks"}).one("model")
-    with pytest.raises(PluginError, match=r"^the schema is not known when this slot is built"):
+    with pytest.raises(
+        PluginError, match=r"^model: asks: the schema is not known when this slot is built"
+    ):
         asks.build(Context())
     with pytest.raises(PluginError, match=r"^the prepared tables are not known when this slot is"):
         Context().require_tables()
+    with pytest.raises(
+        PluginError, match=r"^dedup: mine: the schema .*stack\.adapt\(model, batches="
+    ):
+        Context(where="dedup", name="mine").require_schema()
 
 
 def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:

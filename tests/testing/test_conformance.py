@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.slots import Record, StatsRecord
+from recd_plugins.testing import contracts
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
@@ -38,6 +43,27 @@ class Silent:
 
     def measure(self, table: Table, progress: Progress) -> StatsReport:
         return StatsReport(values={})
+
+
+# What messages name.
+
+
+def test_the_kit_names_the_public_face_alone() -> None:
+    """An author who follows a message imports nothing private."""
+    folder = Path(contracts.__file__).parent
+    texts = [
+        node.value
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    named = {name for text in texts for name in re.findall(r"recd_plugins(?:\.\w+)+", text)}
+    assert named
+    for name in named:
+        module, _, thing = name.rpartition(".")
+        assert module.startswith("recd_plugins.api"), name
+        public = import_module(module)
+        assert thing in public.__all__ or find_spec(name), name
 
 
 # What any record must have.

@@ -145,8 +145,9 @@ class RegistryAdvice:
 
 def additions_of(registry: Registry) -> list[ClaimedAddition]:
     """The additions of the registry's plugins, and of all that are installed and not broken."""
-    own = [one for one in registry.plugins if one not in available()]
-    catalog = Catalog([*own, *available()], registry.source.base, strict=False)
+    base = registry.source.base
+    own = [_whole(one, base) for one in registry.plugins if one not in available()]
+    catalog = Catalog([*own, *available()], base, strict=False)
     return catalog.additions
 
 
@@ -352,14 +353,15 @@ def _absolute(values: Values, base: Path) -> dict[str, Any]:
     topology = found.get("topology")
     if isinstance(topology, str) and topology.endswith((".yaml", ".yml")):
         found["topology"] = str((base / path_of(topology, "topology")).resolve())
-    plugins = found.get("plugins") or []
-    found["plugins"] = [
-        str((base / one).expanduser().resolve())
-        if one.endswith(".py") or "/" in one or one.startswith((".", "~"))
-        else one
-        for one in plugins
-    ]
+    found["plugins"] = [_whole(one, base) for one in found.get("plugins") or []]
     return found
+
+
+def _whole(plugin: str, base: Path) -> str:
+    """A plugin's name; a path is whole, as in what is advised."""
+    if plugin.endswith(".py") or "/" in plugin or plugin.startswith((".", "~")):
+        return str((base / plugin).expanduser().resolve())
+    return plugin
 
 
 def _to_measure(

@@ -17,6 +17,7 @@ from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.own_batches import (
     OwnBatches,
@@ -43,6 +44,7 @@ __all__ = [
     "RowWise",
     "SparseFeatures",
     "TransformProgram",
+    "WeightedJagged",
     "all_features_of",
     "batch_of",
     "batch_to_record",

@@ -47,10 +47,12 @@ __all__ = [
 RegistryFile = Annotated[
     Path, typer.Option("--registry", "-r", help="The registry to read.", show_default=True)
 ]
+"""The registry that a command reads: `--registry`, or `-r`."""
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value over the registry's, as train.batch_size=512."),
 ]
+"""What a command line changes of a registry: `train.batch_size=512`."""
 
 
 def location_argument(text: str) -> Location:
@@ -69,6 +71,7 @@ TableFolder = Annotated[
         parser=location_argument,
     ),
 ]
+"""The table that a command is about."""
 ForeignPaths = Annotated[
     list[Path],
     typer.Argument(
@@ -115,7 +118,9 @@ Names = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+"""`--debug`, which `reported` is given."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+"""`--json`: a command then prints one JSON object on standard output."""
 
 
 def text_form(

@@ -102,7 +102,7 @@ class Found:
             except RecdError:
                 raise error from None  # which says the line too
             self.enabled = Catalog(self.names, self.source.base, strict=False)
-        self.off = sorted(available().keys() - set(self.names))
+        self.off = sorted(available().keys() - {*self.names, *self.enabled.providers})
         self.broken: dict[str, RecdError] = dict(self.enabled.broken)
 
     def all(self) -> list[Claim]:

@@ -56,6 +56,7 @@ flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_
 flash_attention_on_cpu_backward = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
+"""The backward of `flash_attention_on_cpu`."""
 
 all_gather_single: Callable[..., dist.Work | None] = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor

@@ -18,7 +18,9 @@ from recd_plugins.errors import RecdError
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]
 
 Split = Literal["train", "test"]
+"""The part of a dataset that is trained on, or that is held out."""
 SPLITS: tuple[Split, ...] = ("train", "test")
+"""Both splits, the one that is trained on first."""
 
 
 @dataclass(frozen=True, kw_only=True)

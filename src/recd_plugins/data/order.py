@@ -34,8 +34,10 @@ __all__ = [
 ]
 
 Tail = Literal["drop", "pad"]
+"""What becomes of rows that fill no last batch: left out, or filled up with rows of weight 0."""
 Rows = npt.NDArray[np.int64]
 SessionOrder = Literal["split", "together", "whole"]
+"""What shuffling does to the rows of a session that lie together: see `reader.sessions`."""
 Spans = tuple[Rows, Rows]
 """Where each span of rows begins, and how many they are."""
 

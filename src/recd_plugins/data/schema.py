@@ -33,6 +33,7 @@ __all__ = [
 METADATA_KEY = b"recd_schema"
 
 IDS = pa.list_(pa.field("element", pa.int64(), nullable=False))
+"""The Arrow type of a feature's column: a list of int64 a row, without nulls in it."""
 WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 
 

@@ -173,6 +173,12 @@ class Catalog:
                 f"plugin {name!r} is the same module as another one under `plugins`: name it once."
             ) from error
         if not self._manager.get_hookcallers(module):
+            if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
+                raise PluginError(
+                    f"plugin {name!r} is the folder {next(iter(module.__path__))}, which has no "
+                    f"__init__.py: install the distribution that has the plugin, or name the "
+                    f"folder of its package by its path, as ./{name}/src/{name}."
+                )
             raise PluginError(
                 f"plugin {name!r} ({provider}) implements no hook: mark its functions with "
                 f"@recd_plugins.hookimpl. Hooks: {', '.join(KNOWN)}."

@@ -59,6 +59,7 @@ class Choice:
 
     def build(self, context: Context) -> Any:
         """Build the record; an error of the plugin's own is named as such."""
+        context = dataclasses.replace(context, where=self.where, name=self.record.name)
         with self.named("when built"):
             built = self.record.build(self.config, context)
         check_built(self.record.slot, built, self.who)

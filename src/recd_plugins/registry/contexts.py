@@ -48,9 +48,7 @@ class Contexts:
         front of."""
         others = None if choice.others is None else self.planner(choice.others, schema)
         context = self._context(choice.record.slot, [choice], schema)
-        context = dataclasses.replace(
-            context, others=others, where=choice.where, name=choice.record.name, **self.known()
-        )
+        context = dataclasses.replace(context, others=others, **self.known())
         planner: Planner = choice.build(context)
         return planner
 

@@ -13,6 +13,7 @@ from recd_plugins.launch.environment import HOST
 __all__ = ["HTML", "PageServer"]
 
 HTML = "text/html; charset=utf-8"
+"""The content type of a page."""
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:"

@@ -91,8 +91,7 @@ class Context:
     """The planner of the others: it plans what this record's planner leaves to it, where the
     record stands in front of one (`in_front`)."""
     where: str = ""
-    """The path in registry.yaml of what is built, for messages; there for `sharding` and
-    `cache`."""
+    """The path in registry.yaml of what is built, for messages."""
     name: str = ""
     """The record's name, for the same messages."""
 
@@ -113,8 +112,17 @@ class Context:
     def require_schema(self) -> Schema:
         """The schema; a `PluginError` where it is not known yet."""
         if self.schema is None:
+            cure = ""
+            if self.where == "dedup":
+                cure = (
+                    " A registry without `dataset`, of a trainer that converts its own batches, "
+                    "has none: hand some over by `stack.adapt(model, batches=...)`, or let the "
+                    "record do without it, by options that name its features; `context.schema` "
+                    "is None then."
+                )
             raise PluginError(
-                "the schema is not known when this slot is built: it follows the dataset."
+                f"{self._who}the schema is not known when this slot is built: it follows the "
+                f"dataset.{cure}"
             )
         return self.schema
 
@@ -122,10 +130,14 @@ class Context:
         """The tables; a `PluginError` where they are not known yet."""
         if self.tables is None:
             raise PluginError(
-                "the prepared tables are not known when this slot is built: they follow the "
-                "dataset, and are there for dedup alone."
+                f"{self._who}the prepared tables are not known when this slot is built: they "
+                "follow the dataset, and are there for dedup alone."
             )
         return self.tables
+
+    @property
+    def _who(self) -> str:
+        return f"{self.where}: {self.name}: " if self.where else ""
 
     def require_others(self) -> HoldsRowWise:
         """The planner of the others; an error where no planner can stand in front of it."""

@@ -265,6 +265,7 @@ class Uri:
 
 
 Location = Path | Uri
+"""Where a file or a folder lies: on disk, or on a store."""
 
 
 def is_uri(text: str) -> bool:

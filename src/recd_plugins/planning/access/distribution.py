@@ -23,7 +23,9 @@ __all__ = [
 ]
 
 Integers = NDArray[np.int64]
+"""An array of int64."""
 Floats = NDArray[np.float64]
+"""An array of float64."""
 
 MARKED = 64
 """Rows of which each has a mark, at most, for each row that is named."""

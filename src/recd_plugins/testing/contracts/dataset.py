@@ -25,7 +25,7 @@ def check_dataset(subject: Subject) -> None:
     dataset, again = subject.build(), subject.build()
     subject.hold(
         isinstance(dataset, Dataset),
-        f"build must return a recd_plugins.data.dataset.Dataset, but returned {dataset!r}",
+        f"build must return a recd_plugins.api.data.Dataset, but returned {dataset!r}",
         "Inherit from it, and fill `schema` and `chunks`.",
     )
     grows = isinstance(subject.record, DatasetRecord) and subject.record.grows

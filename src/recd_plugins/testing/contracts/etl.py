@@ -23,7 +23,7 @@ def check_etl(subject: Subject) -> None:
         subject.hold(
             isinstance(table, Table) and table.path == folder and table.num_rows > 0,
             f"run must write a table into the folder that it is given and return it, not {table!r}",
-            "return recd_plugins.data.table.write_table(folder, schema, chunks).",
+            "return recd_plugins.api.data.write_table(folder, schema, chunks).",
         )
         subject.hold(
             Table.open(folder).schema == table.schema,

@@ -25,7 +25,7 @@ def check_log(subject: Subject) -> None:
     subject.hold(
         isinstance(store.shards, int) and store.shards > 0 and store.route in get_args(LogRoute),
         f"it must have shards and a route, but says {store.shards!r} and {store.route!r}",
-        "See recd_plugins.slots.LogStore.",
+        "See recd_plugins.api.LogStore.",
     )
     _hold_messages(subject, store, [], "new")
     store.append(_batch([]))
@@ -90,7 +90,7 @@ def _rows(subject: Subject, batches: Iterable[pa.RecordBatch]) -> list[Message]:
         subject.hold(
             batch.schema.equals(MESSAGES),
             f"what it reads must have the columns of MESSAGES, not {batch.schema.names}",
-            "Take the schema from recd_plugins.data.messages.",
+            "Take the schema MESSAGES from recd_plugins.api.data.",
         )
         rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
     return rows

@@ -32,7 +32,7 @@ def check_reader(subject: Subject) -> None:
     try:
         check_resume(lambda: _loader(subject, table, 0, 1, "train"))
     except AssertionError as error:
-        subject.hold(False, str(error), "See recd_plugins.slots.Loader.")
+        subject.hold(False, str(error), "See recd_plugins.api.Loader.")
 
 
 def _loader(subject: Subject, table: Table, rank: int, world_size: int, split: Split) -> Loader:
@@ -88,7 +88,7 @@ def _check_batch(subject: Subject, batch: Batch, table: Table, where: str) -> No
         and 0 < size <= BATCH_SIZE,
         f"{where}: a batch must have up to {BATCH_SIZE} samples of the schema's columns in their "
         "order",
-        "See recd_plugins.data.batch.Batch.",
+        "See recd_plugins.api.batch.Batch.",
     )
 
 
