@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["Draw", "StatsReport", "StatsTable"]
 
 Draw = Callable[["Figure"], None]
-"""A function that draws on a figure of matplotlib."""
 """Draws onto an empty figure and sets its size; whoever calls it saves the figure."""
 
 
