@@ -368,8 +368,18 @@ class FeatureSteps:
         if any(step.changes_keys for step in self.steps):
             _ = self.groups  # it refuses what unique samples do not allow
         from recd_plugins.data.transform import BatchTransform, batch_steps
+        from recd_plugins.sparse.id_bounds import IdBounds
 
-        return BatchTransform(batch_steps(self.steps), converter)
+        num_ids = {one.name: one.num_ids for one in self.schema.sparse}
+        makers = {}
+        if converter is not None:
+            who = f"{self._registry.one('dedup').who} made"
+            taken = getattr(converter, "groups", None) or ()
+            makers = {name: who for group in taken for name in group}
+        for step in (one for one in self.steps if one.takes):
+            names = step.made_of_dense().sparse_names if step.dense else step.names(step.takes)
+            makers |= dict.fromkeys(names, f"{step.who} made")
+        return BatchTransform(batch_steps(self.steps), converter, IdBounds(num_ids, makers))
 
 
 def _is_groups(groups: Any) -> bool:
