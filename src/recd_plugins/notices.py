@@ -26,6 +26,7 @@ __all__ = [
     "Notices",
     "Otherwise",
     "Slower",
+    "Unchecked",
     "Unneeded",
     "Unused",
     "Unwatched",
@@ -144,6 +145,13 @@ class Unwatched(Notice):
     """Nobody sees whether training uses it."""
 
     verdict = "is not watched"
+    refused = False
+
+
+class Unchecked(Notice):
+    """Nobody looks whether what comes of it is as it says."""
+
+    verdict = "is not checked"
     refused = False
 
 

@@ -262,7 +262,12 @@ class Stack:
                 transform=transform,
             )
         check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
-        return loader
+        if getattr(loader, "checks_ids", False):
+            return loader
+        from recd_plugins.slots.batch_check import BatchCheck, checked
+
+        check = BatchCheck(self.schema, f"{choice.who}: its loader yielded")
+        return checked(loader, check, lambda device: self._usage.unseen(choice, device))
 
     @cached_property
     def periods(self) -> Periods | None:

@@ -223,6 +223,29 @@ def test_what_a_call_has_waited_for_in_vain_is_made_in_its_turn(tables: Path) ->
     maker.close()
 
 
+def test_a_worker_that_ends_lets_go_of_calls_that_wait(tables: Path) -> None:
+    loader = loader_of(tables)
+    maker = Maker(Buffer(1 << 20, None))
+    asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=1, client="")
+    ended: list[str] = []
+
+    def wait(job: Gated) -> None:
+        try:
+            maker.batches(job, asked, 0)
+        except flight.FlightUnavailableError as error:
+            ended.append(str(error))
+
+    job = Gated(None)  # whose batch is never let through
+    call = Thread(target=wait, args=(job,), daemon=True)
+    call.start()
+    until(lambda: bool(maker._demands))
+    maker.close()
+    call.join(240.0)
+    wait(job)  # and whoever asks later
+    assert len(ended) == 2
+    job.gate.release()  # so that its thread ends
+
+
 def test_what_a_trainer_waits_for_leaves_at_once_and_all_else_together(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

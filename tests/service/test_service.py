@@ -7,8 +7,10 @@ from itertools import islice
 import pytest
 from service_jobs import KINDS, stack_of
 
+from recd_dedup.dedup.chosen import Advised
 from recd_dsi.service.reader import ServiceReaderConfig
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.registry.delivery import Delivery
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
 pytestmark = pytest.mark.ranks
@@ -91,3 +93,20 @@ def test_ranks_are_copied_for_workers_that_they_fork_alone() -> None:
     assert ServiceReaderConfig(workers=3).forks
     assert not ServiceReaderConfig(coordinator="127.0.0.1:1").forks
     assert not ServiceReaderConfig(backend="ray").forks
+
+
+@pytest.mark.filterwarnings(
+    "ignore::recd_plugins.notices.NoticeWarning"
+)  # that nothing is worth it
+@pytest.mark.parametrize("dedup", ["exact", {"use": "exact"}, {"use": "partial", "groups": "auto"}])
+@pytest.mark.parametrize("found", [(), (("history", "times"),)])
+def test_workers_have_the_groups_that_were_advised(tables, monkeypatch, dedup, found):
+    """However `auto` is written, and where nothing is worth it."""
+    monkeypatch.setattr("recd_dedup.dedup.chosen._kept", lambda *_: Advised(found, "", ()))
+    monkeypatch.setitem(KINDS, "advised", {"dedup": dedup})
+    delivery = stack_of(tables, SERVICE, "advised").delivery()
+    monkeypatch.undo()
+    transform = Delivery.from_text(delivery.text()).open().transform
+    assert (transform.takes if transform else frozenset()) == {
+        name for one in found for name in one
+    }

@@ -25,6 +25,9 @@ MOST_LEFT_OUT = 0.05
 class ServiceLoader:
     """The batches of one rank; its state is that of the local reader without workers."""
 
+    checks_ids = True
+    """Workers hold them to the schema, as the local reader does."""
+
     def __init__(
         self,
         local: LocalLoader,

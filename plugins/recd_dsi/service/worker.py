@@ -80,6 +80,7 @@ LARGEST_THRESHOLD = 32 << 20
 AHEAD = 256
 """Batches one after another that are there ahead of a request, until a worker looks no further:
 else it would look through an epoch that is there for each request."""
+ENDS = "the worker ends: ask another one."
 PASSED = MOST_BATCHES
 """Batches that are made in passing, rather than a window read anew for one behind them: a client
 asks for several runs of them at a time, and the first is not the first to arrive."""
@@ -394,6 +395,8 @@ class Maker:
         if found is not None:
             return found
         with self._change:
+            if self._closed:
+                raise flight.FlightUnavailableError(ENDS)
             demand = self._demands.setdefault(key, _Demand(job, request, Future()))
             demand.calls += 1
             self._change.notify_all()
@@ -407,9 +410,12 @@ class Maker:
                     del self._demands[key]
 
     def close(self) -> None:
-        """Make no more."""
+        """Make no more; calls that wait for a batch end, as those of a worker that is gone."""
         with self._change:
             self._closed = True
+            for demand in self._demands.values():
+                demand.made.set_exception(flight.FlightUnavailableError(ENDS))
+            self._demands.clear()
             self._change.notify_all()
 
     def _run(self) -> None:

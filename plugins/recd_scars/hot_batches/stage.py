@@ -7,11 +7,12 @@ window at most, and each sample comes once an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ from recd_scars.hot_batches.hot_rows import HotRows
 
 __all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]
 
+TAKEN = 2
+"""Batches of the next window that are taken for each that is yielded: it is complete, and there is
+time to classify it, when half of this one is used."""
 TO_TELL = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, to tell them."""
 
@@ -71,8 +75,11 @@ class Yielded:
 class HotBatchesWithoutState:
     """Hot and normal batches of a loader, as many and as large ones.
 
-    While a window is used, the next is read and classified in a thread: two are in memory. The
-    collective is made by whoever iterates. A new tier plan counts from the next window on.
+    While a window is used, the next is read and classified: two are in memory. A thread reads what
+    the registry's reader yields. A trainer's own loader is read by whoever iterates, as without us:
+    it may make collectives, as those of Accelerate do, or hold what belongs to its thread. The
+    stage's own collective is made by whoever iterates, too. A new tier plan counts from the next
+    window on.
     """
 
     def __init__(
@@ -122,10 +129,10 @@ class HotBatchesWithoutState:
         batches = iter(self._loader)
         pool = self._pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
         try:
-            ahead = pool.submit(self._read, batches, self._hot_rows(), self._formed)
+            ahead = self._ahead(pool, batches, self._formed)
             while self._agree(window := self._result(ahead)) and window is not None:
-                ahead = pool.submit(self._read, batches, self._hot_rows(), None)
-                yield from self._batches(window)
+                ahead = self._ahead(pool, batches, None)
+                yield from self._batches(window, ahead)
         finally:
             pool.shutdown(cancel_futures=True)
             if isinstance(batches, Generator):
@@ -152,8 +159,9 @@ class HotBatchesWithoutState:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._loader, name)
 
-    def _batches(self, window: BatchWindow) -> Iterator[Any]:
+    def _batches(self, window: BatchWindow, ahead: _Ahead) -> Iterator[Any]:
         for index in range(self._index, len(window)):
+            ahead.take(TAKEN)
             batch = window.batch(index)
             if index + 1 == len(window):
                 self._start, self._index, self._formed = window.end, 0, None
@@ -162,17 +170,34 @@ class HotBatchesWithoutState:
             self.yielded.count(hot=window.is_hot(index))
             yield batch
 
-    def _read(
-        self, batches: Iterator[Any], rows: HotRows | None, formed: Formed | None
+    def _ahead(
+        self, pool: ThreadPoolExecutor, batches: Iterator[Any], formed: Formed | None
+    ) -> _Ahead:
+        """The next window, to be read."""
+        ahead = _Ahead(
+            pool,
+            batches,
+            self._window if formed is None else formed.num_batches,
+            self._state,
+            partial(self._made, self._hot_rows(), formed),
+        )
+        if self._own is None:
+            ahead.read_in_thread()
+        return ahead
+
+    def _made(
+        self,
+        rows: HotRows | None,
+        formed: Formed | None,
+        taken: Sequence[Any],
+        start: dict[str, Any] | None,
+        end: dict[str, Any] | None,
     ) -> BatchWindow | None:
-        """The next window; none at the end of the epoch."""
-        start = self._state()
-        count = self._window if formed is None else formed.num_batches
-        taken = list(islice(batches, count))
+        """The window of these batches; none of none, at the end of the epoch."""
         if not taken:
             return None
         own = OwnBatches() if self._own is None else self._own
-        window = BatchWindow(taken, start=start, end=self._state(), own=own)
+        window = BatchWindow(taken, start=start, end=end, own=own)
         if formed is not None:
             window.form_again(formed)
         elif rows is not None:
@@ -185,7 +210,7 @@ class HotBatchesWithoutState:
             state = self._loader.state_dict()
         return state
 
-    def _result(self, ahead: Future[BatchWindow | None]) -> BatchWindow | None:
+    def _result(self, ahead: _Ahead) -> BatchWindow | None:
         """What was read; if that failed, the other ranks hear so where they agree, and fail too."""
         try:
             return ahead.result()
@@ -253,6 +278,59 @@ class HotBatchesWithoutState:
         if self._rows is None or self._rows.version != plan.version:
             self._rows = HotRows(plan, self._planner.features_of)
         return self._rows
+
+
+class _Ahead:
+    """A window on its way: its batches are taken, then it is made of them in a thread."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        batches: Iterator[Any],
+        count: int,
+        state: Callable[[], dict[str, Any] | None],
+        make: Callable[..., BatchWindow | None],
+    ) -> None:
+        """`make` is given as many as there are of `count` batches, and the loader's states before
+        and behind them."""
+        self._pool, self._batches, self._left = pool, batches, count
+        self._state, self._make = state, make
+        self._start = state()
+        self._taken: list[Any] = []
+        self._made: Future[BatchWindow | None] | None = None
+        self._failure: Exception | None = None
+
+    def read_in_thread(self) -> None:
+        """Take all of them there."""
+        self._made = self._pool.submit(self._read)
+
+    def take(self, most: int) -> None:
+        """Take so many more, by whoever calls; what fails then is raised by `result`."""
+        if self._made is not None or self._failure is not None:
+            return
+        try:
+            taken = list(islice(self._batches, min(most, self._left)))
+        except Exception as error:
+            self._failure = error
+            return
+        self._taken += taken
+        self._left -= len(taken)
+        if not self._left or len(taken) < most:
+            self._left = 0
+            end = self._state()
+            self._made = self._pool.submit(self._make, self._taken, self._start, end)
+
+    def result(self) -> BatchWindow | None:
+        """The window; none at the end of the epoch."""
+        self.take(self._left)
+        if self._failure is not None:
+            raise self._failure
+        assert self._made is not None  # all of them are taken
+        return self._made.result()
+
+    def _read(self) -> BatchWindow | None:
+        taken = list(islice(self._batches, self._left))
+        return self._make(taken, self._start, self._state())
 
 
 class HotBatches(HotBatchesWithoutState):

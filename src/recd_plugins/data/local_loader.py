@@ -200,6 +200,9 @@ class LocalLoader:
     epoch's start, so that no state lies at an epoch's end.
     """
 
+    checks_ids = True
+    """The reader holds them to the schema as it reads a stripe, or its footer does."""
+
     def __init__(
         self,
         batches: RankBatches,

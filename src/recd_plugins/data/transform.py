@@ -19,6 +19,7 @@ from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
+from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
@@ -40,7 +41,10 @@ class BatchTransform:
         self,
         steps: Sequence[tuple[Sequence[str], Preprocess | RowWise | DenseStep]],
         dedup: DedupConverter | None = None,
+        bounds: IdBounds | None = None,
     ) -> None:
+        """All ids that it leaves in a batch are held to `bounds`, if there are any."""
+        self._bounds = bounds
         self._steps = [
             (names, step if isinstance(step, RowWise | DenseStep) else RowWise(step))
             for names, step in steps
@@ -69,6 +73,11 @@ class BatchTransform:
             with self.seconds.of(CONVERT):
                 features, dedup = self._deduplicated(self._dedup, features, unjoined)
         features, dedup, dense = self._transformed(features, dedup, dense, self.seconds)
+        if self._bounds is not None:
+            shared = dedup.kjt if isinstance(dedup, DeduplicatedFeatures) else dedup
+            for kjt in (features, shared):
+                if isinstance(kjt, KeyedJaggedTensor):
+                    self._bounds.check(kjt, "a batch has")
         return dataclasses.replace(batch, features=features, dedup=dedup, dense=dense)
 
     def of(

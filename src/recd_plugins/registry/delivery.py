@@ -57,11 +57,14 @@ class Delivery:
         values: dict[str, Any] = {
             key: source[key] for key in ("plugins", *SLOTS_OF_BATCHES) if source.get(key)
         }
-        if groups is not None and isinstance(values.get("dedup"), Mapping):
-            # Weighing them anew takes the model, and could end otherwise.
-            values["dedup"] = {**values["dedup"]}
-            if values["dedup"].get("groups") == "auto":
-                values["dedup"]["groups"] = [list(group) for group in groups]
+        if groups is not None and "dedup" in values:
+            # Weighing them anew takes the model, and could end otherwise. Nothing written is auto.
+            dedup, written = registry.one("dedup"), values["dedup"]
+            if getattr(dedup.config, "groups", None) == "auto":
+                options = dict(written) if isinstance(written, Mapping) else {"use": written}
+                values["dedup"] = {**options, "groups": [list(group) for group in groups]}
+                if not groups:  # it leaves batches as they are
+                    del values["dedup"]
         values["folder"] = str(Path(registry.folder).resolve())
         values["train"] = {
             "seed": train.seed,
@@ -71,7 +74,7 @@ class Delivery:
         providers = {
             slot: ", ".join(str(choice.provider) for choice in registry.chosen(slot))
             for slot in SLOTS_OF_BATCHES
-            if registry.chosen(slot)
+            if registry.chosen(slot) and slot in values
         }
         plain = json.loads(json.dumps(values, default=str))
         return cls(

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
@@ -79,8 +80,11 @@ class FeatureSteps:
         """Have the converter choose by some of the trainer's batches: those of rank 0."""
         if not self._registry.chosen("dedup"):
             return
+        import torch.distributed as dist
+
+        from recd_plugins.planning.access.ranks import together
         from recd_plugins.planning.planner_bases import agreed
-        from recd_plugins.sparse.own_batches import sampled_features
+        from recd_plugins.sparse.own_batches import sample_size, sampled_features
 
         if "converter" in self.__dict__:
             raise CapabilityError(
@@ -88,7 +92,17 @@ class FeatureSteps:
                 "batches: convert batches after it, and adapt once with `batches`."
             )
         with Look(batches) as look:
-            self._looked_at = agreed(lambda: sampled_features(look, features))
+            # Every rank reads as many as rank 0, for a loader may ask something of all of them.
+            count = agreed(lambda: sample_size(look.first, features))
+            some: list[Any] = []
+
+            def read() -> int:
+                some.extend(islice(look, count))
+                return len(some)
+
+            group = dist.GroupMember.WORLD if dist.is_initialized() else None
+            _ = read() if group is None else together(group, read)
+            self._looked_at = agreed(lambda: sampled_features(some, features))
         for known in ("columns", "steps", "_every", "tables"):
             self.__dict__.pop(known, None)  # of the dataset's batches, which are others
 
@@ -368,8 +382,18 @@ class FeatureSteps:
         if any(step.changes_keys for step in self.steps):
             _ = self.groups  # it refuses what unique samples do not allow
         from recd_plugins.data.transform import BatchTransform, batch_steps
+        from recd_plugins.sparse.id_bounds import IdBounds
 
-        return BatchTransform(batch_steps(self.steps), converter)
+        num_ids = {one.name: one.num_ids for one in self.schema.sparse}
+        makers = {}
+        if converter is not None:
+            who = f"{self._registry.one('dedup').who} made"
+            taken = getattr(converter, "groups", None) or ()
+            makers = {name: who for group in taken for name in group}
+        for step in (one for one in self.steps if one.takes):
+            names = step.made_of_dense().sparse_names if step.dense else step.names(step.takes)
+            makers |= dict.fromkeys(names, f"{step.who} made")
+        return BatchTransform(batch_steps(self.steps), converter, IdBounds(num_ids, makers))
 
 
 def _is_groups(groups: Any) -> bool:

@@ -14,6 +14,7 @@ from recd_plugins.notices import (
     Notice,
     Notices,
     Otherwise,
+    Unchecked,
     Unneeded,
     Unused,
     Unwatched,
@@ -114,6 +115,19 @@ class Usage:
                     "batch in no other way.",
                 )
             )
+
+    def unseen(self, reader: Choice, device: object) -> None:
+        """The ids of a reader's batches come on a device: each look would have the processor wait
+        for it."""
+        self._give(
+            Unchecked(
+                what=f"{reader.where}: {reader.record.name}",
+                why=f"its batches come on {device}, where nobody sees an id of no row before "
+                "another row is trained in its place",
+                cure="Have its loader yield batches of the CPU's memory, pinned if that is to be "
+                "fast: the pipeline moves them.",
+            )
+        )
 
     def left_out(self, reader: Choice, rows: int, read: int) -> None:
         """Rows of a period may be in no batch: no later epoch has them."""

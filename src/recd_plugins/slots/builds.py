@@ -117,7 +117,11 @@ class TableStats(Protocol):
 
 
 class Loader(Protocol):
-    """The batches of one rank, which has a loader of its own for each split."""
+    """The batches of one rank, which has a loader of its own for each split.
+
+    The host holds each batch to the schema as it comes: shapes, types, and all ids. An attribute
+    `checks_ids` that is true says that the loader has done so with the ids that it reads.
+    """
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on where the state says, to the epoch's end; iterated again, read the next epoch."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked, unique_samples
@@ -34,6 +35,7 @@ def compile_kernels() -> None:
             keys=["a", "b"], values=torch.cat([ids, ids]), lengths=torch.cat([lengths, lengths])
         )
         InverseKeyedJaggedTensor.from_kjt(features, [["a", "b"]])
+        IdBounds({"a": 4, "b": 4}).check(features, "")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "marked_batch",
     "parts_of",
     "replaced",
+    "sample_size",
     "sampled_features",
     "with_parts",
 ]
@@ -95,6 +97,17 @@ def all_features_of(
 MOST_BATCHES = 8
 MOST_SAMPLES = 1 << 16
 MOST_IDS = 1 << 23
+
+
+def sample_size(first: Any, features: FeaturesOf | None = None) -> int:
+    """The number of a loader's batches that show what repeats, if all are as large as the first."""
+    if first is None:
+        return 0
+    kjt = features_of(first, features)
+    if isinstance(kjt, SparseFeatures):
+        return 1
+    size = max(_samples(kjt) / MOST_SAMPLES, _ids(kjt) / MOST_IDS, 1 / MOST_BATCHES)
+    return math.ceil(1 / size)
 
 
 def sampled_features(

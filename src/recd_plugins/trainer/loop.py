@@ -17,9 +17,9 @@ from recd_plugins.errors import RecdError
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
+from recd_plugins.slots.batch_check import BatchCheck
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.assemble import Job
-from recd_plugins.trainer.batch_check import BatchCheck
 from recd_plugins.trainer.checkpoints.checkpoint import (
     Checkpoints,
     DiskFullError,
@@ -126,7 +126,8 @@ class Loop:
             labels=stack.schema.targets,
         )
         whose = f"{stack.registry.one('reader').who}: its loader yielded"
-        self._check = BatchCheck(stack.schema, whose)
+        # Whoever made the ids has held them to the schema; a planner may have put them together.
+        self._check = BatchCheck(stack.schema, whose, ids=stack.ordered)
         self._batches: Iterator[Batch] = map(self._read, positions)
         self._ahead: deque[Batch] = deque()
         self._window = LabelMetrics(job.device, stack.schema.targets)

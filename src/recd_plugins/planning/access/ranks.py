@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,6 +20,10 @@ __all__ = ["BatchesOfRanks", "gathered", "ranks_where", "together"]
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
+TO_TELL = timedelta(seconds=60)
+"""The time that a rank which fails waits for the others, to tell them."""
+_TELLING: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
+"""By group, that of the same ranks in which they tell each other."""
 
 
 class BatchesOfRanks:
@@ -46,29 +52,58 @@ class BatchesOfRanks:
 
 
 def together(group: ProcessGroup, do: Callable[[], int]) -> int:
-    """The greatest of what all ranks give; if one raises, all do, rather than wait for it."""
+    """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
+
+    What is done may make collectives of the group, as a loader does by which one rank reads for
+    all. Where that fails on one rank, the others may wait there: so ranks tell each other in a
+    group of its own, and who fails waits for them for `TO_TELL` at most.
+    """
     import torch
     import torch.distributed as dist
 
+    if group.size() == 1:
+        return do()
+    telling = _telling(group)  # before, for it takes all of them
     failure: Exception | None = None
     number = 0
     try:
         number = do()
     except Exception as error:
         failure = error
-    status = torch.tensor(
-        [group.rank() + 1 if failure else 0, number], device=_device(group), dtype=torch.int64
-    )
-    dist.all_reduce(status, dist.ReduceOp.MAX, group=group)
-    failed, greatest = status.tolist()
+    status = torch.tensor([group.rank() + 1 if failure else 0, number])
+    work = dist.all_reduce(status, dist.ReduceOp.MAX, group=telling, async_op=True)
     if failure is not None:
+        try:
+            work.wait(TO_TELL)
+        except RuntimeError:  # the time is over, or one of them has ended
+            _TELLING.pop(group, None)
+            raise DataError(
+                f"rank {group.rank()} could not count its batches ({type(failure).__name__}: "
+                f"{failure}), and for {TO_TELL.total_seconds():g} s no other rank came to "
+                "hear of it: they wait in what the loader asks of all ranks. Where one rank reads "
+                "for all, as by Accelerate's dispatch_batches, its default for an IterableDataset, "
+                "have each rank read batches of its own: "
+                "DataLoaderConfiguration(dispatch_batches=False)."
+            ) from failure
         raise failure
+    work.wait()
+    failed, greatest = status.tolist()
     if failed:
         raise DataError(
             f"rank {failed - 1} could not count its batches, and says why; no rank plans "
             "without them."
         )
     return int(greatest)
+
+
+def _telling(group: ProcessGroup) -> ProcessGroup:
+    import torch.distributed as dist
+
+    if group not in _TELLING:
+        _TELLING[group] = dist.new_group(
+            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+        )
+    return _TELLING[group]
 
 
 def ranks_where(group: ProcessGroup, here: bool) -> list[int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from recd_plugins.data.period_loader import PeriodLoader
 from recd_plugins.errors import DataError, PluginError, shown
 from recd_plugins.slots import Loader
+from recd_plugins.slots.batch_check import kind_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -66,7 +67,7 @@ class Positions:
                 yield batch
         if not isinstance(self._loader, PeriodLoader):
             raise DataError(
-                f"the loader of the train split ({type(self._loader).__name__}) says that an epoch "
+                f"the loader of the train split ({kind_of(self._loader)}) says that an epoch "
                 f"has {len(self._loader)} batches, and yielded none in two: there is nothing to "
                 "train on. See what its `__iter__` leaves out."
             )
@@ -94,7 +95,7 @@ class Positions:
                 fits = False
             if not fits:
                 raise PluginError(
-                    f"reader: `state_dict` of {type(self._loader).__name__} returned "
+                    f"reader: `state_dict` of {kind_of(self._loader)} returned "
                     f"{shown(state)}, which a checkpoint cannot keep as JSON. Return a mapping "
                     "of numbers, texts, lists and mappings."
                 )

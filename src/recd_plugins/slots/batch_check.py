@@ -1,4 +1,4 @@
-"""The batches that a run trains on, held to the schema: an error names the reader and the part.
+"""The batches of a reader, held to the schema: an error names the reader and the part.
 
 A model of tensors fails deep below a batch that does not fit, and an id that no table has a row for
 is another row's, or ends the process.
@@ -6,7 +6,8 @@ is another row's, or ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,34 +16,37 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import DataError, PluginError, nearest
+from recd_plugins.errors import PluginError, nearest
+from recd_plugins.planning.access.sample import Spread
+from recd_plugins.slots.builds import Loader
 from recd_plugins.slots.built import check_made
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
+from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import check_lookup
 
-__all__ = ["BatchCheck"]
+__all__ = ["BatchCheck", "CheckedLoader", "checked", "kind_of"]
 
-SPACED = 256
-"""The most batches between two of which the ids are looked at."""
 PARTS = ("to", "record_stream", "pin_memory")
 """The methods that a batch asks of what a converter made."""
 
 
 class BatchCheck:
-    """Checks each batch's shapes, and the ids of the 1st, 2nd, 4th, ... and then of every 256th:
-    to look at all of them costs what reading them does."""
+    """Checks each batch: types and shapes of its parts, and all of its ids."""
 
-    def __init__(self, schema: Schema, whose: str) -> None:
-        """`whose` opens the messages: the reader's loader."""
+    def __init__(self, schema: Schema, whose: str, *, ids: bool = True) -> None:
+        """`whose` opens the messages: the reader's loader. Not `ids`, where whoever made them has
+        held them to the schema."""
         self._schema = schema
         self._whose = whose
-        self._count = 0
+        self._ids = ids
         self._num_ids = {one.name: one.num_ids for one in schema.sparse}
+        self._bounds = IdBounds(self._num_ids)
+        self.unseen: torch.device | None = None
+        """The device on which a batch came whose ids nobody looked at, if one did."""
 
     def __call__(self, batch: Any) -> None:
         """`PluginError` or `DataError` where it is no batch of the schema."""
         check_made(batch, Batch, self._whose, "Yield those of recd_plugins.api.batch.")
-        self._count += 1
         size = self._check_tensors(batch)
         features = batch.features
         if not isinstance(features, KeyedJaggedTensor):
@@ -62,16 +66,19 @@ class BatchCheck:
                 f"{self._whose} a `dedup` of {shared.inverse_lookup.shape[-1]} samples for {size} "
                 "labels. Let the converter give each sample a place in its inverse lookup."
             )
-        self._check_keys([*features.keys(), *(shared.kjt.keys() if shared else ())])
-        seen = self._count
-        if seen % SPACED == 0 or (seen < SPACED and seen & (seen - 1) == 0):
-            self._check_ids(features)
-            if shared is not None:
-                for group, count, lookup in zip(
-                    shared.groups, shared.unique_counts, shared.inverse_lookup, strict=True
-                ):
-                    check_lookup(lookup, count, group)
-                self._check_ids(shared.kjt)
+        converted = shared.kjt if shared is not None else batch.dedup
+        kjts = [one for one in (features, converted) if isinstance(one, KeyedJaggedTensor)]
+        self._check_keys([*chain.from_iterable(kjt.keys() for kjt in kjts)])
+        if not self._ids:
+            return
+        for kjt in kjts:
+            if not self._bounds.check(kjt, self._whose):
+                self.unseen = kjt.values().device
+        if shared is not None and shared.inverse_lookup.is_cpu:
+            for group, count, lookup in zip(
+                shared.groups, shared.unique_counts, shared.inverse_lookup, strict=True
+            ):
+                check_lookup(lookup, count, group)
 
     def _check_tensors(self, batch: Batch) -> int:
         """The number of samples."""
@@ -118,32 +125,70 @@ class BatchCheck:
                     f"{nearest(key, self._num_ids)}"
                 )
 
-    def _check_ids(self, features: KeyedJaggedTensor) -> None:
-        values, lengths = features.values(), features.lengths()
-        if values.is_floating_point() or values.is_complex():
-            raise PluginError(
-                f"{self._whose} ids of {values.dtype}, where they must be integers: int64 or int32."
-            )
-        if lengths.numel() and (least := int(lengths.min())) < 0:
-            raise PluginError(f"{self._whose} a row of {least} ids. A row without ids has 0.")
-        if (total := int(lengths.sum())) != values.numel():
-            raise PluginError(
-                f"{self._whose} lengths that add up to {total} for {values.numel()} ids."
-            )
-        for key, ids in _by_key(features):
-            if not ids.numel():
-                continue
-            least, most = (int(one) for one in ids.aminmax())
-            if least < 0 or most >= self._num_ids[key]:
-                raise DataError(
-                    f"{self._whose} id {least if least < 0 else most} of feature {key!r}, outside "
-                    f"[0, {self._num_ids[key]}), so that another row would be trained in its "
-                    "place. Have whoever made it (the reader, a converter, a preprocess transform "
-                    "and its `schema`) keep to that, or raise num_ids where the schema says it."
-                )
+
+class CheckedLoader:
+    """A loader, each of whose batches is checked as it comes; whatever else it has is its own."""
+
+    def __init__(
+        self, loader: Any, check: BatchCheck, unseen: Callable[[torch.device], None]
+    ) -> None:
+        """`unseen` hears once of batches whose ids lie on a device."""
+        self._loader, self._check, self._unseen = loader, check, unseen
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self._checked, self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._loader.state_dict()
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """A loader may have been written without it."""
+        if hasattr(self._loader, "close"):
+            self._loader.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def _checked(self, batch: Batch) -> Batch:
+        before = self._check.unseen
+        self._check(batch)
+        if before is None and self._check.unseen is not None:
+            self._unseen(self._check.unseen)
+        return batch
 
 
-def _by_key(features: KeyedJaggedTensor) -> Iterator[tuple[str, Tensor]]:
-    ends = features.offset_per_key()
-    for index, key in enumerate(features.keys()):
-        yield key, features.values()[ends[index] : ends[index + 1]]
+class CheckedSpread(CheckedLoader):
+    """The same of a loader that can begin anywhere in its epoch."""
+
+    def spread(
+        self, blocks: range, size: int, first: int | None = None
+    ) -> Iterator[tuple[int, Batch]]:
+        for block, batch in self._loader.spread(blocks, size, first):
+            yield block, self._checked(batch)
+
+    @property
+    def places(self) -> int:
+        places: int = self._loader.places
+        return places
+
+
+def checked(
+    loader: Loader, check: BatchCheck, unseen: Callable[[torch.device], None]
+) -> CheckedLoader:
+    """The loader, its batches checked as they come."""
+    kind = CheckedSpread if isinstance(loader, Spread) else CheckedLoader
+    return kind(loader, check, unseen)
+
+
+def kind_of(loader: object) -> str:
+    """The class of a loader, as whoever wrote it knows it."""
+    return type(loader._loader if isinstance(loader, CheckedLoader) else loader).__name__

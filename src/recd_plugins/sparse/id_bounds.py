@@ -1,0 +1,112 @@
+"""All ids of a batch, held to the rows that their tables have: one pass over them.
+
+TorchRec says nothing of an id that no table has a row for: a row-wise table trains another row in
+its place, a table that lies on one rank its first one, and some kernels end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.compat.kernels import kernel
+from recd_plugins.errors import DataError, PluginError
+from recd_plugins.sparse.rows.memory import all_below
+
+__all__ = ["IdBounds"]
+
+I64 = npt.NDArray[np.int64]
+FITS, LENGTHS, IDS = 0, 1, 2
+"""What is wrong with a KJT: nothing; its lengths; an id."""
+
+
+class IdBounds:
+    """The rows that each feature's table has."""
+
+    def __init__(self, num_ids: Mapping[str, int], makers: Mapping[str, str] | None = None) -> None:
+        """`makers` open the messages of the ids of features, where it is known who makes them."""
+        self._num_ids = dict(num_ids)
+        self._makers = makers or {}
+        self._of_keys: dict[tuple[str, ...], npt.NDArray[np.uint64]] = {}
+
+    def check(self, features: KeyedJaggedTensor, whose: str) -> bool:
+        """`PluginError` where it is no KJT of whole numbers in rows, `DataError` for an id of no
+        row; `whose` opens both, where no maker does. A key that is not known has no bound.
+
+        Whether it was looked at: what lies on a device is not, for the processor would have to wait
+        until it is there.
+        """
+        values, lengths = features.values(), features.lengths()
+        if values.is_floating_point() or values.is_complex():
+            raise PluginError(
+                f"{whose} ids of {values.dtype}, where they must be integers: int64 or int32."
+            )
+        if not values.is_cpu or not lengths.is_cpu:
+            return False
+        keys = tuple(features.keys())
+        bounds = self._of_keys.get(keys)
+        if bounds is None:
+            known = [self._num_ids.get(key, 1 << 63) for key in keys]
+            bounds = self._of_keys[keys] = np.array(known, np.uint64)
+        if features.variable_stride_per_key():
+            sizes = np.array(features.stride_per_key(), np.int64)
+        else:
+            sizes = np.full(len(keys), features.stride(), np.int64)
+        ids, rows = values.numpy(), lengths.numpy()
+        wrong, key = _first_wrong(ids, rows, sizes, bounds)
+        if wrong != FITS:
+            self._tell(ids, rows, sizes, keys, int(key), wrong == IDS, whose)
+        return True
+
+    def _tell(
+        self,
+        ids: npt.NDArray[Any],
+        rows: npt.NDArray[Any],
+        sizes: I64,
+        keys: tuple[str, ...],
+        at: int,
+        of_ids: bool,
+        whose: str,
+    ) -> NoReturn:
+        if not of_ids:
+            if len(rows) and (least := int(rows.min())) < 0:
+                raise PluginError(f"{whose} a row of {least} ids. A row without ids has 0.")
+            raise PluginError(
+                f"{whose} lengths that add up to {int(rows.sum())} for {len(ids)} ids."
+            )
+        ends = rows.cumsum(dtype=np.int64)[sizes.cumsum() - 1]
+        own = ids[(ends[at - 1] if at else 0) : ends[at]]
+        least, most = int(own.min()), int(own.max())
+        raise DataError(
+            f"{self._makers.get(keys[at], whose)} id {least if least < 0 else most} of feature "
+            f"{keys[at]!r}, outside [0, {self._num_ids.get(keys[at], '...')}), so that another row "
+            "would be trained in its place. Have whoever made it (the reader, a converter, a "
+            "preprocess transform and its `schema`) keep to that, or raise num_ids where the "
+            "schema says it."
+        )
+
+
+@kernel
+def _first_wrong(
+    ids: npt.NDArray[Any], rows: npt.NDArray[Any], sizes: I64, bounds: npt.NDArray[np.uint64]
+) -> tuple[int, int]:
+    """What is wrong, and with which key."""
+    first = row = 0
+    for key in range(len(bounds)):
+        if row + sizes[key] > len(rows):
+            return LENGTHS, key
+        count, most = 0, np.uint64(0)
+        for length in rows[row : row + sizes[key]]:
+            count += length
+            most = max(most, np.uint64(length))  # a negative one is huge
+        row += sizes[key]
+        if most > np.uint64(len(ids)) or first + count > len(ids):
+            return LENGTHS, key
+        if not all_below(ids[first : first + count], bounds[key]):
+            return IDS, key
+        first += count
+    return (FITS if first == len(ids) else LENGTHS), 0

@@ -1,0 +1,90 @@
+"""Rung 1: each batch of `stack.loader` is held to the schema, whoever made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins.data.local_loader import LocalLoader
+from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.access.sample import Spread
+from recd_plugins.stack import Stack, load
+
+PLUGIN = str(Path(__file__).with_name("reader_plugin.py"))
+
+
+def stack_of(folder: Path, **changed: Any) -> Stack:
+    return load(
+        {
+            "plugins": ["recd_dlrm", "recd_dedup", PLUGIN],
+            "folder": str(folder),
+            "dataset": {
+                "use": "random",
+                "samples": 160,
+                "test_samples": 16,
+                "num_ids": [50, 20],
+                "lookups": 2,
+            },
+            "train": {"batch_size": 16, "device": "cpu"},
+            **changed,
+        }
+    )
+
+
+def test_one_rare_id_of_a_reader_is_told_at_its_batch(tmp_path: Path) -> None:
+    loader = stack_of(tmp_path, reader={"use": "rare", "at": 2, "id": 20}).loader(0, 1)
+    assert not isinstance(loader, Spread)
+    batches = iter(loader)
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(DataError, match=r"reader.*'rare'.* yielded id 20 of feature 'cat_1', out"):
+        next(batches)
+
+
+def test_whatever_else_a_loader_has_is_its_own(tmp_path: Path) -> None:
+    stack = stack_of(tmp_path, reader={"use": "rare", "at": 99})
+    loader, plain = stack.loader(0, 1), stack_of(tmp_path).loader(0, 1)
+    assert loader.own == "its own"  # type: ignore[attr-defined]
+    first = iter(loader)
+    for _ in range(3):
+        next(first)
+    resumed = stack.loader(0, 1)
+    resumed.load_state_dict(loader.state_dict())
+    rest = [batch.features.values().tolist() for batch in plain][3:]
+    assert [batch.features.values().tolist() for batch in resumed] == rest
+    loader.close()
+
+
+def test_batches_from_all_over_the_epoch_are_checked_too(tmp_path: Path) -> None:
+    loader = stack_of(tmp_path, reader={"use": "rare", "at": 2, "spreads": True}).loader(0, 1)
+    assert isinstance(loader, Spread)
+    assert loader.places > 1
+    with pytest.raises(DataError, match="yielded id 99 of feature 'cat_1'"):
+        list(loader.spread(range(5), 1))
+
+
+@pytest.mark.parametrize("dedup", [None, {"use": "exact", "groups": [["cat_1"]]}])
+@pytest.mark.parametrize("reader", [{"use": "local"}, {"use": "rare", "at": 99}])
+def test_one_rare_id_of_a_transform_is_told(
+    tmp_path: Path, dedup: dict[str, Any] | None, reader: dict[str, Any]
+) -> None:
+    steps = [{"use": "rare", "at": 2, "id": 20, "features": ["cat_1"]}]
+    more = {} if dedup is None else {"dedup": dedup}
+    loader = stack_of(tmp_path, reader=reader, preprocess=steps, **more).loader(0, 1)
+    with pytest.raises(DataError, match=r"preprocess 'rare'.* made id 20 of feature 'cat_1'"):
+        list(loader)
+
+
+def test_ids_on_a_device_are_not_waited_for_and_that_is_said_once(tmp_path: Path) -> None:
+    stack = stack_of(tmp_path, reader={"use": "rare", "device": "meta"})
+    with pytest.warns(NoticeWarning, match="reader: rare is not checked: .* come on meta") as said:
+        assert len([*stack.loader(0, 1), *stack.loader(0, 1)]) == 20
+    assert len(said) == 1
+
+
+def test_the_hosts_readers_check_as_they_read(tmp_path: Path) -> None:
+    loader = stack_of(tmp_path).loader(0, 1)
+    assert isinstance(loader, LocalLoader)
+    assert loader.checks_ids
