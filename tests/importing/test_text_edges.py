@@ -31,7 +31,14 @@ def rows_of(path: Path, form: TextForm = HEADER) -> list[list[str]]:
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize("bom", [b"", BOM])
 @pytest.mark.parametrize(
-    "content", ["\n\na,b\n1,2\n3,4\n", '"a\nx",b\n1,2\n"3\n",4\n', '\n"a\n\nx",b\n\n1,2\n', "a,b"]
+    "content",
+    [
+        "\n\na,b\n1,2\n3,4\n",
+        '"a\nx",b\n1,2\n"3\n",4\n',
+        '\n"a\n\nx",b\n\n1,2\n',
+        "a,b",
+        'a,b\n"x\n","y"\n"\n",z\n',  # a quote that ends a field begins its line
+    ],
 )
 def test_a_header_may_have_several_lines_and_empty_ones_above(
     tmp_path: Path, content: str, bom: bytes, ends: str

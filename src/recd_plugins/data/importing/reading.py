@@ -458,9 +458,10 @@ def _check_closed(file: ForeignFile, content: bytearray, first: int) -> None:
 def _check_quotes_end(block: Block, content: bytes) -> None:
     """`DataError` if a field in quotes goes on over lines to a quote that ends no field: it took
     them up to where another one begins."""
-    ends = rb'"(?![%s\r\n]|\Z)' % re.escape(block.file.delimiter.encode())
-    for found in _quoted(block.file, ends).finditer(content):
-        if b"\n" in found[0]:
+    ends = (b"", b"\r", b"\n", block.file.delimiter.encode())
+    # Each field is passed as a whole: the quote that ends one may be the first sign of its line.
+    for found in _quoted(block.file).finditer(content):
+        if b"\n" in found[0] and content[found.end() : found.end() + 1] not in ends:
             first = block.first + content.count(b"\n", 0, found.start())
             last = block.first + content.count(b"\n", 0, found.end())
             raise DataError(
