@@ -149,3 +149,27 @@ def test_a_trace_is_profiled_for_the_models_tables_and_planned_with(folder: Path
     placed = ["--table", f"{names[-1]}=1", "--save", str(saved), "--json"]
     one = run(folder, "data", "profile", "--trace", str(folder / "small.npz"), *placed)
     assert json.loads(one.stdout)["rows"][names[-1]]["lookups"] == 1
+
+
+@pytest.mark.parametrize("offsets", [[2, 5], [], 5, [[0, 3]]])
+def test_offsets_begin_at_0(tmp_path: Path, offsets: object) -> None:
+    """As many ids as they say are not enough: they would be other samples' ids."""
+    np.savez(tmp_path / "t.npz", indices=np.arange(3), offsets=np.array(offsets, np.int64))
+    with pytest.raises(DataError, match=r"t\.npz: trace: offsets .* begins at 0\. A trace is"):
+        Trace.load(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("name", ["t.npz", "t.pt.gz"])
+def test_a_packed_trace_that_is_damaged_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "t.npz":
+        np.savez_compressed(path, indices=np.arange(4_000) % 97, offsets=np.arange(4_001))
+    else:
+        path.write_bytes(gzip.compress(bytes(range(256)) * 40))
+    whole = path.read_bytes()
+    for at in range(30, 130):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            Trace.load(path)
+        except DataError as error:
+            assert str(path) in str(error)  # noqa: PT017

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -149,6 +150,8 @@ class ForeignFile:
     """The columns of `text` that are lists by the header's word, parted by blanks."""
     start: int = 0
     """Bytes, unpacked, before the first row."""
+    lines_before: int = 0
+    """Lines before it: those of the header, and empty ones above."""
     renamed: tuple[str, ...] = ()
     """The names that more than one column has; all but the first got a number."""
     roots: tuple[str, ...] = ()
@@ -361,13 +364,15 @@ def _of_content(path: Location, form: TextForm, encoding: str) -> ForeignFile:
         )
     bom = len(BOM) if head.startswith(BOM) else 0
     text = _decoded(head[bom:], path, encoding)
+    if not text.strip():
+        raise DataError(f"{path}: the file has no text. Take it out, or fetch it again.")
     if text.count("\r") > 1 and "\n" not in text:
         raise DataError(
             f"{path}: its lines end in carriage returns alone. Write them with newlines: "
             f"tr '\\r' '\\n' < {path.name} > {path.stem}.unix{path.suffix}"
         )
     if text.lstrip().startswith("{"):
-        return replace(_jsonl(path, text, compression), encoding=encoding)
+        return replace(_jsonl(path, text, compression), encoding=encoding, start=bom)
     if text.lstrip().startswith("[") and form.delimiter is None:
         raise _array_error(path, text)
     if form.delimiter is None:
@@ -447,10 +452,13 @@ def cut_short(path: Location, compression: str | None, what: str, error: Excepti
 
 
 def _decoded(head: bytes, path: Location, encoding: str) -> str:
-    """Whole lines of the head as text."""
-    cut = head.rfind(b"\n") + 1 if len(head) >= HEAD_BYTES // 2 else len(head)
+    """Whole lines of the head as text; of a line that is longer, whole characters."""
+    cut = len(head)
+    if cut >= HEAD_BYTES // 2:
+        cut = head.rfind(b"\n") + 1
+    decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        return (head[:cut] if cut else head).decode(encoding)
+        return decoder.decode(head[:cut], final=True) if cut else decoder.decode(head)
     except UnicodeDecodeError as error:
         at = error.start
         line, start = head.count(b"\n", 0, at) + 1, head.rfind(b"\n", 0, at) + 1
@@ -645,7 +653,7 @@ def _text(
         )
     plain = [one["name"] for one in typed if one] if all_typed else first
     names, renamed = _named([name.strip() for name in plain])
-    line = text.index("\n") + 1 if "\n" in text else len(text)
+    above = _through_first_row(text, delimiter, quotes)
     lists = [
         name
         for name, one in zip(names, typed, strict=True)
@@ -660,7 +668,8 @@ def _text(
         quotes=quotes,
         header=True,
         lists=tuple(lists),
-        start=bom + len(text[:line].encode(encoding)),
+        start=bom + len(above.encode(encoding)),
+        lines_before=above.count("\n"),
         renamed=renamed,
     )
 
@@ -746,19 +755,40 @@ def _may_quote(text: str, delimiter: str) -> bool:
 
 def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[list[str]]:
     if len(delimiter) > 1:
-        each = (line.removesuffix("\r") for line in text.split("\n"))
-        yield from islice((line.split(delimiter) for line in each if line), HEAD_LINES)
+        yield from _split_lines(text, delimiter)
         return
-    lines = io.StringIO(text, newline="")
+    found = 0
     try:
-        reader = (
-            csv.reader(lines, delimiter=delimiter)
-            if quotes
-            else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
-        )
-        yield from islice((row for row in reader if row), HEAD_LINES)
+        for row in islice(
+            filter(None, _reader(io.StringIO(text, newline=""), delimiter, quotes)), HEAD_LINES
+        ):
+            found += 1
+            yield row
     except csv.Error:  # a field of more than 128 KiB
-        return
+        if not found:
+            yield from _split_lines(text, delimiter)
+
+
+def _split_lines(text: str, delimiter: str) -> Iterator[list[str]]:
+    each = (line.removesuffix("\r") for line in text.split("\n"))
+    return islice((line.split(delimiter) for line in each if line), HEAD_LINES)
+
+
+def _reader(lines: io.StringIO, delimiter: str, quotes: bool) -> Iterator[list[str]]:
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=delimiter, quoting=quoting)
+
+
+def _through_first_row(text: str, delimiter: str, quotes: bool) -> str:
+    """The text up to the end of its first row: empty lines may be above it, and lines end within
+    its quotes."""
+    lines = io.StringIO(text, newline="")
+    if len(delimiter) == 1:
+        with suppress(csv.Error):  # a field of more than 128 KiB
+            next(filter(None, _reader(lines, delimiter, quotes)))
+            return text[: lines.tell()]
+    begins = len(text) - len(text.lstrip("\r\n"))
+    return text[: (text.find("\n", begins) + 1) or None]
 
 
 def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:

@@ -29,7 +29,7 @@ from recd_plugins.data.importing.formats import (
     field_at,
 )
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.data.importing.text_lists import split_texts
+from recd_plugins.data.importing.text_lists import HEXADECIMAL, split_texts
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
@@ -397,7 +397,7 @@ def _line_blocks(
 ) -> Iterator[Block]:
     """Blocks of whole lines; what lies within quotes ends none."""
     at = start.at or file.start
-    first = 1 + (start.row if start.at else int(file.header and file.format == "text"))
+    first = 1 + (start.row if start.at else file.lines_before)
     quotes = file.format == "text" and file.quotes
     rest: bytes | bytearray = b""
     try:
@@ -458,9 +458,10 @@ def _check_closed(file: ForeignFile, content: bytearray, first: int) -> None:
 def _check_quotes_end(block: Block, content: bytes) -> None:
     """`DataError` if a field in quotes goes on over lines to a quote that ends no field: it took
     them up to where another one begins."""
-    ends = rb'"(?![%s\r\n]|\Z)' % re.escape(block.file.delimiter.encode())
-    for found in _quoted(block.file, ends).finditer(content):
-        if b"\n" in found[0]:
+    ends = (b"", b"\r", b"\n", block.file.delimiter.encode())
+    # Each field is passed as a whole: the quote that ends one may be the first sign of its line.
+    for found in _quoted(block.file).finditer(content):
+        if b"\n" in found[0] and content[found.end() : found.end() + 1] not in ends:
             first = block.first + content.count(b"\n", 0, found.start())
             last = block.first + content.count(b"\n", 0, found.end())
             raise DataError(
@@ -514,7 +515,7 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
     read = {name: pa.string() if name in spelled else types[name] for name in columns}
     more = [*dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)]
 
-    def parsed() -> pa.Table:
+    def parsed(read: Mapping[str, pa.DataType] = read) -> pa.Table:
         return pa.csv.read_csv(
             pa.BufferReader(content),
             # One chunk on one thread: rows are numbered, and quoted line ends harmless.
@@ -527,7 +528,7 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
             ),
             pa.csv.ConvertOptions(
                 column_types=read,
-                include_columns=list(columns),
+                include_columns=list(read),
                 null_values=[*NULLS, *more],
                 strings_can_be_null=not more,
                 timestamp_parsers=[pa.csv.ISO8601, *TIME_FORMS],
@@ -545,6 +546,10 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
             table = parsed()
     except pa.ArrowInvalid as error:
         raise _located(block, str(error).replace(delimiter, block.file.delimiter)) from None
+    integers = {name: pa.string() for name in columns if pa.types.is_integer(read[name])}
+    if integers and _has_hexadecimals(content):
+        for name, texts in zip(integers, parsed(integers).columns, strict=True):
+            _check_decimal(block, name, texts)
     if block.file.quotes and table.num_rows < _count(content, NEWLINE, content.size):
         _check_quotes_end(block, content.to_pybytes())
     for name in columns if more else ():
@@ -560,6 +565,21 @@ def _text_rows(block: Block, columns: Sequence[str], read_as: ColumnTypes) -> pa
                 raise Misfit(f"{block.where}: column {name!r}: {error}. {MEND}", name) from None
             table = table.set_column(columns.index(name), name, numbers)
     return _with_lists(table, block, columns, read_as)
+
+
+def _has_hexadecimals(content: pa.Buffer) -> bool:
+    """Whether something is as 0x1F: text of numbers has no x at all, which is seen fast."""
+    text = content.to_pybytes()
+    return any(sign in text and b"0" + sign in text for sign in (b"x", b"X"))
+
+
+def _check_decimal(block: Block, name: str, texts: pa.ChunkedArray) -> None:
+    """`Misfit` where a whole number is as 0x1F, which Arrow takes for 31, and others for a text."""
+    odd = pc.index(pc.match_substring_regex(texts, HEXADECIMAL), True).as_py()
+    if odd >= 0:
+        where = f"{block.file.path}:{block.first + line_of_row(block, odd + 1)}"
+        reason = f"{texts[odd].as_py()[:40]!r} is no decimal number"
+        raise Misfit(f"{where}: column {name!r}: {reason}. {MEND}", name)
 
 
 def _parted_by_one(block: Block) -> tuple[pa.Buffer, str]:

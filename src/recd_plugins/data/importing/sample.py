@@ -286,7 +286,7 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
                 packed_share = 1.0
         else:
             spots = list(_spots(packed, file.start, size))
-    first = 1 + (file.header and file.format == "text")
+    first = 1 + file.lines_before
     for number, spot in enumerate(spots):
         if not spot.strip():  # a header alone
             continue

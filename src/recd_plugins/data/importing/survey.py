@@ -377,11 +377,11 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if texts.null_count == len(texts):
         return None
     trimmed = pc.utf8_trim_whitespace(texts)
-    # Codes as 00123 and 3e12 are no numbers, for programs write 3e+12; nor is one of more digits
-    # than 64 bits have, and no float holds 19.
+    # Codes as 00123, 0x1F and 3e12 are no numbers, for programs write 3e+12; nor is one of more
+    # digits than 64 bits have, and no float holds 19.
     code, long = (
         pc.any(pc.match_substring_regex(trimmed, pattern)).as_py()
-        for pattern in (r"^-?0\d|^-?\d{20,}$|^\d+[eE]\d+$", r"^-?\d{19}$")
+        for pattern in (r"^-?0[\dxX]|^-?\d{20,}$|^\d+[eE]\d+$", r"^-?\d{19}$")
     )
     if not code:
         for kind in (pa.int64(),) if long else (pa.int64(), pa.float64()):
@@ -471,7 +471,7 @@ def _scored_separator(texts: pa.ChunkedArray) -> str:
 def _scored_lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
     """Lists of ids with weights, the ids integers where all are; a code as 00123 is none."""
     codes = pc.any(
-        pc.match_substring_regex(texts, r"(^|[\s|;,\[])-?(0\d|\d{19,})[^|;, ]*:")
+        pc.match_substring_regex(texts, r"(^|[\s|;,\[])-?(0[\dxX]|\d{19,})[^|;, ]*:")
     ).as_py()
     for ids in (pa.string(),) if codes else (pa.int64(), pa.string()):
         kind = pa.struct([("id", ids), ("weight", pa.float64())])

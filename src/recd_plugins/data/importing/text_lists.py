@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.importing.formats import NULLS
 
-__all__ = ["split_texts"]
+__all__ = ["HEXADECIMAL", "split_texts"]
 
 TEXTS = pa.list_(pa.string())
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
@@ -27,6 +27,8 @@ PLAIN = r"""('[^'",\\]*'|"[^'",\\]*"|[^'",\\]*)"""
 PLAINLY_QUOTED = rf"^\s*[\[{{]{PLAIN}(,\s*{PLAIN})*[\]}}]\s*$"
 """A list in whose quotes are neither commas, nor quotes, nor escapes."""
 ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*)\s*,""", re.DOTALL)
+HEXADECIMAL = r"^\s*-?0[xX]"
+"""A number that Arrow reads, as 31 of 0x1F, and that is a text to others."""
 LEFT_OUT = (
     "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
     "numpy.set_printoptions(threshold=sys.maxsize) does"
@@ -48,6 +50,7 @@ def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa
         if pa.types.is_struct(kind.value_type):
             elements = _pairs(elements, kind.value_type)
         elif not pa.types.is_string(kind.value_type):
+            _refuse_hexadecimals(elements)
             elements = elements.cast(kind.value_type)
         chunks.append(pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null()))
     return pa.chunked_array(chunks, pa.list_(kind.value_type))
@@ -105,6 +108,14 @@ def _unquoted(element: str) -> str | None:
     return None if bare in (*NULLS, *PRINTED) else bare.strip(" '\"")
 
 
+def _refuse_hexadecimals(texts: pa.Array | pa.ChunkedArray) -> None:
+    """`ArrowInvalid` where one is as 0x1F, which Arrow would take for the number 31: it is a text,
+    as in Parquet, where it has another hash."""
+    odd = texts.filter(pc.match_substring_regex(texts, HEXADECIMAL))
+    if len(odd):
+        raise pa.ArrowInvalid(f"invalid value {odd[0].as_py()[:40]!r}")
+
+
 def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
     """Ids with weights, parted by the last colon, of their types."""
     found = pc.extract_regex(texts, PAIR)
@@ -114,5 +125,7 @@ def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
     parts = []
     for one, part in zip(kind, found.flatten(), strict=True):
         bare = pc.utf8_trim(part, " '\"")
+        if pa.types.is_integer(one.type):
+            _refuse_hexadecimals(bare)
         parts.append(pc.if_else(pc.equal(bare, ""), None, bare).cast(one.type))
     return pa.StructArray.from_arrays(parts, fields=list(kind), mask=texts.is_null())

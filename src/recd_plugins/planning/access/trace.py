@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ FORM = (
     "A trace is a .npz of `indices` [N] and `lengths` [T, B] (or `offsets` [T * B + 1], for one "
     "table), or a .pt or .pt.gz of the tensors (indices, offsets, lengths)."
 )
+
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What NumPy, torch and their unpackers raise of files that are damaged, or no traces."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +73,7 @@ class Trace:
                     arrays = _tensors(file)
         except FileNotFoundError:
             raise DataError(f"{path}: there is no such file.") from None
-        except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise DataError(f"{path}: cannot be read as a trace. {FORM}") from error
         try:
             return cls._of(arrays)
@@ -86,7 +90,12 @@ class Trace:
             raise DataError(f"trace: {wrong[0]} are no integers. {FORM}")
         lengths = arrays.get("lengths")
         if lengths is None:
-            lengths = np.diff(arrays["offsets"])[None]
+            offsets = arrays["offsets"]
+            if offsets.ndim != 1 or not offsets.size or offsets[0] != 0:
+                shape = f"are {list(offsets.shape)}"
+                what = f"begin at {offsets[0]}" if offsets.ndim == 1 and offsets.size else shape
+                raise DataError(f"trace: offsets {what}, where a row of them begins at 0. {FORM}")
+            lengths = np.diff(offsets.astype(np.int64, copy=False))[None]
         return cls(
             indices=arrays["indices"].astype(np.int64, copy=False),
             lengths=lengths.astype(np.int64, copy=False),

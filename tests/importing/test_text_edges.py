@@ -1,0 +1,117 @@
+"""Value tests: where text begins, what its first row is, and numbers that are none to others: what
+is read is what Python's csv reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from strangers_files import text
+
+from recd_plugins.data.importing import formats, reading
+from recd_plugins.data.importing import sample as samples
+from recd_plugins.data.importing.formats import BOM, foreign_files
+from recd_plugins.data.importing.reading import ColumnTypes, Misfit, blocks
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.errors import DataError
+
+HEADER = TextForm(header=True, delimiter=",")
+
+
+def rows_of(path: Path, form: TextForm = HEADER) -> list[list[str]]:
+    (file,) = foreign_files([path], form)
+    found = [block.rows(file.names, ColumnTypes()).to_pylist() for block in blocks([file], ())]
+    return [[*file.names], *([*row.values()] for part in found for row in part)]
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("bom", [b"", BOM])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\n\na,b\n1,2\n3,4\n",
+        '"a\nx",b\n1,2\n"3\n",4\n',
+        '\n"a\n\nx",b\n\n1,2\n',
+        "a,b",
+        'a,b\n"x\n","y"\n"\n",z\n',  # a quote that ends a field begins its line
+    ],
+)
+def test_a_header_may_have_several_lines_and_empty_ones_above(
+    tmp_path: Path, content: str, bom: bytes, ends: str
+) -> None:
+    content = content.replace("\n", ends)
+    path = text(tmp_path / "data.csv", bom + content.encode())
+    wanted = [row for row in csv.reader(io.StringIO(content, newline="")) if row]
+    assert rows_of(path) == wanted
+
+
+def test_a_line_below_a_header_of_several_lines_has_its_number(tmp_path: Path) -> None:
+    path = text(tmp_path / "data.csv", '\n"a\nx",b\n1,2\n3\n')
+    with pytest.raises(DataError, match=r"data\.csv:5: Expected 2 columns, got 1"):
+        rows_of(path)
+
+
+def test_a_row_that_a_carriage_return_parts_from_the_header_is_read(tmp_path: Path) -> None:
+    path = text(tmp_path / "data.csv", "a,b\r1,2\n3,4\n")
+    assert rows_of(path) == [["a", "b"], ["1", "2"], ["3", "4"]]
+
+
+@pytest.mark.parametrize("content", [BOM, BOM + b"\n", BOM + b" \r\n"])
+def test_a_file_of_a_byte_order_mark_alone_is_named(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DataError, match=r"data\.csv: the file has no text\. Take it out"):
+        foreign_files([text(tmp_path / "data.csv", content)])
+
+
+@pytest.mark.parametrize("form", [None, HEADER, TextForm(header=False)])
+def test_a_first_field_may_be_long(tmp_path: Path, form: TextForm | None) -> None:
+    """Python's csv refuses more than 128 KiB."""
+    path = text(tmp_path / "data.csv", f"{'x' * 140_000},1\n{'y' * 140_000},0\n")
+    (file,) = foreign_files([path], form)
+    assert (len(file.names), file.delimiter) == (2, ",")
+
+
+def test_a_line_that_is_longer_than_what_is_looked_at_is_no_other_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "HEAD_BYTES", 1_000)
+    for before in range(4):  # the cut is amid a character
+        path = text(tmp_path / "data.json", "[" + " " * before + '{"a": "' + "\u65e5" * 900 + '"}]')
+        with pytest.raises(DataError, match="begins a JSON array"):
+            foreign_files([path])
+
+
+def test_lines_of_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = text(tmp_path / "a.jsonl", BOM + b'{"label": 1, "x": 5}\n{"label": 0, "x": 6}\n')
+    found = survey(foreign_files([path]))
+    (block,) = blocks(found.files, ())
+    assert block.rows(["x"], found.read_as).to_pylist() == [{"x": 5}, {"x": 6}]
+
+
+@pytest.mark.parametrize("code", ["0x1F", "0X1f", "-0x1F"])
+def test_hexadecimal_ids_are_texts_as_they_are_in_parquet(
+    tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow takes them for numbers: 0x1F and 31 would be one id."""
+    lines = [f"{one % 2},{code},{code}|7,{code}:0.5|3:1" for one in range(40)]
+    head = "label,x,lists,scored\n"
+    path = text(tmp_path / "a.csv", head + "\n".join(lines))
+    found = survey(foreign_files([path]))
+    kinds = {one.name: one.type for one in found.columns}
+    assert kinds["x"] == pa.string()
+    assert kinds["lists"] == pa.list_(pa.string())
+    assert kinds["scored"].value_type.field("id").type == pa.string()
+
+    monkeypatch.setattr(samples, "FIRST_BYTES", 400)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 40)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1_000)
+    lines = [line.replace(code, "5") for line in lines] * 9
+    lines[177] = lines[177].replace(",5,", f",{code},")
+    path = text(tmp_path / "b.csv", head + "\n".join(lines))
+    found = survey(foreign_files([path]))
+    assert found.read_as.types["x"] == pa.int64()
+    with pytest.raises(Misfit, match=rf"b\.csv:179: column 'x': .*'{code}'"):
+        [block.rows(["label", "x"], found.read_as) for block in blocks(found.files, ())]
