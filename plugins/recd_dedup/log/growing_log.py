@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from recd_dedup.hashing import I64
 from recd_dedup.log.codec import MessageCodec, flat
-from recd_dedup.log.join import JoinReport, samples_of
+from recd_dedup.log.join import Join, JoinReport
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_plugins.api import Context, DataError, GrowingLog, Range, RegistryError
 from recd_plugins.api.data import (
@@ -266,7 +266,10 @@ class LogPeriod(Period):
         by_session = self._log.route == "session"
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
             messages = _Messages(self, self._log, group)
-            yield from samples_of(messages, self.schema, self.config.join, report)
+            join = Join(self.schema, self.config.join, report)
+            for first, taken in messages:
+                yield from join.add(taken, first)
+            yield from join.finish()
             messages.report(report)
         report.settle()
 
@@ -321,11 +324,13 @@ class _Messages:
         streams = (log.between(shard, *places) for shard in shards)
         self._placed = heapq.merge(*streams, key=_first_time)
         self._events = self._late_requests = 0
-        self._ids: dict[str, list[I64]] = {"own": [], "known": [], "overdue": [], "open": []}
-        """Ids of requests of the period, and of it and later ones; of events that may be late, and
-        that may be orphans."""
+        self._heads: dict[str, list[I64]] = {"known": [], "overdue": [], "open": []}
+        """Ids and times [2, n] of requests of the period and later ones; of events that may be
+        late, and that may be orphans."""
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
+    def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """What the join takes of each block, and the first time of all of it: by the first of what
+        it takes it would hear of a later time before an earlier one of another writer."""
         start, end, window = self._start, self._end, self._join.window_ms
         for part, place, messages in self._placed:
             heads = self._codec.heads(messages)
@@ -334,25 +339,35 @@ class _Messages:
             requests, events = ~heads.events, heads.events
             own = requests & (times >= start) & (times < end)
             for name, which in (
-                ("own", own),
                 ("known", requests & (times >= start)),
                 ("overdue", events & (times < start + window) & new),
                 ("open", events & (times >= start + window) & (times < end + window)),
             ):
-                self._ids[name].append(heads.ids[which])
+                self._heads[name].append(np.stack([heads.ids[which], times[which]]))
             if new:
                 self._events += int(events.sum())
                 self._late_requests += int((requests & (times < start)).sum())
             takes = events & (times >= start - self._join.disorder_ms) & (times < end + window)
-            yield messages.filter(pa.array(own | takes))
+            yield int(times.min()), messages.filter(pa.array(own | takes))
 
     def report(self, report: PeriodReport) -> None:
         """Count what has passed."""
-        none = np.empty(0, np.int64)
-        ids = {name: np.concatenate([none, *found]) for name, found in self._ids.items()}
-        late = ~np.isin(ids["overdue"], ids["own"])
-        orphans = ~np.isin(ids["open"], ids["known"])
-        report.count(events=self._events, late=int(late.sum()), orphans=int(orphans.sum()))
+        none = np.empty((2, 0), np.int64)
+        heads = {name: np.hstack([none, *found]) for name, found in self._heads.items()}
+        known, times = heads["known"]
+        ids, first = np.unique(known[np.argsort(times, kind="stable")], return_index=True)
+        times = np.sort(times, kind="stable")[first]
+        late = orphans = 0
+        for name in ("overdue", "open"):
+            events, at = heads[name]
+            place = np.searchsorted(ids, events).clip(max=max(len(ids) - 1, 0))
+            has = ids[place] == events if len(ids) else np.zeros(len(events), np.bool_)
+            before = has.copy()  # so long that it belongs to another request of this id
+            before[has] = at[has] < times[place[has]] - self._join.disorder_ms
+            unknown = int((~has).sum())
+            late += unknown if name == "overdue" else 0
+            orphans += int(before.sum()) + (unknown if name == "open" else 0)
+        report.count(events=self._events, late=late, orphans=orphans)
         report.late_requests += self._late_requests
 
 

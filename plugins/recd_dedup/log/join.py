@@ -68,13 +68,16 @@ class Join:
         self._early: dict[int, list[int]] = {}
         """Times of events whose request is yet to come, by its id."""
 
-    def add(self, messages: pa.RecordBatch) -> Iterator[pa.Table]:
-        """Take in a block; yields the samples that nothing can change any more."""
-        if not messages.num_rows:
-            return
+    def add(self, messages: pa.RecordBatch, first: int | None = None) -> Iterator[pa.Table]:
+        """Take in a block; yields the samples that nothing can change any more. `first`: the first
+        time of the block, of which these are a part; blocks come in that order."""
         times = messages["timestamp"].to_numpy()
+        if first is None:
+            if not messages.num_rows:
+                return
+            first = int(times.min())
         self.report.disordered += int((times < self._watermark - self.config.disorder_ms).sum())
-        self._watermark = max(self._watermark, int(times.min()))
+        self._watermark = max(self._watermark, first)
         requests, events = self._codec.decode(messages)
         self._take_requests(requests)
         self.report.events += events.ids.size
