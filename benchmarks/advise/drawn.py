@@ -6,8 +6,9 @@ Each setting is drawn from a seed: ranks and the link between them, tables, feat
 they repeat, poolings, sizes. None of them tuned anything. What `auto` chooses of all that can, and
 what `recd advise` says, take turns with TorchRec's own plan of the same job, reading included, on
 an emulated cluster (needs root). That plan is there twice: the others are held to both, and what is
-between the two says how far two timings of one job are apart. If a side seems to be slower, all
-are assembled anew and timed for longer, and the longer timing counts.
+between the two says how far two timings of one job are apart. Where memory happens to lie makes a
+job faster or slower for as long as it is there: if a side seems to be slower, all are assembled
+anew several times, and the median of those timings counts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ NEVER_BELOW = 0.97
 SEEDS, QUICK_SEEDS = range(12), range(2)
 BUDGET_GB = 0.05
 """Over TorchRec's own plan, a rank."""
-ROUNDS, LONGER = 7, 21
+ROUNDS, ANEW = 7, 5
+"""Rounds of turns; and how often all are assembled anew where a side seems to be slower."""
 TURN = 0.4
 """Seconds of a side's turn, or a step where one takes longer."""
 LIMIT = 1200.0
@@ -172,23 +174,30 @@ def timed(setting: DrawnSetting, samples: int) -> dict[str, Timed]:
         sides = {OWN: own, AGAIN: own, AUTO: automatic(own), ADVISED: advice.values}
         for values in sides.values():
             load(values).prepare()  # here, so that ranks find tables that are written
-        found = _in_turns(ranks, sides, ROUNDS)
+        found = _in_turns(ranks, sides)
         if min(found[side].ratio for side in (AUTO, ADVISED)) < NEVER_BELOW:
-            # Where memory happens to lie makes a job faster or slower for as long as it is there.
-            found = _in_turns(ranks, sides, LONGER)
+            again = [_in_turns(ranks, sides) for _ in range(ANEW)]
+            found = {side: _median([one[side] for one in again]) for side in found}
     kept = f"; kept: {', '.join(advice.walk.kept) or 'nothing'}"
     found[ADVISED] = found[ADVISED]._replace(note=found[ADVISED].note + kept)
     return found
 
 
-def _in_turns(
-    ranks: ClusterRanks, sides: Mapping[str, dict[str, Any]], rounds: int
-) -> dict[str, Timed]:
+def _median(anew: Sequence[Timed]) -> Timed:
+    """Of several times that a side was assembled."""
+    ratios = [one.ratio for one in anew]
+    least, most = min(ratios), max(ratios)
+    middle = sorted(anew)[len(anew) // 2]
+    note = f"{middle.note}, the median of {len(anew)} assemblies ({least:.2f} to {most:.2f})"
+    return Timed(middle.ratio, spread(ratios), note)
+
+
+def _in_turns(ranks: ClusterRanks, sides: Mapping[str, dict[str, Any]]) -> dict[str, Timed]:
     if refused := ranks.run(assemble_sides, sides, limit=LIMIT)[0]:
         raise CapabilityError(f"a drawn setting has refused sides: {refused}")
     look = ranks.run(time_sides, [*sides], 1, 2, limit=LIMIT)[0]
     steps = max(1, round(TURN / max(seconds for (seconds,) in look)))
-    every = ranks.run(time_sides, [*sides], rounds, steps, limit=LIMIT)[0]
+    every = ranks.run(time_sides, [*sides], ROUNDS, steps, limit=LIMIT)[0]
     ranks.run(drop_sides, [*sides])
     seconds = dict(zip(sides, every, strict=True))
     twice = [(one + other) / 2 for one, other in zip(seconds[OWN], seconds[AGAIN], strict=True)]
@@ -197,7 +206,7 @@ def _in_turns(
         base = seconds[OWN] if side == AGAIN else twice
         ratios = [theirs / ours for theirs, ours in zip(base, seconds[side], strict=True)]
         ours, theirs = (1e3 * statistics.median(one) for one in (seconds[side], base))
-        note = f"{ours:.0f} ms a step for {theirs:.0f}, in {rounds} rounds of {steps} steps"
+        note = f"{ours:.0f} ms a step for {theirs:.0f}, in {ROUNDS} rounds of {steps} steps"
         found[side] = Timed(statistics.median(ratios), spread(ratios), note)
     return found
 

@@ -17,7 +17,7 @@ from itertools import count
 
 import numpy as np
 
-from recd_plugins.planning.cost import Cost
+from recd_plugins.planning.cost import Cost, own_work_ms
 from recd_plugins.planning.ledger import TierName
 from recd_plugins.planning.step.step_forecast import BACKWARD, StepForecast
 
@@ -178,8 +178,7 @@ class _Work:
         copied = sum(
             (one.entries[tier].cost for one in ledger.tables.values() for tier in REPLICAS), Cost()
         )
-        work = dataclasses.replace(copied, updated=0.0).own_work
-        replicas = float(cluster.local_ms(*map(np.max, work)))
+        replicas = own_work_ms(dataclasses.replace(copied, updated=0.0), cluster)
         rest = parts["lookups"] - replicas
         computed = parts["dense"] + parts["pooling"]
         other = parts["fixed"] + parts["expansion"] + parts["handling"]

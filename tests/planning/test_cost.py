@@ -29,7 +29,7 @@ from recd_plugins.planning.cost import (
 )
 from recd_plugins.planning.ledger import FURTHER, Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
-from recd_plugins.planning.topology import Cluster, Link, Topology
+from recd_plugins.planning.topology import GB, Cluster, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 
 N, W = 2, 4
@@ -380,6 +380,28 @@ def test_time_is_latencies_of_what_is_called_and_bytes() -> None:
         "local": 660 + 7,
     }
     assert marginal_ms(cost, cluster) == 1000 + 500 + 660
+
+
+@pytest.mark.parametrize(
+    ("crowded", "local", "intra"),
+    [
+        (1.0, 400, 400),  # the busiest rank's, on processors of its own
+        (2.0, 200, 200),  # twice as fast once the others have ended, beside whom it is as fast
+        (4.0, 125, 125),  # one processor has all: the mean of the busier node's
+    ],
+)
+def test_ranks_that_share_processors_leave_them_to_the_busiest(
+    crowded: float, local: float, intra: float
+) -> None:
+    cluster = Cluster(
+        n_nodes=2, ranks_per_node=4, crowded=crowded, gather_gbps=1,
+        a2a_global=Link(gbps=1), a2a_intra=Link(gbps=1),
+    )  # fmt: skip
+    each = np.array([0.4, 0.1, 0, 0, 0.1, 0.1, 0.1, 0.1]) * GB
+    found = milliseconds(Cost(local=each, a2a_intra=each, a2a_global=each), cluster, {})
+    assert found["local"] == pytest.approx(local)
+    assert found["a2a_intra"] == pytest.approx(intra)
+    assert found["a2a_global"] == pytest.approx(400)  # links are shared by nobody
 
 
 def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:

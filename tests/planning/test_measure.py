@@ -85,6 +85,8 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
     assert 0.01 < found.marks_ns < 1e4
     assert found.scattered is not None
     assert 1 <= found.scattered <= 1.5
+    assert found.crowded is not None
+    assert 1 <= found.crowded <= 4
     assert found.op_us is not None
     assert 0.1 < found.op_us < 1e4
 

@@ -34,6 +34,7 @@ __all__ = [
     "marginal_ms",
     "milliseconds",
     "overlapped",
+    "own_work_ms",
     "priced",
     "replica_factor",
     "replica_passes",
@@ -445,14 +446,33 @@ def milliseconds(
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
     own work: rows at the rate of random ones, chunks, ids that are made unique, rows that are
     updated, marks and rows of mapped files at theirs, and small operations. Where ranks differ all
-    wait for the one that has the most."""
+    wait for the one that has the most on a link between nodes, and within them, where processors
+    carry the bytes, as for its work."""
     found = {}
+    within = ("a2a_intra", *(COLLECTIVES if cluster.n_nodes == 1 else ()))
     for name in COLLECTIVES:
-        link, called = getattr(cluster, name), calls.get(name, 0)
-        found[name] = (called - 1) * link.latency_ms + float(link.ms(_most(getattr(cost, name))))
-    own = float(cluster.local_ms(*map(_most, cost.own_work)))
-    found["local"] = own + operations * cluster.op_us * 1e-3
+        link, carried = getattr(cluster, name), getattr(cost, name)
+        carried = _waited(carried, cluster) if name in within else _most(carried)
+        found[name] = (calls.get(name, 0) - 1) * link.latency_ms + float(link.ms(carried))
+    found["local"] = own_work_ms(cost, cluster) + operations * cluster.op_us * 1e-3
     return found
+
+
+def own_work_ms(cost: Cost, cluster: Cluster) -> float:
+    """Milliseconds until every rank has done its own work, at the rates of when all work."""
+    return float(cluster.local_ms(*(_waited(one, cluster) for one in cost.own_work)))
+
+
+def _waited(of_ranks: Any, cluster: Cluster) -> Any:
+    """What a step waits for of the work of processors, where ranks differ: the most that one has.
+
+    Where ranks share processors, whoever has less leaves them to those that have more. So it is the
+    mean of a node's ranks, or `1 / crowded` of the most, whichever is more.
+    """
+    if isinstance(of_ranks, float) or not np.ndim(of_ranks):
+        return of_ranks
+    nodes = of_ranks.reshape(cluster.n_nodes, cluster.ranks_per_node)
+    return max(nodes.mean(axis=1).max(), nodes.max() / cluster.crowded)
 
 
 @dataclass(frozen=True, kw_only=True)

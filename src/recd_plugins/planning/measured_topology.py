@@ -99,6 +99,8 @@ def measure_topology(
     if "ar_global" in found:
         found["scattered"] = _scattered(timer, found["ar_global"], largest)
     found |= own_work(timer, work)
+    if world > 1:
+        found["crowded"] = _crowded(timer)
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
     return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
@@ -204,6 +206,19 @@ def _scattered(timer: Timer, link: Link, largest: int) -> float:
 
     whole, both = map(middle, timer.in_turns([partial(_all_reduce, buffer, part, world), halves]))
     return min(max(both / whole, 1.0), 1.5)
+
+
+def _crowded(timer: Timer) -> float:
+    """Time lookups that all ranks make together in turns with those of the first rank, for which
+    the others wait. Ranks that share nothing differ by noise."""
+    lookups = gathering(timer.group, timer.device, LOOKUPS)
+
+    def alone() -> None:
+        if timer.group.rank() == 0:
+            lookups()
+
+    every, one = map(middle, timer.in_turns([lookups, alone], IN_A_ROW))
+    return min(max(every / one, 1.0), float(timer.group.size()))
 
 
 def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:

@@ -105,6 +105,9 @@ class Topology(Config):
     op_us: Annotated[float, Range(ge=0)] | None = None
     """Microseconds of an operation on some thousand ids, the Python around it included: tiers take
     hundreds of them a step; by default not counted."""
+    crowded: Annotated[float, Range(ge=1)] | None = None
+    """How many times as long a rank's own work takes while all ranks work as while the others wait:
+    2 where four of them share two processors; by default 1."""
     beside: Annotated[float, Range(ge=0, le=1)] | None = None
     """The part of a rank's own work that gets done during an exchange, as a share of what could; by
     default half."""
@@ -217,6 +220,7 @@ DEVICE = (
     "mapped_ns",
     "scattered",
     "op_us",
+    "crowded",
 )
 """What a topology says of a rank's own work, and of a backend's."""
 MARKS = 64
@@ -248,6 +252,7 @@ class Cluster:
     mapped_ns: float = MAPPED_NS
     scattered: float = 1.0
     op_us: float = 0.0
+    crowded: float = 1.0
     beside: float = BESIDE
     overlap: float = 0.0
     unmeasured: tuple[str, ...] = ()
