@@ -159,3 +159,15 @@ def test_what_cannot_be_dispatched_is_told_and_nobody_waits_for_ever(gloo_pool: 
     told = " ".join(str(caught.value).split())
     assert "rank 0 could not count its batches (TypeError: " in told
     assert "DataLoaderConfiguration(dispatch_batches=False)" in told
+
+
+def agrees_in_unlike_numbers_of_groups() -> int:
+    group = dist.group.WORLD
+    assert group is not None
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    return ranks.together(group, dist.get_rank)
+
+
+def test_ranks_agree_that_are_in_unlike_numbers_of_groups(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(agrees_in_unlike_numbers_of_groups) == [1, 1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,14 @@ CODEC = MessageCodec(SCHEMA)
 ORIGIN = 1_700_000_000_000
 
 
+@dataclass(frozen=True)
 class Message:
     """A request or an event of a request, with the time that it names."""
 
-    def __init__(self, of: int, session: int, time: int, *, event: bool) -> None:
-        self.of, self.session, self.time, self.event = of, session, time, event
+    of: int
+    session: int
+    time: int
+    event: bool
 
     def record(self) -> pa.RecordBatch:
         ids, sessions, times = (np.array([one]) for one in (self.of, self.session, self.time))
@@ -46,9 +49,9 @@ def drawn(seed: int) -> tuple[JoinConfig, int, list[Message]]:
     window, disorder = draw.choice([0, 50, 300, 2000]), draw.choice([0, 10, 100])
     sent: list[tuple[int, Message]] = []
 
-    def send(*of: Any, event: bool) -> None:
+    def send(of: int, session: int, time: int, *, event: bool) -> None:
         for _ in range(draw.choice([1, 1, 1, 2])):
-            message = Message(*of, event=event)
+            message = Message(of, session, time, event)
             sent.append((message.time + draw.choice([0, draw.randrange(disorder + 1)]), message))
 
     for number in range(draw.choice([5, 40, 100])):

@@ -355,18 +355,19 @@ class _Messages:
         none = np.empty((2, 0), np.int64)
         heads = {name: np.hstack([none, *found]) for name, found in self._heads.items()}
         known, times = heads["known"]
-        ids, first = np.unique(known[np.argsort(times, kind="stable")], return_index=True)
-        times = np.sort(times, kind="stable")[first]
-        late = orphans = 0
-        for name in ("overdue", "open"):
+        order = np.argsort(times, kind="stable")
+        ids, first = np.unique(known[order], return_index=True)
+        asked = times[order[first]]
+
+        def unknown_and_early(name: str) -> tuple[int, int]:
+            """Events without a request, and those so long before it that they are another's."""
             events, at = heads[name]
-            place = np.searchsorted(ids, events).clip(max=max(len(ids) - 1, 0))
-            has = ids[place] == events if len(ids) else np.zeros(len(events), np.bool_)
-            before = has.copy()  # so long that it belongs to another request of this id
-            before[has] = at[has] < times[place[has]] - self._join.disorder_ms
-            unknown = int((~has).sum())
-            late += unknown if name == "overdue" else 0
-            orphans += int(before.sum()) + (unknown if name == "open" else 0)
+            has = np.isin(events, ids)
+            due = asked[np.searchsorted(ids, events[has])] - self._join.disorder_ms
+            return int((~has).sum()), int((at[has] < due).sum())
+
+        late, early = unknown_and_early("overdue")
+        orphans = early + sum(unknown_and_early("open"))
         report.count(events=self._events, late=late, orphans=orphans)
         report.late_requests += self._late_requests
 

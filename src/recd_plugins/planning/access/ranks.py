@@ -100,8 +100,11 @@ def _telling(group: ProcessGroup) -> ProcessGroup:
     import torch.distributed as dist
 
     if group not in _TELLING:
+        # By whom it is made, all or some, says how torch names it: some by the number of groups
+        # that each is in, which may differ.
+        some = group.size() < dist.get_world_size()
         _TELLING[group] = dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=some
         )
     return _TELLING[group]
 
