@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.jagged import Jagged, slice_rows
 from recd_plugins.testing.batches import from_lists, to_lists
 
 IKJT = InverseKeyedJaggedTensor
@@ -117,6 +117,24 @@ def test_lengths_of_fewer_bytes(dtype):
     assert ikjt.unique_counts == (2, 2, 2)
     assert ikjt.kjt.values().tolist() == [3, 4, 5, 4, 5, 6, 7, 8, 10, 9, 11]
     assert ikjt.kjt.lengths().tolist() == [3, 3, 2, 1, 1, 1]
+
+
+def test_numbers_that_do_not_lie_side_by_side():
+    given = kjt({"a": [[1, 2], [], [1, 2]], "b": [[3], [3], [4]]})
+    ids, lengths = (
+        torch.stack([one, torch.full_like(one, 7)], dim=1)[:, 0]
+        for one in (given.values(), given.lengths())
+    )
+    strided = KeyedJaggedTensor(keys=given.keys(), values=ids, lengths=lengths)
+    ikjt = InverseKeyedJaggedTensor.from_kjt(strided, [["a", "b"]])
+    same(ikjt.to_kjt(), given)
+    same(slice_rows(strided, 1, 3), slice_rows(given, 1, 3))
+
+
+def test_more_ids_than_lengths_say_are_refused():
+    longer = KeyedJaggedTensor(keys=["a"], values=torch.arange(3), lengths=torch.tensor([1, 1]))
+    with pytest.raises(DataError, match="add up to 2, but it has 3"):
+        InverseKeyedJaggedTensor.from_kjt(longer, [["a"]])
 
 
 def test_ids_of_one_byte_are_refused():

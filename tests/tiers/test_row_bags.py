@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from tiered import Bags, ByTiers, SomeRows, batch_of, odd_batches
+from tiered import Bags, ByTiers, Sequences, SomeRows, batch_of, odd_batches
+from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -26,6 +28,17 @@ def weighted(batch: Batch) -> Batch:
         lengths=features.lengths(),
         weights=0.5 + torch.rand(len(features.values()), generator=draw),
     )
+    return dataclasses.replace(batch, features=features)
+
+
+def strided(batch: Batch) -> Batch:
+    """The batch, its ids and lengths each a column of a wider tensor."""
+    features = batch.features
+    ids, lengths = (
+        torch.stack([one, torch.full_like(one, 7)], dim=1)[:, 0]
+        for one in (features.values(), features.lengths())
+    )
+    features = KeyedJaggedTensor(keys=features.keys(), values=ids, lengths=lengths)
     return dataclasses.replace(batch, features=features)
 
 
@@ -93,5 +106,21 @@ def test_weighted_bags(gloo_pool: GlooPool) -> None:
         reference=BySharding("row_wise"),
         # Plain torch takes no weights where tables take means.
         build_plain=Bags,
+        tables=["sgd"],
+    )
+
+
+@pytest.mark.parametrize("build", [Bags, Sequences], ids=["bags", "sequences"])
+def test_numbers_that_do_not_lie_side_by_side(
+    gloo_pool: GlooPool, build: Callable[[], nn.Module]
+) -> None:
+    batches = [[batch_of(2 * step + rank, 6) for rank in range(2)] for step in range(4)]
+    check_parity(
+        gloo_pool,
+        build,
+        [[strided(batch) for batch in step] for step in batches],
+        arrange=ByTiers(2, seed=3, coalesce="rank"),
+        reference=BySharding("row_wise"),
+        reference_batches=batches,
         tables=["sgd"],
     )

@@ -19,6 +19,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.errors import DataError
+
 __all__ = [
     "Jagged",
     "WeightedJagged",
@@ -97,6 +99,11 @@ class WeightedJagged:
         """Each key's rows, as views."""
         counts, numels = features.stride_per_key(), features.length_per_key()
         every, weights = cls.of(features), [None] * len(counts)
+        if every.values.numel() != sum(numels):
+            raise DataError(
+                f"the KeyedJaggedTensor's lengths add up to {sum(numels)}, but it has "
+                f"{every.values.numel()} values. Cut them, or mend the lengths."
+            )
         if every.weights is not None:
             weights = every.weights.split(numels)
         parts = zip(every.values.split(numels), every.lengths.split(counts), weights, strict=True)
