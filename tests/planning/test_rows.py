@@ -145,6 +145,8 @@ def test_what_is_no_distribution_is_refused(
 def test_ids_are_known_or_asked_for_in_vain() -> None:
     assert counted([3, 3, 1]).hottest(2).tolist() == [3, 1]
     assert counted([3, 3, 1]).hottest(5).tolist() == [3, 1, 0, 2, 4]  # never seen: by id
+    huge = RowDistribution.of([1, 1, 10**13 - 2], [2, 1, 0], ids=np.array([10**12, 1]))
+    assert huge.hottest(4).tolist() == [10**12, 1, 0, 2]  # of more rows than memory has bytes
     with pytest.raises(DataError, match="ids of only 1 are known"):
         RowDistribution.of([1, 1, 1], [3, 2, 1], ids=np.array([7])).hottest(2)
     with pytest.raises(DataError, match="ids of only 0 are known"):

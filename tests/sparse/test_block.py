@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.jagged import Jagged, slice_rows
 from recd_plugins.sparse.rows.pool import RowBlock, gather_blocks, join_blocks
 from recd_plugins.testing.batches import to_lists
 
@@ -52,6 +52,14 @@ def test_a_block_as_a_kjt() -> None:
     assert features.values().dtype == torch.int64
     assert features.lengths().dtype == torch.int32
     assert features.values().data_ptr() == block.values.ctypes.data
+
+
+def test_one_row_lies_in_memory_of_its_own() -> None:
+    """Collectives refuse a view that skips numbers."""
+    first, last = gather_blocks([[jagged(A)], [jagged(B)]], np.arange(4), [3, 1])
+    for features in (last.kjt(["a", "b"]), slice_rows(first.kjt(["a", "b"]), 1, 2)):
+        assert features.lengths().is_contiguous()
+    assert lists(last) == [[A[3]], [B[3]]]
 
 
 def test_without_features_there_are_still_samples() -> None:

@@ -70,7 +70,7 @@ def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJagge
         keys=keys,
         values=sliced(features.values()),
         weights=None if weights is None else sliced(weights),
-        lengths=features.lengths().view(len(keys), stride)[:, start:stop].reshape(-1),
+        lengths=features.lengths().view(len(keys), stride)[:, start:stop].contiguous().view(-1),
         stride=stop - start,
     )
 

@@ -475,7 +475,7 @@ def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> WeightedJagged:
     weights = kjt.weights_or_none()
     return WeightedJagged(
         kjt.values()[ids],
-        _padded(lengths, stride).reshape(-1),
+        _padded(lengths, stride).contiguous().view(-1),
         None if weights is None else weights[ids],
     )
 

@@ -243,8 +243,9 @@ class RowDistribution:
                 f"rows: {rows:,} hottest rows are asked for, but the ids of only {known:,} are "
                 "known. Count a table or a trace: formulas have no ids."
             )
-        others = np.ones(self.num_rows, np.bool_)
-        others[self.ids] = False
+        # Of the first `rows` ids enough are others, so that a huge table is not laid out for few.
+        others = np.ones(rows, np.bool_)
+        others[self.ids[self.ids < rows]] = False
         return np.concatenate([self.ids, np.flatnonzero(others)[: rows - len(self.ids)]])
 
 

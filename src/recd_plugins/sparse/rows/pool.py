@@ -63,7 +63,8 @@ class RowBlock(NamedTuple):
         return KeyedJaggedTensor(
             keys=list(keys),
             values=torch.from_numpy(self.values),
-            lengths=torch.from_numpy(self.lengths.reshape(-1)),
+            # Of a block of one row, reshape would give a view that skips others' lengths.
+            lengths=torch.from_numpy(np.ascontiguousarray(self.lengths).reshape(-1)),
             weights=None if self.weights is None else torch.from_numpy(self.weights),
             stride=self.lengths.shape[1],
         )
