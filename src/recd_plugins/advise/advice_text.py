@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recd_plugins.advise.advice import RegistryAdvice
 from recd_plugins.advise.outlook import Outlook
 from recd_plugins.advise.walk import Weighed
+from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.registry import KEYS
 
@@ -111,17 +110,14 @@ def next_step(advice: RegistryAdvice, out: Path) -> str:
 
 def _dumped(key: str, value: Any) -> str:
     """The value as YAML, on a line of its own where it fits there."""
-    flow = _yaml(value, True).removesuffix("\n...").replace("\n", " ")
+    flow = _yaml(value, True).removesuffix("\n...")
     if len(f"{key}: {flow}") <= WIDE:
         return f"{key}: {flow}"
     return _yaml({key: value}, None)
 
 
 def _yaml(value: Any, flow: bool | None) -> str:
-    text: str = yaml.safe_dump(
-        value, sort_keys=False, default_flow_style=flow, width=10_000, allow_unicode=True
-    )
-    return text.rstrip("\n")
+    return to_yaml(value, flow=flow, width=10_000).rstrip("\n")
 
 
 def _trials(advice: RegistryAdvice) -> Iterator[str]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recd_plugins.advise.demand import trained_in_turns
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.walk import AdviceGoal, Walk
+from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.command import Failure
 from recd_plugins.launch.server import RankServer
@@ -128,7 +127,7 @@ def _run(
         sides: list[tuple[Path, Sequence[str]]] = []
         for index, registry in enumerate(registries):
             file = Path(folder) / f"{index}.yaml"
-            file.write_text(yaml.safe_dump(registry.source.values), encoding="utf-8")
+            file.write_text(to_yaml(registry.source.values), encoding="utf-8")
             sides.append((file, ()))
         found = trained_in_turns(sides, rounds=rounds, steps=steps, server=server)
     if isinstance(found, Failure):

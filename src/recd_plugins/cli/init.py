@@ -12,6 +12,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -116,8 +117,6 @@ def registry_text(
     train: Location, test: Location, schema: Schema, rows: int, foreign: ForeignSchema | None = None
 ) -> str:
     """The registry, with a word to each choice."""
-    import yaml
-
     sequences = asked_sequences(schema)
     sessions = schema.session_id is not None and any(one.sequence for one in schema.sparse)
     plugins = ["recd_dlrm", *(["recd_dedup"] if sessions else [])]
@@ -134,9 +133,7 @@ def registry_text(
     if foreign is not None:
         from recd_plugins.data.importing.schema_file import options_of_schema
 
-        options = yaml.safe_dump(
-            {"schema": options_of_schema(foreign)}, sort_keys=False, default_flow_style=None
-        )
+        options = to_yaml({"schema": options_of_schema(foreign)}, flow=None)
         lines += [f"  {line}" for line in options.splitlines()]
     if sessions:
         lines += [
@@ -196,7 +193,5 @@ def _epochs(share: float) -> str:
 
 
 def _quoted(value: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(str(value), default_flow_style=True, width=10_000)
+    text = to_yaml(str(value), flow=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")

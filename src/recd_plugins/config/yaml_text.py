@@ -14,7 +14,7 @@ from recd_plugins.notices import Empty
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 
-__all__ = ["Document", "read_yaml", "text_of"]
+__all__ = ["Document", "read_yaml", "text_of", "to_yaml"]
 
 DEEPEST = 100
 """Levels of nesting: Python's own stack ends a little below a thousand."""
@@ -23,6 +23,8 @@ MOST = 100_000
 MOST_DIGITS = 40
 """Digits of an integer: a longer one is no number that anything here takes, and Python itself
 refuses to print one of thousands."""
+
+LINE_ENDS = {"\n", "\r", "\x85", "\u2028", "\u2029"}
 
 LARGEST = 16 << 20
 """Bytes of a file: what is larger is something else, and may have no end."""
@@ -94,8 +96,32 @@ class PlainLoader(yaml.SafeLoader):
         return node
 
 
+class PlainDumper(yaml.SafeDumper):
+    """Writes values that `PlainLoader` reads as they were, and other readers too: a text that looks
+    like a number to either is in quotes, and one of several lines is on one."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if LINE_ENDS & set(text) else None
+        return self.represent_scalar(f"{TAG}str", text, style)
+
+
+PlainDumper.add_representer(str, PlainDumper.represent_text)
 for _name, (_form, _first) in FORMS.items():
-    PlainLoader.add_implicit_resolver(f"{TAG}{_name}", re.compile(f"(?:{_form})$"), _first)
+    for _each in (PlainLoader, PlainDumper):
+        _each.add_implicit_resolver(f"{TAG}{_name}", re.compile(f"(?:{_form})$"), _first)
+
+
+def to_yaml(values: Any, *, flow: bool | None = False, width: int = 80) -> str:
+    """Plain values as text, in their order; `flow` as PyYAML's `default_flow_style` is."""
+    text: str = yaml.dump(
+        values,
+        Dumper=PlainDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=flow,
+        width=width,
+    )
+    return text
 
 
 def text_of(path: Location) -> str:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-
 from recd_plugins.config import Config, Range, parse
-from recd_plugins.config.yaml_text import read_yaml, text_of
+from recd_plugins.config.yaml_text import read_yaml, text_of, to_yaml
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.launch.environment import ranks_of_a_node
 from recd_plugins.notices import Empty
@@ -174,7 +172,7 @@ def stated(topology: Topology) -> dict[str, Any]:
 def save_topology(topology: Topology, path: Path) -> None:
     """Write it as YAML; `topology: <path>` in registry.yaml reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, yaml.safe_dump(stated(topology), sort_keys=False))
+    write_whole(path, to_yaml(stated(topology)))
 
 
 def load_topology(path: Path, where: str) -> Topology:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import yaml
 
 from recd_plugins.compat.versions import installed_versions
+from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.storage.whole_file import write_whole
@@ -174,8 +174,7 @@ def _clock(seconds: float) -> str:
 def keep_provenance(report: RunReport, stack: Stack, job: Job) -> None:
     """Rank 0 writes registry.yaml, plan.json and environment.json."""
     if dist.get_rank() == 0:
-        values = yaml.safe_dump(stack.registry.source.values, sort_keys=False, allow_unicode=True)
-        report.keep("registry.yaml", values)
+        report.keep("registry.yaml", to_yaml(stack.registry.source.values))
         report.keep("plan.json", json.dumps(_plan(stack, job)) + "\n")
         report.keep("environment.json", json.dumps(_environment(stack, job), indent=1) + "\n")
 

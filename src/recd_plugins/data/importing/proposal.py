@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.data.importing.column_entry import (
     ColumnEntry,
     Part,
@@ -201,9 +202,7 @@ def _doubts(entry: ColumnEntry, indent: str = "") -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(
-        value, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
-    )
+    text = to_yaml(value, flow=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

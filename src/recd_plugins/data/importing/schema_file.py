@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recd_plugins.config import parse
-from recd_plugins.config.yaml_text import read_yaml, text_of
+from recd_plugins.config.yaml_text import read_yaml, text_of, to_yaml
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, RegistryError
@@ -71,7 +69,7 @@ def as_yaml(schema: ForeignSchema, form: TextForm) -> str:
     """All that the schema, and the form of text, do not say by default."""
     text = options_of_form(form)
     options = options_of_schema(schema) | ({"text": text} if text else {})
-    return yaml.safe_dump(options, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return to_yaml(options, flow=None)
 
 
 def options_of_schema(schema: Any) -> dict[str, Any]:
