@@ -101,6 +101,48 @@ def test_what_is_converted_stands_for_the_kjt(ids: torch.dtype, weighted: bool, 
         _ = made.weight
 
 
+def test_it_answers_all_that_a_kjt_answers() -> None:
+    """What a model asks its KJT, by a method or a property, it may ask in its place: all but what
+    makes another KJT, or sends it."""
+    kjt = from_lists(LISTS)
+    made = stack_of().convert(kjt)
+    of_class = ("concat", "copy_", "dist_init", "empty", "empty_like", "from_jt_dict")
+    of_class += ("from_lengths_sync", "from_offsets_sync", "clear_storage")
+    public = [name for name in vars(KeyedJaggedTensor) if not name.startswith("_")]
+    assert [name for name in public if not hasattr(made, name)] == sorted(
+        {*public} & {*of_class}, key=public.index
+    )
+    assert made.sync() is made
+    assert made.unsync() is made
+    assert made.dist_labels() == kjt.dist_labels()
+    assert made.stride_per_key_per_rank() == kjt.stride_per_key_per_rank()
+    with pytest.raises(AttributeError, match=r"'concat'.*KeyedJaggedTensor: `.to_kjt\(\)` makes"):
+        _ = made.concat
+
+
+@pytest.mark.parametrize("use", ["exact", "partial"])
+def test_lengths_may_have_a_row_for_each_key(use: str) -> None:
+    kjt = from_lists(LISTS)
+    by_key = KeyedJaggedTensor(
+        keys=kjt.keys(), values=kjt.values(), lengths=kjt.lengths().view(len(kjt.keys()), -1)
+    )
+    made = stack_of(dedup={"use": use, "groups": [["region"]]}).convert(by_key)
+    assert alike(made.to_kjt(), kjt)
+
+
+def test_a_key_that_comes_twice_is_refused() -> None:
+    twice = KeyedJaggedTensor(
+        keys=["region", "item", "region"],
+        values=torch.arange(6),
+        lengths=torch.ones(6, dtype=torch.int32),
+    )
+    convert = stack_of(dedup={"use": "exact", "groups": [["region"]]}).convert
+    with pytest.raises(DataError, match=r"has the key 'region' 2 times.*take `dedup`"):
+        convert(twice)
+    assert stack_of(dedup=None).convert(twice) is twice
+    assert stack_of(dedup="none").convert(twice) is twice
+
+
 def test_the_next_look_is_at_what_it_was_made_of() -> None:
     convert = stack_of().convert
     made = convert(from_lists(LISTS))

@@ -85,6 +85,16 @@ def test_a_key_of_two_kjts_is_looked_up_for_both() -> None:
     assert found.lengths["item"].tolist() == [1, 1, 1, 1]
 
 
+def test_lengths_may_have_a_row_for_each_key() -> None:
+    """TorchRec takes lengths of [K, B]; each key's are its own all the same."""
+    lengths = torch.tensor([[1, 0, 2], [0, 2, 1]])
+    found = batch_lookups(KeyedJaggedTensor(["a", "b"], torch.arange(6), lengths=lengths))
+    assert {key: rows.tolist() for key, rows in found.lengths.items()} == {
+        "a": [1, 0, 2],
+        "b": [0, 2, 1],
+    }
+
+
 def test_unique_samples_are_looked_up_once() -> None:
     found = batch_lookups({"batch": unique(kjt(3, 1, 3))})
     assert found.samples == 3

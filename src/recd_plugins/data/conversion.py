@@ -58,6 +58,8 @@ class Conversion:
         if keys not in self._by_keys:
             self._by_keys[keys] = self._transform(keys)
         plain, dedup = self._by_keys[keys].of(features)
+        if plain is not features:
+            _check_each_once(keys)
         if dedup is None:
             return plain
         made = SparseFeatures.of(plain, dedup)
@@ -73,6 +75,18 @@ class Conversion:
         for step in steps:
             groups = step.groups(groups)  # it refuses what unique samples do not allow
         return BatchTransform(row_wise(steps), self._dedup)
+
+
+def _check_each_once(keys: Sequence[str]) -> None:
+    """`DataError` for a key that comes twice: what is converted is found by its key."""
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise DataError(
+            f"convert: this KeyedJaggedTensor has the key {twice!r} {keys.count(twice)} "
+            "times, and all but one of these columns would be lost. Give each column a "
+            "key of its own where the batch is made, or take `dedup` and `preprocess` out of "
+            "registry.yaml."
+        )
 
 
 def check_own(transforms: Sequence[ChosenTransform]) -> None:

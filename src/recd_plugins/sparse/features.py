@@ -47,7 +47,9 @@ EXPANDED = frozenset(
         *("values", "weights", "weights_or_none", "lengths", "lengths_or_none"),
         *("offsets", "offsets_or_none", "length_per_key", "length_per_key_or_none"),
         *("offset_per_key", "offset_per_key_or_none", "index_per_key", "size_in_bytes"),
-        *("split", "permute", "flatten_lengths", "inverse_indices_or_none"),
+        *("split", "permute", "flatten_lengths", "inverse_indices", "inverse_indices_or_none"),
+        *("stride_per_key_per_rank", "lengths_offset_per_key"),
+        *("dist_labels", "dist_splits", "dist_tensors"),
     ]
 )
 """What else a KJT answers: here, `to_kjt` does."""
@@ -155,6 +157,13 @@ class SparseFeatures(Bundle):
         device: torch.device = self.plain.device()
         return device
 
+    def sync(self) -> SparseFeatures:
+        """Itself: a KJT counts the ids of its keys here, and unique samples stay what they are."""
+        return self
+
+    def unsync(self) -> SparseFeatures:
+        return self
+
     def to_kjt(self) -> KeyedJaggedTensor:
         """All B rows of all features, in the order of `keys`: the KJT that this stands for."""
         return self._expanded
@@ -176,7 +185,11 @@ class SparseFeatures(Bundle):
     def __getattr__(self, name: str) -> Any:
         """Answer as the KJT would, by `EXPANDED`, what it has beside keys and strides."""
         if name not in EXPANDED:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}. It is what `dedup` puts in the "
+                "place of a batch's KeyedJaggedTensor: `.to_kjt()` makes that one again, of all "
+                "samples."
+            )
         return getattr(self.to_kjt(), name)
 
     def __getitem__(self, key: str) -> JaggedTensor:

@@ -91,8 +91,11 @@ class WeightedJagged:
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor) -> WeightedJagged:
-        """The rows of all keys, one key's after another's."""
-        return cls(features.values(), features.lengths(), features.weights_or_none())
+        """The rows of all keys, one key's after another's; TorchRec takes lengths of [K, B] too."""
+        lengths = features.lengths()
+        if lengths.dim() > 1:
+            lengths = lengths.reshape(-1)
+        return cls(features.values(), lengths, features.weights_or_none())
 
     @classmethod
     def by_key(cls, features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:

@@ -154,7 +154,7 @@ def _lookups(part: Any) -> BatchLookups:
     ids, offsets = _ids(kjt.values()), kjt.offset_per_key()
     ends = zip(kjt.keys(), offsets, offsets[1:], strict=False)
     bags = np.cumsum([0, *kjt.stride_per_key()]).tolist()
-    lengths = _ids(kjt.lengths())
+    lengths = _ids(kjt.lengths().reshape(-1))  # TorchRec takes [K, B] too
     return BatchLookups(
         _samples(kjt),
         {key: ids[start:end] for key, start, end in ends},
