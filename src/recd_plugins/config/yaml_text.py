@@ -24,10 +24,10 @@ MOST_DIGITS = 40
 """Digits of an integer: a longer one is no number that anything here takes, and Python itself
 refuses to print one of thousands."""
 
-LINE_ENDS = {"\n", "\r", "\x85", "\u2028", "\u2029"}
-
 LARGEST = 16 << 20
 """Bytes of a file: what is larger is something else, and may have no end."""
+LINE_ENDS = {"\n", "\r", "\x85", "\u2028", "\u2029"}
+"""The characters that YAML ends lines at: in quotes that know escapes they are written as such."""
 
 TAG = "tag:yaml.org,2002:"
 FORMS = {
