@@ -60,6 +60,17 @@ def test_a_row_that_a_carriage_return_parts_from_the_header_is_read(tmp_path: Pa
     assert rows_of(path) == [["a", "b"], ["1", "2"], ["3", "4"]]
 
 
+@pytest.mark.parametrize("size", [8, 1 << 20])
+def test_a_byte_order_mark_in_the_middle_is_part_of_its_field(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where files were joined: a block begins with it, and a row of it alone is one."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", size)
+    rows = ["a", "\ufeffx", "\ufeff", "yyyyyyyy", "\ufeff", "\ufeffz", "y\ufeff"]
+    path = text(tmp_path / "data.csv", "\n".join(rows))
+    assert rows_of(path) == [[row] for row in rows]
+
+
 @pytest.mark.parametrize("content", [BOM, BOM + b"\n", BOM + b" \r\n"])
 def test_a_file_of_a_byte_order_mark_alone_is_named(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError, match=r"data\.csv: the file has no text\. Take it out"):

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.importing.escaped_quotes import doubled, escaped_as
 from recd_plugins.data.importing.formats import (
+    BOM,
     ELEMENTS,
     MORE_NULLS,
     NULLS,
@@ -586,6 +587,9 @@ def _parted_by_one(block: Block) -> tuple[pa.Buffer, str]:
     """The lines, and the character that parts their fields: Arrow takes one, so another that no
     field has stands for several."""
     text, delimiter = block.text, block.file.delimiter
+    if text.slice(0, min(len(BOM), text.size)).to_pybytes() == BOM:
+        # That of the file is cut off: this is a field's, of which Arrow would take one away.
+        text = pa.py_buffer(BOM + text.to_pybytes())
     if len(delimiter) == 1:
         return text, delimiter
     content = text.to_pybytes()
