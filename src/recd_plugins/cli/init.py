@@ -12,7 +12,6 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
 from recd_plugins.cli.output_paths import check_writable
-from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -131,6 +130,7 @@ def registry_text(
         f"  test: {_quoted(test)}",
     ]
     if foreign is not None:
+        from recd_plugins.config.yaml_text import to_yaml
         from recd_plugins.data.importing.schema_file import options_of_schema
 
         options = to_yaml({"schema": options_of_schema(foreign)}, flow=None)
@@ -193,5 +193,7 @@ def _epochs(share: float) -> str:
 
 
 def _quoted(value: Any) -> str:
+    from recd_plugins.config.yaml_text import to_yaml  # PyYAML, which `recd --help` does without
+
     text = to_yaml(str(value), flow=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
