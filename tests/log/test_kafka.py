@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 
@@ -13,11 +14,14 @@ from raw_messages import everything, messages_of, numbered, rows_of
 
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.growing_log import GrowingLogConfig, LogPeriod, build_growing_log
-from recd_dedup.log.join import JoinConfig
+from recd_dedup.log.join import JoinConfig, JoinReport, joined
+from recd_dedup.log.json_messages import JsonMessages, id_of_bytes
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
+from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shards import session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_plugins.config import parse
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.growing import NotClosed
 from recd_plugins.errors import CapabilityError, DataError
@@ -164,9 +168,100 @@ def test_messages_that_were_deleted(brokers):
 def test_messages_of_others(brokers):
     other = kafka.Producer({"bootstrap.servers": brokers})
     other.produce("others", b"hello", key=b"me", partition=0)
+    other.produce("others", b"hello", partition=1)
     assert other.flush(10) == 0
-    with pytest.raises(DataError, match="so they are not ours"):
-        list(opened(brokers, "others").read(0))
+    log = opened(brokers, "others")
+    (messages,) = log.read(0)
+    assert messages["session_id"].to_pylist() == [id_of_bytes(b"me")]
+    with pytest.raises(DataError, match=r"neither inference.*say how to read their JSON"):
+        MessageCodec(SessionsConfig().schema).decode(messages)
+    with pytest.raises(DataError, match=r"partition 1: message 0 has no key.*`route: message`"):
+        list(log.read(1))
+    (messages,) = opened(brokers, "others", route="message").read(1)
+    assert messages["message"].to_pylist() == [b"hello"]
+
+
+def test_a_topic_is_not_read_in_part(brokers):
+    """As where it has more partitions than the registry says."""
+    opened(brokers, "wide")
+    log = build_kafka(KafkaConfig(servers=brokers, topic="wide", shards=2), Context())
+    with pytest.raises(DataError, match=r"'wide' has 4 partitions, asked for are 2"):
+        list(log.read(0))
+    with pytest.raises(DataError, match=r"'wide' has 4 partitions, asked for are 2"):
+        log.cuts({}, 0, 1)
+
+
+JSON = parse(
+    JsonMessages,
+    {
+        "request_id": "id",
+        "kind": "clicked",
+        "columns": {
+            "session_id": None,
+            "timestamp": None,
+            "sparse": [{"name": "item", "num_ids": 5000}],
+        },
+    },
+    "messages",
+)
+
+
+def produce_json(brokers: str, count: int) -> tuple[list[int], list[int]]:
+    """Requests in one topic and clicks in another, by clients that know nothing of ours: keys are
+    texts. The times of requests, and which of them have clicks."""
+    other = kafka.Producer({"bootstrap.servers": brokers})
+    draws = np.random.default_rng(0)
+    times, clicked = [], []
+    for n in range(count):
+        user, time = f"user-{n % 37}", 1_000_000 + 10 * n
+        where = {"key": user.encode(), "partition": n % 37 % SHARDS}
+        shown = {"id": f"r{n}", "item": n, "page": {"lang": "de"}}
+        other.produce("json-shown", json.dumps(shown).encode(), timestamp=time, **where)
+        times.append(time)
+        clicked.append(int(draws.random() < 0.3))
+        if clicked[-1]:
+            click = json.dumps({"id": f"r{n}", "clicked": True}).encode()
+            later = time + int(draws.integers(0, 500))
+            other.produce("json-clicks", click, timestamp=later, **where)
+    for shard in range(SHARDS):  # by which both topics come past what is read
+        end = {"timestamp": 2_000_000, "partition": shard, "key": b"end"}
+        other.produce("json-shown", json.dumps({"id": f"end{shard}", "item": 0}).encode(), **end)
+        other.produce("json-clicks", b'{"id": "none", "clicked": 1}', **end)
+    assert other.flush(60) == 0
+    return times, clicked
+
+
+def test_requests_and_clicks_of_others_lie_in_two_topics(brokers, tmp_path):
+    times, clicked = produce_json(brokers, 3000)
+    options = {"shards": SHARDS, "timeout_s": 60, "topic": ("json-shown", "json-clicks")}
+    log = build_kafka(KafkaConfig(servers=brokers, **options), Context())
+    join = JoinConfig(window_ms=1_000, disorder_ms=2_000)
+    logged = LoggedConfig(messages=JSON, join=join)
+    report = JoinReport()
+    streams = joined(log, logged.schema, join, report, logged.decoder())
+    rows = [row for stream in streams for table in stream for row in table.to_pylist()]
+    found = {row["item"][0]: row for row in rows if row["timestamp"] < 2_000_000}
+    assert [found[n]["label"] for n in range(3000)] == clicked
+    assert [found[n]["timestamp"] for n in range(3000)] == times
+    assert len({row["session_id"] for row in found.values()}) == 37
+    assert (report.late_events, report.orphan_events) == (0, SHARDS)
+
+    growing = GrowingLogConfig(
+        messages=JSON, join=join, origin=1_000_000, period_ms=9_000, until=1_030_000
+    )
+    for folder in ("one", "other"):
+        context = Context(folder=tmp_path / folder, neighbours={"log": log})
+        data = build_growing_log(growing, context)
+        periods = [data.period(number) for number in range(4)]
+        assert data.period(4) is None
+        chunks = [[*period.chunks(split)] for period in periods for split in SPLITS]
+        seen = [row for one in chunks for chunk in one for row in chunk.to_pylist()]
+        assert {row["item"][0]: row for row in seen} == found
+        assert len(seen) == 3000
+        for period in periods:
+            period.verify()
+    with pytest.raises(CapabilityError, match="is read alone"):
+        log.append(messages_of(numbered(1)))
 
 
 def ids(row):
@@ -222,6 +317,47 @@ def test_periods_close_by_the_offsets_of_partitions(brokers, tmp_path):
         for time in chunk["timestamp"].to_pylist()
     ]
     assert sorted(seen) == times[times < growing.until].tolist()
+
+
+def test_a_period_closes_without_quiet_partitions(brokers, tmp_path):
+    """By one of which a message comes later, and is late."""
+    columns = {"session_id": None, "timestamp": None, "sparse": [{"name": "item", "num_ids": 9}]}
+    messages = parse(JsonMessages, {"columns": columns}, "messages")
+    growing = GrowingLogConfig(messages=messages, origin=0, period_ms=1_000)
+
+    def send(partition: int, *times: int) -> None:
+        other = kafka.Producer({"bootstrap.servers": brokers})
+        for time in times:
+            where = {"partition": partition, "timestamp": time, "key": b"me"}
+            other.produce("quiet", json.dumps({"item": 1, "label": time % 2}).encode(), **where)
+        assert other.flush(60) == 0
+
+    waiting = opened(brokers, "quiet")
+    send(0, 1, 2, 1_500, 62_000)
+    send(1, 3)
+    log = opened(brokers, "quiet", quiet_ms=1_000)
+    eager = build_growing_log(growing, Context(folder=tmp_path / "a", neighbours={"log": waiting}))
+    with pytest.raises(NotClosed, match="quiet, partition 1 is at 3; quiet, partition 2 has no"):
+        eager.period(0)
+    data = build_growing_log(growing, Context(folder=tmp_path / "b", neighbours={"log": log}))
+    first = data.period(0)
+    with pytest.raises(NotClosed):
+        data.period(1)
+    send(1, 4, 1_600)
+    send(0, 63_000)
+    found = [
+        [
+            row["timestamp"]
+            for split in SPLITS
+            for one in period.chunks(split)
+            for row in one.to_pylist()
+        ]
+        for period in (first, data.period(1))
+    ]
+    assert [sorted(times) for times in found] == [[1, 2, 3], [1_500, 1_600]]
+    first.verify()
+    data.period(1).prepare(tmp_path / "tables")
+    assert data.period(1).counts(tmp_path / "tables")["late_requests"] == 1
 
 
 def test_a_partition_that_holds_other_messages_is_refused(brokers, tmp_path):

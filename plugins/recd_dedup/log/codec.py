@@ -14,7 +14,7 @@ Session id and timestamp are the log's own (`MESSAGES`); the bytes are, little-e
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -26,23 +26,34 @@ from recd_dedup.hashing import I64
 from recd_plugins.api import DataError
 from recd_plugins.api.data import IDS, MESSAGES, Schema
 
-__all__ = ["DecodedMessages", "Events", "MessageCodec", "MessageHeads", "Requests", "flat"]
+__all__ = [
+    "DecodedMessages",
+    "Decoder",
+    "Events",
+    "MessageCodec",
+    "MessageHeads",
+    "Requests",
+    "flat",
+]
 
 Bytes = NDArray[np.uint8]
 
 VERSION, INFERENCE, EVENT = 1, 1, 2
+OTHERS = "If others wrote the log, say how to read their JSON by `messages` of the dataset."
 HEAD = np.dtype(
     [("version", "u1"), ("kind", "u1"), ("zero", "<u2"), ("layout", "<u4"), ("request_id", "<i8")]
 )
 
 
 class Requests(NamedTuple):
-    """N inferences: their ids [N], and rows with the schema's columns but the label.
+    """N inferences: their ids [N], when [N], in ms, and rows with the schema's columns, with the
+    label where the messages have it.
 
     A feature that a message lacks is null.
     """
 
     ids: I64
+    timestamps: I64
     rows: pa.Table
 
 
@@ -54,15 +65,33 @@ class Events(NamedTuple):
 
 
 class MessageHeads(NamedTuple):
-    """N messages: the ids of their requests [N], and whether each is an event [N]."""
+    """N messages: the ids of their requests [N], and whether each is an event [N] or a request [N].
+
+    What is neither is left out.
+    """
 
     ids: I64
     events: NDArray[np.bool_]
+    requests: NDArray[np.bool_]
 
 
 class DecodedMessages(NamedTuple):
     requests: Requests
     events: Events
+
+
+class Decoder(Protocol):
+    """Reads what a log's messages say."""
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the samples, whose sessions and times it names."""
+
+    def heads(self, messages: pa.RecordBatch) -> MessageHeads:
+        """Which messages are requests and which are events, without features."""
+
+    def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
+        """The requests and the events among messages, each in their order."""
 
 
 class MessageCodec:
@@ -138,7 +167,7 @@ class MessageCodec:
         lengths = pc.binary_length(messages["message"]).to_numpy()
         if (lengths < HEAD.itemsize).any():
             raise DataError(
-                f"a log message of {lengths.min()} bytes is neither inference nor event."
+                f"a log message of {lengths.min()} bytes is neither inference nor event. {OTHERS}"
             )
         heads = pc.binary_slice(messages["message"], 0, HEAD.itemsize)
         head = flat(heads).view(HEAD)
@@ -148,22 +177,23 @@ class MessageCodec:
             first = head[strange][0]
             raise DataError(
                 f"a log message says version {first['version']}, kind {first['kind']}; known are "
-                f"version {VERSION}, kinds {INFERENCE} and {EVENT}. Is it another log's?"
+                f"version {VERSION}, kinds {INFERENCE} and {EVENT}. {OTHERS}"
             )
         if (head["layout"][inference] != self.layout).any():
             raise DataError(
                 "a log message was written with other features than "
                 f"{[*self.schema.dense, *self.schema.sparse_names]}. Read it with its own schema."
             )
-        return MessageHeads(head["request_id"].astype(np.int64), event)
+        return MessageHeads(head["request_id"].astype(np.int64), event, inference)
 
     def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
         """The inferences and the events among messages, each in their order."""
-        ids, event = self.heads(messages)
+        ids, event, inference = self.heads(messages)
         times = messages["timestamp"].to_numpy()
-        found = messages.filter(pa.array(~event)) if event.any() else messages
+        found = messages.filter(pa.array(inference)) if event.any() else messages
         return DecodedMessages(
-            Requests(ids[~event], self._rows(found)), Events(ids[event], times[event])
+            Requests(ids[inference], times[inference], self._rows(found)),
+            Events(ids[event], times[event]),
         )
 
     def _rows(self, messages: pa.RecordBatch) -> pa.Table:

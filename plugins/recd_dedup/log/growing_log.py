@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.hashing import I64
-from recd_dedup.log.codec import MessageCodec, flat
+from recd_dedup.log.codec import flat
 from recd_dedup.log.join import Join, JoinReport
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_plugins.api import Context, DataError, GrowingLog, Range, RegistryError
@@ -266,7 +266,7 @@ class LogPeriod(Period):
         by_session = self._log.route == "session"
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
             messages = _Messages(self, self._log, group)
-            join = Join(self.schema, self.config.join, report)
+            join = Join(self.schema, self.config.join, report, self.config.decoder())
             for first, taken in messages:
                 yield from join.add(taken, first)
             yield from join.finish()
@@ -307,6 +307,7 @@ COUNTS = (
     "duplicate_events",
     "late_events",
     "orphan_events",
+    "left_out",
 )
 """The numbers of a report that a run's metrics have."""
 
@@ -316,14 +317,14 @@ class _Messages:
 
     def __init__(self, period: LogPeriod, log: GrowingLog, shards: Sequence[int]) -> None:
         config, self._manifest = period.config, period.manifest
-        self._join, self._codec = config.join, MessageCodec(config.schema)
+        self._join, self._decoder = config.join, config.decoder()
         self._start = config.origin + self._manifest.number * config.period_ms
         self._end = self._start + config.period_ms
         one = self._manifest
         places = (one.begins, one.closed_before, one.ends)
         streams = (log.between(shard, *places) for shard in shards)
         self._placed = heapq.merge(*streams, key=_first_time)
-        self._events = self._late_requests = 0
+        self._events = self._late_requests = self._left_out = 0
         self._heads: dict[str, list[I64]] = {"known": [], "overdue": [], "open": []}
         """Ids and times [2, n] of requests of the period and later ones; of events that may be
         late, and that may be orphans."""
@@ -333,10 +334,10 @@ class _Messages:
         it takes it would hear of a later time before an earlier one of another writer."""
         start, end, window = self._start, self._end, self._join.window_ms
         for part, place, messages in self._placed:
-            heads = self._codec.heads(messages)
+            heads = self._decoder.heads(messages)
             times = messages["timestamp"].to_numpy()
             new = place >= self._manifest.closed_before.get(part, 0)
-            requests, events = ~heads.events, heads.events
+            requests, events = heads.requests, heads.events
             own = requests & (times >= start) & (times < end)
             for name, which in (
                 ("known", requests & (times >= start)),
@@ -346,6 +347,7 @@ class _Messages:
                 self._heads[name].append(np.stack([heads.ids[which], times[which]]))
             if new:
                 self._events += int(events.sum())
+                self._left_out += int((~requests & ~events).sum())
                 self._late_requests += int((requests & (times < start)).sum())
             takes = events & (times >= start - self._join.disorder_ms) & (times < end + window)
             yield int(times.min()), messages.filter(pa.array(own | takes))
@@ -370,6 +372,7 @@ class _Messages:
         orphans = early + sum(unknown_and_early("open"))
         report.count(events=self._events, late=late, orphans=orphans)
         report.late_requests += self._late_requests
+        report.left_out += self._left_out
 
 
 class _Digest:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_dedup.log.codec import MessageCodec, Requests
+from recd_dedup.log.codec import Decoder, MessageCodec, Requests
 from recd_plugins.api import Config, LogStore, Range
 from recd_plugins.api.data import IDS, Schema
 
@@ -56,11 +56,16 @@ class Join:
     """Joins the messages of one stream; `report` may be shared by many."""
 
     def __init__(
-        self, schema: Schema, config: JoinConfig | None = None, report: JoinReport | None = None
+        self,
+        schema: Schema,
+        config: JoinConfig | None = None,
+        report: JoinReport | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
+        """`decoder` reads the messages, by default as the log's own."""
         self.config = config or JoinConfig()
         self.report = report if report is not None else JoinReport()
-        self._codec = MessageCodec(schema)
+        self._decoder = decoder or MessageCodec(schema)
         self._schema = schema
         self._watermark = -math.inf
         self._groups: list[_Group] = []
@@ -78,7 +83,8 @@ class Join:
             first = int(times.min())
         self.report.disordered += int((times < self._watermark - self.config.disorder_ms).sum())
         self._watermark = max(self._watermark, first)
-        requests, events = self._codec.decode(messages)
+        requests, events = self._decoder.decode(messages)
+        self.report.left_out += messages.num_rows - requests.ids.size - events.ids.size
         self._take_requests(requests)
         self.report.events += events.ids.size
         for request, time in zip(events.ids.tolist(), events.timestamps.tolist(), strict=True):
@@ -103,7 +109,7 @@ class Join:
         if not keep:
             return
         rows = requests.rows.take(pa.array(keep)) if len(keep) < len(ids) else requests.rows
-        times = rows[self._schema.timestamp].to_pylist()
+        times = requests.timestamps[keep].tolist()
         positive = np.zeros(len(keep), np.bool_)
         group = _Group(rows, [ids[i] for i in keep], times, positive, max(times))
         self._groups.append(group)
@@ -152,7 +158,11 @@ class Join:
     def _samples(self, rows: pa.Table, positive: NDArray[np.bool_]) -> pa.Table:
         schema = self._schema
         columns = {name: rows[name].combine_chunks() for name in rows.column_names}
-        columns[schema.label] = pa.array(positive.astype(np.float32))
+        if schema.label in columns:  # a message's own
+            positive = columns[schema.label].to_numpy() > 0
+            self.report.positives += int(positive.sum())
+        else:
+            columns[schema.label] = pa.array(positive.astype(np.float32))
         for name in (*schema.dense, *schema.sparse_names):
             column = columns[name]
             if column.null_count:
@@ -174,23 +184,31 @@ def streams_of(store: LogStore) -> Iterator[Iterator[pa.RecordBatch]]:
 
 
 def samples_of(
-    messages: Iterable[pa.RecordBatch], schema: Schema, config: JoinConfig, report: JoinReport
+    messages: Iterable[pa.RecordBatch],
+    schema: Schema,
+    config: JoinConfig,
+    report: JoinReport,
+    decoder: Decoder | None = None,
 ) -> Iterator[pa.Table]:
     """The samples of one stream, in the order of its requests, block by block."""
-    join = Join(schema, config, report)
+    join = Join(schema, config, report, decoder)
     for block in messages:
         yield from join.add(block)
     yield from join.finish()
 
 
 def joined(
-    store: LogStore, schema: Schema, config: JoinConfig, report: JoinReport
+    store: LogStore,
+    schema: Schema,
+    config: JoinConfig,
+    report: JoinReport,
+    decoder: Decoder | None = None,
 ) -> list[Iterator[pa.Table]]:
     """The samples of each stream of a log, joined as they are iterated.
 
     No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
     """
-    return [samples_of(stream, schema, config, report) for stream in streams_of(store)]
+    return [samples_of(stream, schema, config, report, decoder) for stream in streams_of(store)]
 
 
 def _filled(column: pa.Array) -> pa.Array:
@@ -224,6 +242,8 @@ class JoinReport:
     """Events whose request did not come, or came longer ago than is remembered."""
     disordered: int = 0
     """Messages further behind the others than `disorder_ms`: where there are any, raise it."""
+    left_out: int = 0
+    """Messages of others that are neither request nor event, or cannot be read."""
     most_waiting: int = 0
     """Samples that waited for events at a time, at most: what memory held."""
     missing: dict[str, int] = field(default_factory=dict)
@@ -242,6 +262,8 @@ class JoinReport:
         if self.missing:
             parts = (f"{name} in {count:,}" for name, count in sorted(self.missing.items()))
             text += f"; missing: {', '.join(parts)}"
+        if self.left_out:
+            text += f"; {self.left_out:,} messages were left out"
         if self.disordered:
             text += f"; {self.disordered:,} messages came further out of order than allowed"
         return text

@@ -1,30 +1,38 @@
-"""The `kafka` log: a topic as log shards, one partition each; key = session id.
+"""The `kafka` log: topics as log shards, a partition of each topic to a shard; key = session.
 
-Partitions are chosen as the shard files' are, by the session's hash, and zstd packs what
+Whoever wrote them: `messages` of a dataset says how to read what others did. What this log itself
+writes goes to the partition that the session's hash says, as in shard files, and zstd packs what
 the producer batches. Sending is idempotent: what is sent again after an error is kept once.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from recd_dedup.log.json_messages import id_of_bytes
 from recd_dedup.log.shards import check_messages, session_shards
-from recd_plugins.api import CapabilityError, Config, Context, DataError, Range
+from recd_plugins.api import CapabilityError, Config, Context, DataError, Range, RegistryError
 from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 __all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
 
 KEY = struct.Struct("<q")
+"""A key of this log's own messages; of others a key may be any bytes."""
+BLOCK = 1024
+"""The offsets of a partition that are read as one, where those of several are merged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +41,53 @@ class KafkaConfig(Config):
 
     servers: str
     """Brokers: host:port, comma-separated."""
-    topic: str = "recd-log"
-    """One that is there, and keeps the producer's timestamps (CreateTime, Kafka's default)."""
+    topic: str | tuple[str, ...] = "recd-log"
+    """One that is there; or several, as of requests and of events, of as many partitions each,
+    which have a session in partitions of one number."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
     """The topic's partitions."""
+    route: LogRoute = "session"
+    """What decides a message's partition: its key, which is the session; or anything else, where
+    all partitions are joined as one, and a message needs no key."""
+    times: Literal["created", "appended"] = "created"
+    """Whose time a message has: its producer's (CreateTime, Kafka's default), or the broker's,
+    where the topic keeps that alone (LogAppendTime)."""
     linger_ms: Annotated[int, Range(ge=0)] = 50
     """The time that messages wait for others to be packed with."""
     batch_bytes: Annotated[int, Range(ge=1)] = 1 << 20
     """The bytes that are packed at a time."""
     timeout_s: Annotated[float, Range(gt=0)] = 30.0
     """The time that brokers may take."""
+    quiet_ms: Annotated[int, Range(ge=0)] | None = None
+    """The time by which others are ahead of a partition that has no newer messages when a period of
+    a log that grows closes without them: what comes to it later is late. By default a period waits
+    for each partition."""
     may_lack: bool = False
     """Read a partition of which the oldest messages were deleted; else that is an error."""
     client: Mapping[str, Any] = field(default_factory=dict)
     """More options of librdkafka: security and the like."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topics:
+            raise RegistryError("names no topic. Name one.", "topic")
+        if len({*self.topics}) < len(self.topics):
+            raise RegistryError("names a topic twice. Name each once.", "topic")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return (self.topic,) if isinstance(self.topic, str) else self.topic
+
+
+class _Partition(NamedTuple):
+    """A partition of a topic, which is what is written in one order."""
+
+    name: str
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}, partition {self.partition}"
 
 
 class _Scan:
@@ -76,16 +117,17 @@ class _Scan:
 class KafkaLog:
     """Opened for writing and reading."""
 
-    route: LogRoute = "session"
-
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
+        self.route: LogRoute = config.route
         self._common = {"bootstrap.servers": config.servers, **config.client}
         self._made: Producer | None = None
         self._failed: list[KafkaError] = []
+        self._found = False
+        """Whether all topics are known to have as many partitions as asked for."""
         self._scanned: tuple[int, int] | None = None
-        self._scans: dict[int, _Scan] = {}
-        """How far the partitions are known, by the two times that were asked for last."""
+        self._scans: dict[str, _Scan] = {}
+        """How far the parts are known, by the two times that were asked for last."""
 
     @property
     def shards(self) -> int:
@@ -94,6 +136,11 @@ class KafkaLog:
     def append(self, messages: pa.RecordBatch) -> None:
         """Send messages; they wait for each other up to `linger_ms`."""
         check_messages(messages)
+        if len(self.config.topics) > 1 or self.route == "message":
+            raise CapabilityError(
+                f"{self.name}: what others write to several topics, or by no session, is read "
+                "alone. Give this log a topic of its own."
+            )
         producer = self._producer()
         sessions, timestamps = (column.to_numpy() for column in messages.columns[:2])
         if messages.num_rows and timestamps.min() < 0:
@@ -127,83 +174,75 @@ class KafkaLog:
         self._made = None
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """The messages that the partition holds when reading begins, in its order."""
+        """The messages that the shard holds when reading begins: each partition's in its order,
+        those of several topics block by block, by their first times."""
         if not 0 <= shard < self.shards:
-            raise DataError(f"{self.config.topic}: has shards 0 to {self.shards - 1}, not {shard}.")
-        from confluent_kafka import TopicPartition
-
-        consumer = self._consumer()
-        try:
-            where = TopicPartition(self.config.topic, shard)
-            low, high = self._watermarks(consumer, where)
-            for found in self._fetched(consumer, shard, self._there(shard, 0, low), high):
-                yield self._batch(found)
-        finally:
-            consumer.close()
+            raise DataError(f"{self.name}: has shards 0 to {self.shards - 1}, not {shard}.")
+        with closing(self._consumer()) as consumer:
+            bounds = {
+                part: (self._there(part, 0, low), high)
+                for part in self._parts(shard)
+                for low, high in [self._watermarks(consumer, part)]
+            }
+        for placed in self._merged(self._blocks(part, *within) for part, within in bounds.items()):
+            yield placed.messages
 
     @property
     def name(self) -> str:
-        """The topic."""
-        return self.config.topic
+        """The topics."""
+        return ", ".join(self.config.topics)
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """By the times of messages: a part is a partition, a place the offset of a message.
 
-        Each partition is read on from where the last call came to, up to the second time.
+        Each partition is read on from where the last call came to, until it has come to the second
+        time.
         """
-        from confluent_kafka import TopicPartition
-
         if self._scanned != (first, second):
             self._scanned, self._scans = (first, second), {}
-        consumer = self._consumer()
-        try:
-            for shard in range(self.shards):
-                begin = begins.get(str(shard), 0)
-                scan = self._scans.setdefault(shard, _Scan(begin, first, second))
-                low, high = self._watermarks(consumer, TopicPartition(self.config.topic, shard))
-                if scan.past is None and scan.place < high:
-                    scan.place = self._there(shard, scan.place, low)
-                    for found in self._fetched(consumer, shard, scan.place, high):
+        quiet = self.config.quiet_ms
+        parts = [part for shard in range(self.shards) for part in self._parts(shard)]
+        with closing(self._consumer()) as consumer:
+            for part in parts:
+                begin = begins.get(part.name, 0)
+                scan = self._scans.setdefault(part.name, _Scan(begin, first, second))
+                low, high = self._watermarks(consumer, part)
+                if (scan.past is None or quiet is not None) and scan.place < high:
+                    scan.place = self._there(part, scan.place, low)
+                    for found in self._fetched(consumer, part, scan.place, high):
                         scan.take(found)
-        finally:
-            consumer.close()
-        scans = sorted(self._scans.items())
-        latest = [scan.latest for _, scan in scans if scan.latest is not None]
+        scans = [(part, self._scans[part.name]) for part in parts]
+        latest = max((scan.latest for _, scan in scans if scan.latest is not None), default=None)
+        before = {part.name: scan.before for part, scan in scans if scan.before is not None}
+        past = {part.name: scan.past for part, scan in scans if scan.past is not None}
+        if quiet is not None and latest is not None and latest >= second + quiet:
+            ends = {part.name: scan.place for part, scan in scans}
+            before, past = ends | before, ends | past
         return Cuts(
-            before={str(shard): scan.before for shard, scan in scans if scan.before is not None},
-            past={str(shard): scan.past for shard, scan in scans if scan.past is not None},
-            behind=tuple(f"partition {n} {scan}" for n, scan in scans if scan.past is None),
-            latest=max(latest, default=None),
+            before=before,
+            past=past,
+            behind=tuple(f"{part} {scan}" for part, scan in scans if part.name not in past),
+            latest=latest,
             ended=False,
         )
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
-        """The messages of a partition, in its order."""
-        from confluent_kafka import TopicPartition
-
-        bounds = [one.get(str(shard), 0) for one in places]
-        if bounds[0] >= bounds[-1]:
-            return
-        consumer = self._consumer()
-        try:
-            low, _ = self._watermarks(consumer, TopicPartition(self.config.topic, shard))
-            first = self._there(shard, bounds[0], low)
-            bounds = [max(first, bound) for bound in bounds]
-            for begin, end in pairwise(bounds):
-                for found in self._fetched(consumer, shard, begin, end):
-                    yield Placed(str(shard), found[0].offset(), self._batch(found))
-        finally:
-            consumer.close()
+        """The messages of a partition, in its order; those of several topics block by block, by
+        their first times. Blocks are cut at places and at certain offsets, so always alike."""
+        streams = []
+        for part in self._parts(shard):
+            bounds = [one.get(part.name, 0) for one in places]
+            if bounds[0] < bounds[-1]:
+                with closing(self._consumer()) as consumer:
+                    low, _ = self._watermarks(consumer, part)
+                first = self._there(part, bounds[0], low)
+                streams.append(self._blocks(part, *(max(first, bound) for bound in bounds)))
+        yield from self._merged(streams)
 
     def fingerprint(self) -> str:
-        from confluent_kafka import TopicPartition
-
-        consumer = self._consumer()
-        try:
-            partitions = [TopicPartition(self.config.topic, shard) for shard in range(self.shards)]
-            return repr([self._watermarks(consumer, where) for where in partitions])
-        finally:
-            consumer.close()
+        with closing(self._consumer()) as consumer:
+            parts = [part for shard in range(self.shards) for part in self._parts(shard)]
+            return repr([self._watermarks(consumer, part) for part in parts])
 
     def __enter__(self) -> KafkaLog:
         return self
@@ -211,58 +250,112 @@ class KafkaLog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _fetched(
-        self, consumer: Consumer, shard: int, low: int, high: int
-    ) -> Iterator[list[Message]]:
-        """The messages from offset `low` up to `high`, some at a time."""
-        from confluent_kafka import TopicPartition
+    def _parts(self, shard: int) -> list[_Partition]:
+        """The partitions of this number."""
+        several = len(self.config.topics) > 1
+        return [
+            _Partition(f"{topic}/{shard}" if several else str(shard), topic, shard)
+            for topic in self.config.topics
+        ]
 
-        consumer.assign([TopicPartition(self.config.topic, shard, low)])
+    def _merged(self, streams: Iterable[Iterator[Placed]]) -> Iterator[Placed]:
+        return heapq.merge(*streams, key=lambda one: pc.min(one.messages["timestamp"]).as_py())
+
+    def _blocks(self, part: _Partition, *bounds: int) -> Iterator[Placed]:
+        """The messages between the first bound and the last, cut at all of them and at multiples
+        of `BLOCK`."""
+        if bounds[0] >= bounds[-1]:
+            return
+        with closing(self._consumer()) as consumer:
+            for begin, end in pairwise(bounds):
+                block: list[Message] = []
+                for found in self._fetched(consumer, part, begin, end):
+                    for message in found:
+                        if block and message.offset() // BLOCK != block[0].offset() // BLOCK:
+                            yield self._placed(part, block)
+                            block = []
+                        block.append(message)
+                if block:
+                    yield self._placed(part, block)
+
+    def _placed(self, part: _Partition, block: list[Message]) -> Placed:
+        return Placed(part.name, block[0].offset(), self._batch(part, block))
+
+    def _fetched(
+        self, consumer: Consumer, part: _Partition, low: int, high: int
+    ) -> Iterator[list[Message]]:
+        """The messages from offset `low` up to `high`, some at a time. Not each offset has one:
+        where transactions end, or what was compacted was."""
+        from confluent_kafka import KafkaError, TopicPartition
+
+        where = TopicPartition(part.topic, part.partition, low)
+        consumer.assign([where])
         deadline = time.monotonic() + self.config.timeout_s
         while low < high:
-            found = consumer.consume(min(high - low, 4096), timeout=0.1)
-            for message in found:
-                if message.error():
-                    raise self._error(f"reading partition {shard}: {message.error()}")
+            found = []
+            for message in consumer.consume(min(high - low, 4096), timeout=0.1):
+                if not message.error():
+                    found.append(message)
+                    low = max(low, message.offset() + 1)
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    low = max(low, message.offset())
+                else:
+                    raise self._error(f"reading {part}: {message.error()}")
             kept = [message for message in found if message.offset() < high]
             if found:
-                low = found[-1].offset() + 1
                 deadline = time.monotonic() + self.config.timeout_s
-            elif time.monotonic() > deadline:
-                raise self._error(f"partition {shard} is silent at message {low:,} of {high:,}")
+            elif low < high and time.monotonic() > deadline:
+                raise self._error(f"{part}: is silent at message {low:,} of {high:,}")
             if kept:
                 yield kept
 
-    def _batch(self, found: list[Message]) -> pa.RecordBatch:
-        from confluent_kafka import TIMESTAMP_CREATE_TIME
+    def _batch(self, part: _Partition, found: list[Message]) -> pa.RecordBatch:
+        from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
-        keys = [message.key() for message in found]
         kinds = {message.timestamp()[0] for message in found}
-        if kinds != {TIMESTAMP_CREATE_TIME} or any(len(key or b"") != KEY.size for key in keys):
+        if TIMESTAMP_NOT_AVAILABLE in kinds or (
+            kinds != {TIMESTAMP_CREATE_TIME} and self.config.times == "created"
+        ):
             raise DataError(
-                f"{self.config.topic}: holds messages without an 8-byte key or their producer's "
-                "timestamp, so they are not ours. Give the log a topic of its own (CreateTime)."
+                f"{part}: holds messages without their producer's time. Let the topic keep it "
+                "(message.timestamp.type=CreateTime), or write `times: appended` to take the "
+                "broker's."
             )
         columns = [
-            [KEY.unpack(key)[0] for key in keys],
+            [self._session(part, message) for message in found],
             [message.timestamp()[1] for message in found],
             [message.value() or b"" for message in found],
         ]
         arrays = [pa.array(c, kind) for c, kind in zip(columns, MESSAGES.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
 
+    def _session(self, part: _Partition, message: Message) -> int:
+        key = message.key()
+        if key is not None:
+            return id_of_bytes(key)
+        if self.route == "session":
+            raise DataError(
+                f"{part}: message {message.offset():,} has no key, and a session's messages are "
+                "those of its key. Have producers key them by session, or write `route: message`, "
+                "and let `messages.columns` name the session."
+            )
+        return 0
+
     def _consumer(self) -> Consumer:
         from confluent_kafka import Consumer
 
-        return Consumer(
+        consumer = Consumer(
             {
                 **self._common,
                 "group.id": "recd-log",  # never joined: partitions are assigned
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
+                "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
             }
         )
+        self._check_topics(consumer)
+        return consumer
 
     def _producer(self) -> Producer:
         if self._made is None:
@@ -277,64 +370,67 @@ class KafkaLog:
                 "delivery.timeout.ms": int(self.config.timeout_s * 1000),
             }
             producer = Producer(options)
-            self._check_topic(producer)
+            self._check_topics(producer)
             self._made = producer
         return self._made
 
-    def _check_topic(self, producer: Producer) -> None:
-        """There, with as many partitions as asked for."""
+    def _check_topics(self, client: Producer | Consumer) -> None:
+        """There, with as many partitions as asked for: of others nobody would read a part."""
         from confluent_kafka import KafkaException
 
+        if self._found:
+            return
         config = self.config
         try:  # of all topics: to ask for one may make it
-            topics = producer.list_topics(timeout=config.timeout_s).topics
+            topics = client.list_topics(timeout=config.timeout_s).topics
         except KafkaException as error:
             raise self._error(str(error)) from error
-        there = len(topics[config.topic].partitions) if config.topic in topics else 0
-        if there != config.shards:
-            raise DataError(
-                f"Kafka topic {config.topic!r} has {there} partitions, asked for are "
-                f"{config.shards}. Make it with `kafka-topics --create --topic {config.topic} "
-                f"--partitions {config.shards}`, or set `log.topic` and `log.shards` to what is "
-                "there."
-            )
+        for topic in config.topics:
+            there = len(topics[topic].partitions) if topic in topics else 0
+            if there != config.shards:
+                raise DataError(
+                    f"Kafka topic {topic!r} has {there} partitions, asked for are "
+                    f"{config.shards}. Set `log.topic` and `log.shards` to what is there, or make "
+                    f"it with `kafka-topics --create --topic {topic} --partitions {config.shards}`."
+                )
+        self._found = True
 
     def _send(self, producer: Producer, arguments: Mapping[str, Any]) -> None:
         from confluent_kafka import KafkaException
 
         try:
             try:
-                producer.produce(self.config.topic, **arguments)
+                producer.produce(self.config.topics[0], **arguments)
             except BufferError:  # librdkafka's queue is full: let it send
                 self.flush()
-                producer.produce(self.config.topic, **arguments)
+                producer.produce(self.config.topics[0], **arguments)
         except KafkaException as error:
             raise DataError(
-                f"Kafka topic {self.config.topic!r}: a message of {len(arguments['value']):,} "
+                f"Kafka topic {self.name!r}: a message of {len(arguments['value']):,} "
                 f"bytes is not taken: {error}. Raise `message.max.bytes` in `log.client` and on "
                 "the brokers, or split it."
             ) from error
 
-    def _watermarks(self, consumer: Consumer, where: TopicPartition) -> tuple[int, int]:
+    def _watermarks(self, consumer: Consumer, part: _Partition) -> tuple[int, int]:
         """The first message that is there, and the end."""
-        from confluent_kafka import KafkaException
+        from confluent_kafka import KafkaException, TopicPartition
 
+        where = TopicPartition(part.topic, part.partition)
         try:
             low, high = consumer.get_watermark_offsets(where, timeout=self.config.timeout_s)
         except KafkaException as error:
-            raise self._error(f"partition {where.partition}: {error}") from error
+            raise self._error(f"{part}: {error}") from error
         return low, high
 
-    def _there(self, shard: int, place: int, low: int) -> int:
+    def _there(self, part: _Partition, place: int, low: int) -> int:
         """The first place from this one on at which a message is: `low`, where retention has
         deleted those before it."""
         if place >= low:
             return place
         if not self.config.may_lack:
             raise DataError(
-                f"{self.config.topic}, partition {shard}: its first {low:,} messages are "
-                "deleted (the topic's retention). Read sooner, keep longer, or set "
-                "`may_lack: true`."
+                f"{part}: its first {low:,} messages are deleted (the topic's retention). Read "
+                "sooner, keep longer, or set `may_lack: true`."
             )
         return low
 
@@ -349,7 +445,7 @@ class KafkaLog:
 
     def _error(self, what: str) -> CapabilityError:
         return CapabilityError(
-            f"Kafka topic {self.config.topic!r} at {self.config.servers}: {what}. "
+            f"Kafka topic {self.name!r} at {self.config.servers}: {what}. "
             "Check `log.servers`, and that the brokers run."
         )
 

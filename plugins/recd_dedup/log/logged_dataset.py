@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
 
 from recd_dedup.hashing import uniforms
+from recd_dedup.log.codec import Decoder, MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
+from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.shards import ZstdShards
 from recd_plugins.api import Config, Context, LogStore, Range, RegistryError
 from recd_plugins.api.data import (
@@ -31,8 +33,11 @@ __all__ = ["LoggedConfig", "LoggedSamples", "build_logged"]
 class LoggedConfig(Config):
     """Samples from raw logs."""
 
-    schema: Schema
-    """The columns of the samples; the log's messages carry their features."""
+    schema: Schema = field(default_factory=Schema)
+    """The columns of the samples, whose features the log's own messages carry; by default those of
+    `messages`."""
+    messages: JsonMessages | None = None
+    """How to read messages that others wrote; by default they are the log's own."""
     join: JoinConfig = field(default_factory=JoinConfig)
     """The time for which requests and events look for each other."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
@@ -40,8 +45,27 @@ class LoggedConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.messages is not None:
+            if self.schema not in (Schema(), self.messages.schema):
+                raise RegistryError(
+                    "is told by `messages.columns`, and by `schema` once more. Take one out.",
+                    "schema",
+                )
+            object.__setattr__(self, "schema", self.messages.schema)
+            if self.messages.kind is None:  # no event is waited for
+                object.__setattr__(self, "join", replace(self.join, window_ms=0))
+        elif self.schema == Schema():
+            raise RegistryError(
+                "is missing: it names the features that the log's messages carry. If others wrote "
+                "them, say how to read them by `messages`.",
+                "schema",
+            )
         if self.schema.session_id is None or self.schema.timestamp is None:
             raise RegistryError("must name session_id and timestamp: logs have both.", "schema")
+
+    def decoder(self) -> Decoder:
+        """What reads the log's messages."""
+        return MessageCodec(self.schema) if self.messages is None else JsonDecoder(self.messages)
 
     def of_split(self, samples: pa.Table, split: Split) -> pa.Table:
         """The samples whose sessions are of the split."""
@@ -64,7 +88,8 @@ class LoggedSamples(Dataset):
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         report = self.reports[split] = JoinReport()
-        for stream in joined(self._log, self.schema, self.config.join, report):
+        decoder = self.config.decoder()
+        for stream in joined(self._log, self.schema, self.config.join, report, decoder):
             for samples in stream:
                 yield self.config.of_split(samples, split)
 

@@ -1,0 +1,172 @@
+"""Rung 1 (values): messages that others wrote as JSON are requests, events, or left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_messages import messages_of
+
+from recd_dedup.log.join import JoinConfig, JoinReport, samples_of
+from recd_dedup.log.json_messages import JsonDecoder, JsonMessages, id_of_bytes
+from recd_dedup.log.logged_dataset import LoggedConfig
+from recd_plugins.config import parse
+from recd_plugins.errors import DataError, RegistryError
+
+COLUMNS: dict[str, Any] = {
+    "session_id": None,
+    "timestamp": None,
+    "dense": ["price"],
+    "sparse": [
+        {"name": "item", "num_ids": 1000},
+        {"name": "user.seen", "num_ids": 50, "ids": "hash", "table": "seen", "nulls": "empty"},
+    ],
+}
+KINDS = {"request_id": "id", "kind": "type", "requests": ["shown"], "events": ["click", "like"]}
+
+
+def of(**options: Any) -> JsonMessages:
+    return parse(JsonMessages, {"columns": COLUMNS, **options}, "messages")
+
+
+def shown(number: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "shown", "id": number, "price": 1.5, "item": 7, **more}
+
+
+def messages(*rows: Any) -> Any:
+    """Each of session 3, a time later than the one before."""
+    texts = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+    return messages_of((3, 1000 + n, text) for n, text in enumerate(texts))
+
+
+def samples(config: JsonMessages, *rows: Any) -> tuple[list[dict[str, Any]], JoinReport]:
+    report = JoinReport()
+    logged = LoggedConfig(messages=config, join=JoinConfig(window_ms=100))
+    found = samples_of([messages(*rows)], logged.schema, logged.join, report, logged.decoder())
+    return [row for table in found for row in table.to_pylist()], report
+
+
+def test_requests_join_with_their_events() -> None:
+    rows, report = samples(
+        of(**KINDS),
+        shown("a", user={"seen": ["x", "y"]}),
+        shown("b", item=[8, 9]),
+        shown(17),
+        {"type": "like", "id": "b"},
+        {"type": "dwell", "id": "a", "ms": 12},
+        {"type": "click", "id": "17"},
+        {"type": "click", "id": "gone"},
+        b"",
+    )
+    assert [row["label"] for row in rows] == [0, 1, 1]
+    assert [row["timestamp"] for row in rows] == [1000, 1001, 1002]
+    assert {row["session_id"] for row in rows} == {3}
+    assert [row["item"] for row in rows] == [[7], [8, 9], [7]]
+    assert [len(row["user.seen"]) for row in rows] == [2, 0, 0]
+    assert (report.samples, report.positives, report.orphan_events, report.left_out) == (3, 2, 1, 2)
+
+
+def test_messages_that_have_their_labels_wait_for_nothing() -> None:
+    columns = COLUMNS | {"session_id": "who", "timestamp": "at", "timestamp_unit": "s"}
+    rows, report = samples(
+        of(columns=columns | {"labels": [{"name": "clicked"}, {"name": "liked"}]}),
+        shown(1, who="me", at=5, clicked=1, liked=0),
+        shown(1, who="me", at=6, clicked=0, liked=1),
+        shown(1, who=12, at=7, clicked=True, liked=0),
+    )
+    assert [row["clicked"] for row in rows] == [1, 0, 1]
+    assert [row["liked"] for row in rows] == [0, 1, 0]
+    assert [row["at"] for row in rows] == [5000, 6000, 7000]
+    sessions = [row["who"] for row in rows]
+    assert sessions[0] == sessions[1] != sessions[2]
+    assert report.positives == 2
+    config = LoggedConfig(messages=of())
+    assert config.join.window_ms == 0
+
+
+def test_equal_messages_of_one_time_are_one_where_there_is_no_id() -> None:
+    batch = messages(shown(1, label=0), shown(1, label=1))
+    twice = batch.take([0, 1, 0])
+    report = JoinReport()
+    logged = LoggedConfig(messages=of())
+    found = [*samples_of([twice], logged.schema, logged.join, report, logged.decoder())]
+    assert sum(table.num_rows for table in found) == 2
+    assert report.duplicate_requests == 1
+
+
+BAD: dict[str, Any] = {
+    "no JSON": b"{",
+    "is a JSON list": [1],
+    "is a JSON NoneType": None,
+    "'id' is null": {"type": "shown", "price": 1, "item": 1},
+    "'id' is 1.5": shown(1.5),
+    "column 'price'": shown(1, price=None),
+    "holds id 1000": shown(1, item=1000),
+    "column 'item'": shown(1, item={"id": 5}),
+    "utf-8": b'{"type": "shown", "id": "\xff"}',
+}
+
+
+@pytest.mark.parametrize("named", BAD)
+def test_what_does_not_fit_is_named_or_left_out(named: str) -> None:
+    rows = [shown("a"), BAD[named], shown("b"), {"type": "click", "id": "b"}]
+    fits = "Expecting" if named == "no JSON" else named
+    with pytest.raises(DataError, match=fits):
+        samples(of(**KINDS), *rows)
+    found, report = samples(of(**KINDS, malformed="skip"), *rows)
+    assert [row["label"] for row in found] == [0, 1]
+    assert report.left_out == 1
+
+
+def test_values_of_several_types_are_as_in_text() -> None:
+    rows, _ = samples(
+        of(**KINDS),
+        shown("a", user={"seen": [7, "x"]}),
+        shown("b", user={"seen": ["7", "x"]}),
+        shown("c", user={"seen": [2**63, 7]}),
+    )
+    seen = [row["user.seen"] for row in rows]
+    assert seen[0] == seen[1]
+    assert seen[2][1] == seen[0][0]
+
+
+def test_a_batch_makes_what_its_messages_make_alone() -> None:
+    """So it does not matter how a topic is cut into batches."""
+    rows = [shown(n, item=n % 900, user={"seen": [n, str(n)] * (n % 3)}) for n in range(50)]
+    batch, decoder = messages(*rows), JsonDecoder(of(**KINDS))
+    whole = decoder.decode(batch).requests
+    alone = [decoder.decode(batch.slice(n, 1)).requests for n in range(50)]
+    assert whole.rows.to_pylist() == [row for one in alone for row in one.rows.to_pylist()]
+    assert whole.ids.tolist() == [int(one.ids[0]) for one in alone]
+    assert np.array_equal(decoder.heads(batch).ids, whole.ids)
+
+
+def test_keys_of_any_bytes_are_sessions() -> None:
+    assert id_of_bytes((-5).to_bytes(8, "little", signed=True)) == -5
+    assert id_of_bytes(b"user-1") == id_of_bytes(b"user-1") != id_of_bytes(b"user-2")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kind": "type"}, "request_id: is missing"),
+        ({"events": ["click"]}, "events: are values of `kind`"),
+        ({**KINDS, "requests": ["click"]}, "events: 'click' is among `requests`"),
+        ({"columns": COLUMNS | {"nulls": {"price": "drop"}}}, "columns: nulls of price drop"),
+    ],
+)
+def test_options_that_do_not_fit_each_other(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(RegistryError, match=named):
+        of(**options)
+
+
+def test_a_dataset_has_its_schema_once() -> None:
+    with pytest.raises(RegistryError, match="schema: is missing"):
+        LoggedConfig()
+    made = LoggedConfig(messages=of())
+    assert LoggedConfig(messages=of(), schema=made.schema) == made
+    other = parse(JsonMessages, {"columns": COLUMNS | {"dense": []}}, "messages")
+    with pytest.raises(RegistryError, match=r"is told by `messages\.columns`"):
+        LoggedConfig(messages=other, schema=made.schema)
