@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -270,3 +271,22 @@ def test_like_a_join_that_holds_everything(drawn, cuts):
     assert report.positives == len(+inside)
     assert report.duplicate_events == inside.total() - len(+inside)
     assert report.disordered == 0
+
+
+@pytest.mark.parametrize(
+    ("report", "doubt"),
+    [
+        (JoinReport(samples=100, positives=1, events=20, late_events=2), None),
+        (JoinReport(samples=100, positives=1, events=20, late_events=3), "many events are late"),
+        (JoinReport(samples=100), "all labels are 0"),
+        (JoinReport(samples=99, events=2, late_events=2), None),
+        (JoinReport(samples=100, positives=1, left_out=1), "1 messages were left out"),
+        (JoinReport(samples=100, positives=1, disordered=1), "raise `join.disorder_ms`"),
+    ],
+)
+def test_what_a_log_may_not_have_meant_is_told(report: JoinReport, doubt: str | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report.tell("a log")
+    assert [doubt in str(one.message) for one in caught if doubt] == [True] * (doubt is not None)
+    assert bool(caught) == (doubt is not None)

@@ -232,6 +232,7 @@ class LogPeriod(Period):
                     train.write(self.config.of_split(samples, "train"))
                     test.write(self.config.of_split(samples, "test"))
                     progress("joining requests and events", report.samples, None)
+                report.tell(f"period {self.manifest.number}")
                 write_whole(folder / JOINED, json.dumps(report.to_dict(), indent=2))
         return super().prepare(folder, progress)
 

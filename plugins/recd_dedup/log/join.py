@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_dedup.log.codec import Decoder, MessageCodec, Requests
-from recd_plugins.api import Config, LogStore, Range
+from recd_plugins.api import Config, LogStore, NoticeWarning, Range
 from recd_plugins.api.data import IDS, Schema
 
 __all__ = ["Join", "JoinConfig", "JoinReport", "joined", "samples_of", "streams_of"]
@@ -220,6 +221,12 @@ def _filled(column: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, pc.list_flatten(column), type=IDS)
 
 
+ENOUGH = 100
+"""The samples of which it is odd if no event came, or many without a request."""
+MOST_LOST = 0.1
+"""The share of events that may find no request without a word."""
+
+
 @dataclass(kw_only=True)
 class JoinReport:
     """A request is a sample or a duplicate; an event makes one positive, or is one of the rest."""
@@ -251,6 +258,24 @@ class JoinReport:
 
     def to_dict(self) -> dict[str, int | dict[str, int]]:
         return dataclasses.asdict(self)
+
+    def tell(self, log: str) -> None:
+        """Warn of what a log may not have meant: labels that are all 0, messages that count for
+        nothing."""
+        lost = self.late_events + self.orphan_events
+        doubts = []
+        if self.samples >= ENOUGH and not self.positives:
+            doubts.append("all labels are 0")
+        if self.left_out:
+            doubts.append("some messages are neither request nor event, or cannot be read")
+        if lost > MOST_LOST * self.events and self.samples >= ENOUGH:
+            doubts.append(
+                "many events are late, or of no request: raise `join.window_ms`, if they take long"
+            )
+        if self.disordered:
+            doubts.append("raise `join.disorder_ms`")
+        if doubts:
+            warnings.warn(f"{log}: {'; '.join(doubts)}. {self}.", NoticeWarning, stacklevel=2)
 
     def __str__(self) -> str:
         text = (

@@ -101,6 +101,7 @@ class LoggedSamples(Dataset):
         tables = super().prepare(folder, progress)
         if self.reports:
             report = next(iter(self.reports.values()))  # both splits join the whole log
+            report.tell("dataset: logged")
             found = report.to_dict() | self._unsealed()
             write_whole(folder / "join.json", json.dumps(found, indent=2))
         return tables
