@@ -26,6 +26,7 @@ __all__ = [
     "Notices",
     "Otherwise",
     "Slower",
+    "TooLarge",
     "Unchecked",
     "Unneeded",
     "Unused",
@@ -124,6 +125,13 @@ class Otherwise(Notice):
     """It is used, and another optimizer may step what plain TorchRec would have stepped by one."""
 
     verdict = "may train otherwise"
+    refused = False
+
+
+class TooLarge(Notice):
+    """It is used, and takes more than there is."""
+
+    verdict = "may have no room"
     refused = False
 
 

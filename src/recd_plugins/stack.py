@@ -29,6 +29,7 @@ from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
+from recd_plugins.planning.machine_memory import bytes_held, machine_memory, neighbours
 from recd_plugins.planning.plan_check import check_plan
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed, left_whole
@@ -561,6 +562,10 @@ class Stack:
         check_plan(plan, model, planning.sharders(), group.size(), whose)
         if (on.device or self.device) == "cuda":
             on_machines(plan, group.size())
+        elif has := machine_memory():
+            here = neighbours(group.rank(), group.size())
+            held = bytes_held(plan, model, planning.sharders(), here, planner)
+            self._usage.too_large(planning.choice, held, has, len(here))
         planning.planned = True
         self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
         self._usage.left_whole(

@@ -81,6 +81,7 @@ def test_what_is_converted_stands_for_the_kjt(ids: torch.dtype, weighted: bool, 
     kjt = with_types(from_lists({k: rows[:size] for k, rows in LISTS.items()}), ids, weighted)
     made = stack_of().convert(kjt)
     assert isinstance(made, SparseFeatures)
+    assert isinstance(made, KeyedJaggedTensor)  # a model may ask which branch to take
     assert made.plain.keys() == ["item", "none"]
     assert made.dedup is not None
     assert made.dedup.unique_counts == {0: (0, 0), 1: (1, 1), 3: (2, 2), 4: (3, 2)}[size]
@@ -178,7 +179,7 @@ def test_transforms_run_on_unique_samples() -> None:
     kjt = from_lists(LISTS)
     made = stack_of(preprocess=steps).convert(kjt)
     plain = stack_of(dedup=None, preprocess=steps).convert(kjt)
-    assert isinstance(plain, KeyedJaggedTensor)
+    assert type(plain) is KeyedJaggedTensor
     assert alike(made.to_kjt(), plain)
     assert made.dedup.kjt.values().numel() < plain.values().numel()
     with pytest.raises(RegistryError, match="no feature matches 'histroy'"):

@@ -58,6 +58,12 @@ def _column(
         return lambda samples: None
     if len({type(value) for value in values}) > 1:
         raise _refusal(path, f"is a {' and a '.join(sorted({type(v).__name__ for v in values}))}")
+    if isinstance(first, SparseFeatures):
+        rows = _column([value.plain for value in values], sizes, f"{path}.plain", joined)
+        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup", joined)
+        return lambda samples: dataclasses.replace(
+            first, plain=rows(samples), dedup=unique(samples)
+        )
     if isinstance(first, KeyedJaggedTensor):
         if len({kjt.weights_or_none() is None for kjt in values}) > 1:
             raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
@@ -67,12 +73,6 @@ def _column(
             _ = kjts.rows  # found where there is time for it
             return kjts.take
         raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
-    if isinstance(first, SparseFeatures):
-        rows = _column([value.plain for value in values], sizes, f"{path}.plain", joined)
-        unique = _column([value.dedup for value in values], sizes, f"{path}.dedup", joined)
-        return lambda samples: dataclasses.replace(
-            first, plain=rows(samples), dedup=unique(samples)
-        )
     if isinstance(first, Tensor | np.ndarray) and first.ndim:
         if [len(value) for value in values] == list(sizes):
             return _rows(values)

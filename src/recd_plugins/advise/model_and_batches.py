@@ -26,6 +26,7 @@ from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, RecdError, nearest
 from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.own_batches import all_features_of
 from recd_plugins.stack import Stack
 
@@ -230,7 +231,7 @@ class OfTrainer(ModelAndBatches):
             every = all_features_of(batch, self._features)
         kjts = []
         for one in every:
-            if not isinstance(one, KeyedJaggedTensor):
+            if isinstance(one, SparseFeatures) or not isinstance(one, KeyedJaggedTensor):
                 raise DataError(
                     f"{self.name}: its batches hold a {type(one).__name__}, but advice is on "
                     "batches as they are before anything is deduplicated. Have its loader give a "

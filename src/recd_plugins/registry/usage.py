@@ -14,6 +14,7 @@ from recd_plugins.notices import (
     Notice,
     Notices,
     Otherwise,
+    TooLarge,
     Unchecked,
     Unneeded,
     Unused,
@@ -22,6 +23,7 @@ from recd_plugins.notices import (
 )
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
+from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS
 from recd_plugins.tiers.tier_planner import TierPlanner
@@ -163,6 +165,20 @@ class Usage:
                     why=f"its plan leaves out {', '.join(modules)}, which every rank then has "
                     "whole, and the dense optimizer steps, if any",
                     cure="Have the planner place every module that `context.sharders()` are for.",
+                )
+            )
+
+    def too_large(self, planning: Choice, held: float, has: int, ranks: int) -> None:
+        """A plan has the ranks of this machine hold so many bytes."""
+        if held > has:
+            self._give(
+                TooLarge(
+                    what=f"{planning.where}: {planning.record.name}",
+                    why=f"by its plan the ranks of this machine, {ranks}, hold {held / GB:,.3g} GB "
+                    f"of tables, state and replicas, and it has {has / GB:,.3g} GB of memory",
+                    cure="Write `host_memory_gb` of a rank under `topology`, "
+                    f"{has / ranks / GB:.3g} or less, and plans keep to it, or train on more "
+                    "machines.",
                 )
             )
 

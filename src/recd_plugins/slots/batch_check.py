@@ -21,6 +21,7 @@ from recd_plugins.planning.access.sample import Spread
 from recd_plugins.slots.builds import Loader
 from recd_plugins.slots.built import check_made
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
+from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import check_lookup
 
@@ -49,7 +50,7 @@ class BatchCheck:
         check_made(batch, Batch, self._whose, "Yield those of recd_plugins.api.batch.")
         size = self._check_tensors(batch)
         features = batch.features
-        if not isinstance(features, KeyedJaggedTensor):
+        if isinstance(features, SparseFeatures) or not isinstance(features, KeyedJaggedTensor):
             raise PluginError(
                 f"{self._whose} features that are a {type(features).__name__}, where they must be "
                 "a KeyedJaggedTensor."

@@ -63,6 +63,10 @@ def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
     context: list[Any] = []
     for part in _fields(bundle).values():
         match part:
+            case Bundle():  # first, for one that stands for a KJT is taken for one
+                inner, how = _flatten(part)
+                leaves += inner
+                context.append(("bundle", type(part), how))
             case KeyedJaggedTensor():  # not as a leaf: in torch's trees it forgets its stride
                 weights = part.weights_or_none()
                 tensors = [part.values(), part.lengths()]
@@ -73,10 +77,6 @@ def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
             case Tensor():
                 leaves.append(part)
                 context.append(("tensor",))
-            case Bundle():
-                inner, how = _flatten(part)
-                leaves += inner
-                context.append(("bundle", type(part), how))
             case _:
                 context.append(("plain", part))
     return leaves, context

@@ -203,3 +203,8 @@ class SparseFeatures(Bundle):
         dedup = {} if self.dedup is None else self.dedup.to_kjt().to_dict()
         found = {**self.plain.to_dict(), **dedup}
         return {key: found[key] for key in self.keys()}
+
+
+KeyedJaggedTensor.register(SparseFeatures)
+"""A model that asks `isinstance(features, KeyedJaggedTensor)` takes the branch that it takes of
+the KJT: whoever has to tell the two apart asks for SparseFeatures first."""

@@ -1,0 +1,90 @@
+"""What a plan has the ranks of this machine hold in its memory, and how much that machine has:
+TorchRec's planner takes a rank to have 128 GB where nobody says what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.planning.cost import state_bytes
+from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.sharders import fused_by_table, sharded_modules
+from recd_plugins.planning.torchrec_planner import ranks_of_machine
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+__all__ = ["bytes_held", "machine_memory", "neighbours"]
+
+LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""What a container may take, by either version of control groups; of the first, `max` is all."""
+DENSE_COPIES = 2
+"""A table that every rank has whole has a gradient of its size."""
+
+
+def machine_memory(root: Path = Path("/")) -> int | None:
+    """The bytes of memory that this machine has, or its container may take; none where Linux does
+    not say."""
+    found = [_total(_text(root / "proc/meminfo")), *(_limit(_text(root / at)) for at in LIMITS)]
+    return min((size for size in found if size is not None), default=None)
+
+
+def neighbours(rank: int, world_size: int) -> range:
+    """The ranks of this rank's machine, itself among them."""
+    each = ranks_of_machine(world_size) or world_size
+    first = rank // each * each
+    return range(first, min(first + each, world_size))
+
+
+def bytes_held(
+    plan: ShardingPlan,
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    ranks: Collection[int],
+    planner: object = None,
+) -> float:
+    """The bytes that these ranks have in host memory of tables and their optimizer's state: by the
+    planner's own report, which has replicas too, or else by the plan's shards."""
+    in_files: Collection[str] = ()
+    if isinstance(planner, Tiered):
+        if planner.report is not None:
+            return planner.report.ledger.static_memory * len(ranks)
+        in_files = planner.mapped
+    fused = fused_by_table(model, sharders)
+    size = 0.0
+    for path, module, sharder in sharded_modules(model, sharders):
+        places: Any = plan.plan.get(path, {})
+        for name, table in sharder.shardable_parameters(module).items():
+            if name not in places or name in in_files:
+                continue
+            spec, element = places[name].sharding_spec, table.element_size()
+            if spec is None:
+                size += len(ranks) * DENSE_COPIES * table.numel() * element
+                continue
+            for shard in spec.shards:
+                rows, columns = shard.shard_sizes
+                here = shard.placement.rank() in ranks and shard.placement.device().type == "cpu"
+                if here and columns:
+                    size += rows * (columns * element + state_bytes(fused[name], columns))
+    return size
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _total(meminfo: str) -> int | None:
+    for line in meminfo.splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _limit(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None

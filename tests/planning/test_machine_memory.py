@@ -1,0 +1,68 @@
+"""A plan that this machine's memory has no room for is said to be one, on the ranks that train."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+import recd_plugins as rp
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.machine_memory import machine_memory
+from recd_plugins.testing.gloo import GlooPool
+
+MEMINFO = "MemTotal:       24610856 kB\nMemFree:         1000 kB\n"
+BYTES = 24610856 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ({}, BYTES),
+        ({"memory.max": "max\n"}, BYTES),
+        ({"memory.max": "4294967296\n"}, 1 << 32),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, BYTES),
+        ({"memory/memory.limit_in_bytes": "1073741824\n"}, 1 << 30),
+    ],
+)
+def test_a_container_has_no_more_than_its_limit(
+    limits: dict[str, str], found: int, tmp_path: Path
+) -> None:
+    groups = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    for name, text in {"proc/meminfo": MEMINFO, **groups}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert machine_memory(tmp_path) == found
+    assert machine_memory(tmp_path / "elsewhere") is None
+
+
+def said_of_a_plan(share: float) -> list[str]:
+    """What is said of the plan of a table that takes this share of the machine's memory."""
+    memory = machine_memory() or 0
+    rows = int(share * memory / (64 * 4))
+    table = EmbeddingBagConfig(
+        name="item", embedding_dim=64, num_embeddings=rows, feature_names=["item"]
+    )
+    model = nn.Sequential(EmbeddingBagCollection(tables=[table], device=torch.device("meta")))
+    stack = rp.load({"sharding": "torchrec", "topology": {"host_memory_gb": 1e6}})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stack.plan(model)
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+@pytest.mark.skipif(machine_memory() is None, reason="the machine does not say how much it has")
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_a_plan_without_room_is_told_on_rank_0(gloo_pool: GlooPool, share: float) -> None:
+    told, other = gloo_pool.run(said_of_a_plan, share)
+    about = [line for line in told if "may have no room" in line]
+    assert bool(about) == (share > 1)
+    assert not [line for line in other if "may have no room" in line]
+    if about:
+        assert about[0].startswith("sharding: torchrec may have no room: by its plan the ranks of")
+        assert "Write `host_memory_gb` of a rank under `topology`" in about[0]
