@@ -12,6 +12,7 @@ from benchmarks.cluster.network import available
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.figures import Bench
 from benchmarks.flexshard.grid import GRID, NO_SKEW, SATURATED, candidates, chosen
+from benchmarks.flexshard.memory import memory_multiplier
 from benchmarks.flexshard.observed import draw
 from benchmarks.flexshard.router import router
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
@@ -19,6 +20,7 @@ from benchmarks.flexshard.steps import SideSteps
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Cluster, Link
+from recd_plugins.testing.gloo import GlooPool
 
 PRICES = Prices(
     cluster=Cluster(
@@ -123,3 +125,9 @@ def test_the_suite_on_a_tiny_cluster(tmp_path: Path) -> None:
         assert all(one.observed > one.predicted * 0.95 for one in plans)
     draw(bench.observed, picture := tmp_path / "figures" / "observed.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_replicas_take_more_than_their_rows(gloo_pool: GlooPool) -> None:
+    """On each rank at least the rows and their optimizer's numbers."""
+    for found in gloo_pool.run(memory_multiplier, 40_000, 64, 1, 10_000):
+        assert found > 1 + 1 / 64
