@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from strangers_files import text
 
-from recd_plugins.data.importing import formats, reading
+from recd_plugins.data.importing import formats, whole_lines
 from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.formats import BOM, foreign_files
-from recd_plugins.data.importing.reading import ColumnTypes, Misfit, blocks
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit
+from recd_plugins.data.importing.encodings import BOM
+from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError
 
@@ -65,7 +67,7 @@ def test_a_byte_order_mark_in_the_middle_is_part_of_its_field(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where files were joined: a block begins with it, and a row of it alone is one."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", size)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", size)
     rows = ["a", "\ufeffx", "\ufeff", "yyyyyyyy", "\ufeff", "\ufeffz", "y\ufeff"]
     path = text(tmp_path / "data.csv", "\n".join(rows))
     assert rows_of(path) == [[row] for row in rows]
@@ -118,7 +120,7 @@ def test_hexadecimal_ids_are_texts_as_they_are_in_parquet(
 
     monkeypatch.setattr(samples, "FIRST_BYTES", 400)
     monkeypatch.setattr(samples, "SPOT_BYTES", 40)
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 1_000)
     lines = [line.replace(code, "5") for line in lines] * 9
     lines[177] = lines[177].replace(",5,", f",{code},")
     path = text(tmp_path / "b.csv", head + "\n".join(lines))

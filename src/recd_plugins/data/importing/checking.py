@@ -19,17 +19,12 @@ from recd_plugins.data.conform.rows import column_problems, conform, roles_of
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
-from recd_plugins.data.importing.formats import ForeignFile, formats_of, type_at
-from recd_plugins.data.importing.reading import (
-    Block,
-    ColumnTypes,
-    Misfit,
-    key_problem,
-    mapped,
-    num_bytes,
-    wider,
-)
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
+from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
+from recd_plugins.data.importing.reading import Block, mapped
+from recd_plugins.data.importing.struct_fields import type_at
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import formats_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent

@@ -16,17 +16,14 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import ForeignSchema, TextDates
+from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.filled_lists import filling
-from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
-from recd_plugins.data.importing.reading import (
-    GROUPED,
-    TIME_FORMS,
-    ColumnTypes,
-    without_commas,
-)
+from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.sample import Sample, sample, undressed
-from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.struct_fields import is_pair
+from recd_plugins.data.importing.text_form import MORE_NULLS, TextForm
 from recd_plugins.data.importing.text_lists import split_texts
+from recd_plugins.data.importing.text_rows import GROUPED, TIME_FORMS, without_commas
 from recd_plugins.errors import DataError, nearest
 
 __all__ = ["ColumnSurvey", "Seems", "Survey", "is_text", "survey"]

@@ -30,7 +30,8 @@ from recd_plugins.data.conform.vocabulary import (
 )
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing.formats import ForeignFile
+from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit, key_problem, wider
+from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,
     VOCABULARIES,
@@ -46,16 +47,7 @@ from recd_plugins.data.importing.negatives import (
     item_columns,
     with_negatives,
 )
-from recd_plugins.data.importing.reading import (
-    MEND,
-    Block,
-    ColumnTypes,
-    Misfit,
-    Position,
-    key_problem,
-    mapped,
-    wider,
-)
+from recd_plugins.data.importing.reading import Block, Position, mapped
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.text_form import TextForm

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.importing.formats import NULLS
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit
+from recd_plugins.data.importing.text_form import NULLS
 
-__all__ = ["HEXADECIMAL", "split_texts"]
+__all__ = ["HEXADECIMAL", "split_texts", "with_lists"]
 
 TEXTS = pa.list_(pa.string())
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
@@ -33,6 +35,21 @@ LEFT_OUT = (
     "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
     "numpy.set_printoptions(threshold=sys.maxsize) does"
 )
+
+
+def with_lists(
+    table: pa.Table, where: str, columns: Sequence[str], read_as: ColumnTypes
+) -> pa.Table:
+    """The table, the texts of columns that are lists split into these."""
+    for name, separator in read_as.parted.items():
+        if name in columns:
+            kind = read_as.types.get(name, pa.string())
+            try:
+                lists = split_texts(table[name], separator, kind)
+            except pa.ArrowInvalid as error:
+                raise Misfit(f"{where}: column {name!r}: {error}", name) from None
+            table = table.set_column(columns.index(name), name, lists)
+    return table
 
 
 def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
