@@ -279,7 +279,9 @@ def _read_as(
         )  # fmt: skip
     try:
         looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
-        return looked_at.read_as if schema is None else looked_at.read_by(schema)
+        if schema is None:
+            return looked_at.read_as
+        return looked_at.read_by(schema).naming(schema.hashed)
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

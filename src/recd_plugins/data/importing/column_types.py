@@ -11,7 +11,16 @@ from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["MEND", "ColumnTypes", "Misfit", "as_pairs", "is_within", "key_problem", "wider"]
+__all__ = [
+    "MEND",
+    "ColumnTypes",
+    "Misfit",
+    "as_pairs",
+    "is_within",
+    "key_problem",
+    "wider",
+    "with_ids",
+]
 
 MEND = "Mend this value, or take the line out."
 
@@ -38,6 +47,12 @@ class ColumnTypes:
     """The keys of lines of JSON that have values of several types: they are not read."""
     mappings: frozenset[str] = frozenset()
     """The objects of lines of JSON whose keys are ids: they are not read."""
+    named: frozenset[str] = frozenset()
+    """The columns whose values name something: there 007 is another than 7."""
+
+    def naming(self, columns: Collection[str]) -> ColumnTypes:
+        """The same, but that values of these columns name something."""
+        return replace(self, named=frozenset(columns))
 
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
         """The same, but for a column that is of another type after all."""
@@ -88,16 +103,21 @@ def wider(
     others = {pa.int64(): pa.float64()}
     if column in hashed and file.format == "jsonl":
         others = {pa.int64(): pa.uint64(), pa.uint64(): pa.float64()}
-    elif column in hashed and kind is inner:
-        return None if kind == pa.string() else pa.string()
     elif column in hashed:
-        others = {pa.int64(): pa.string()}
+        texts = with_ids(kind, pa.string())
+        return None if texts == kind else texts
     wide = others.get(inner)
-    return None if wide is None else _listed(wide, kind)
+    return None if wide is None else with_ids(kind, wide)
 
 
-def _listed(inner: pa.DataType, kind: pa.DataType) -> pa.DataType:
-    return pa.list_(inner) if pa.types.is_list(kind) else inner
+def with_ids(kind: pa.DataType, ids: pa.DataType) -> pa.DataType:
+    """The type of a column, of its lists or of their ids with weights, but that ids are of
+    another."""
+    if pa.types.is_list(kind):
+        return pa.list_(with_ids(kind.value_type, ids))
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(0).with_type(ids), kind.field(1)])
+    return ids
 
 
 def is_within(name: str, keys: Collection[str]) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import re
+from functools import cache
 
 from recd_plugins.errors import DataError, shown
 from recd_plugins.storage.uri import Location
 
-__all__ = ["BOM", "ENCODE", "checked_encoding", "decoded"]
+__all__ = ["BOM", "ENCODE", "ascii_alone", "checked_encoding", "decoded"]
 
 BOM = b"\xef\xbb\xbf"
 """How UTF-8 may begin: a byte order mark."""
@@ -44,3 +46,27 @@ def decoded(head: bytes, path: Location, encoding: str, *, whole: bool) -> str:
             f"{path}:{line}: holds bytes that are no {encoding.upper()} ({head[at : at + 8]!r}). "
             f"Say what it is by `--encoding`: as latin-1 they would read {around!r}."
         ) from None
+
+
+def ascii_alone(content: bytes | bytearray, encoding: str) -> bytes | bytearray:
+    r"""Bytes as long, of which those are the same that are characters of ASCII. Of encodings as
+    Shift-JIS and GB 18030 others hold such bytes too: the last of \u8868 is a backslash there."""
+    if not _has_backslashes_within(encoding):
+        return content
+    # A character that the bytes end amid, or that is none, is left byte by byte, as surrogates.
+    text = content.decode(encoding, "surrogateescape")
+    others = re.compile(r"[^\x00-\x7f]+")
+
+    def hidden(found: re.Match[str]) -> str:
+        return "\x80" * len(found[0].encode(encoding, "surrogateescape"))
+
+    return others.sub(hidden, text).encode("latin-1")
+
+
+@cache
+def _has_backslashes_within(encoding: str) -> bool:
+    """Whether a character of two bytes may end in a backslash."""
+    return any(
+        len(bytes([lead, ord("\\")]).decode(encoding, "replace")) == 1
+        for lead in range(0x80, 0x100)
+    )

@@ -52,6 +52,8 @@ OTHERS = {
     b"SQLite format 3": "an SQLite database. Write its table as CSV or Parquet",
 }
 PARQUET = b"PAR1"
+RETURNS = re.compile(r"\r(?!\n)")
+"""Ends of lines where these are carriage returns alone, as of an old Macintosh."""
 SVM = re.compile(
     r"[-+]?[\d.]+( qid:\d+)?( \d+:(?P<field>\d+:)?[-+]?[\d.]+([eE][-+]?\d+)?)+ *(#.*)?"
 )
@@ -83,7 +85,7 @@ def format_of(path: Location, form: TextForm, encoding: str) -> ForeignFile:
     text = decoded(head, path, encoding, whole=len(head) < HEAD_BYTES // 2)
     if not text.strip():
         raise DataError(f"{path}: the file has no text. Take it out, or fetch it again.")
-    if text.count("\r") > 1 and "\n" not in text:
+    if len(RETURNS.findall(text)) > 1 and "\n" not in text.strip("\n"):
         raise DataError(
             f"{path}: its lines end in carriage returns alone. Write them with newlines: "
             f"tr '\\r' '\\n' < {path.name} > {path.stem}.unix{path.suffix}"

@@ -55,6 +55,11 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
         named = next((name for name, one in bare.items() if one == parts), parts[0])
         raise Misfit(reason, named) from None
     made = {name: field_at(found[where[0]], where) for name, where in wheres.items()}
+    try:
+        pa.table(made).validate(full=True)
+    except pa.ArrowInvalid:  # Arrow looks at no text of JSON: only here whether it is one
+        lines.check_encoding()
+        raise
     for name, kind in times.items():
         try:
             made[name] = _moments(made[name], kind)

@@ -277,7 +277,11 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
     for number, spot in enumerate(spots):
         if not spot.strip():  # a header alone
             continue
-        content = pa.py_buffer(doubled(spot, file.delimiter) if file.escapes else spot)
+        if file.encoding == "utf-8":
+            spot = _readable(spot)
+        content = pa.py_buffer(
+            doubled(spot, file.delimiter, file.encoding) if file.escapes else spot
+        )
         lines = Lines(file=file, raw=content, first=first)
         try:
             rows = (
@@ -297,6 +301,15 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
     whole = (size - file.start) if not file.compression else seen / packed_share
     total = found.num_rows * whole / max(seen, 1)
     return found, float(found.num_rows) if seen >= whole else total
+
+
+def _readable(spot: bytes) -> bytes:
+    """The spot, with a sign for bytes that are no UTF-8: reading a column tells of those in it."""
+    try:
+        spot.decode()
+    except UnicodeDecodeError:
+        return spot.decode(errors="replace").encode()
+    return spot
 
 
 def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:

@@ -62,7 +62,7 @@ R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
 """Rows after which what is done is kept for good."""
-VERSION = 3
+VERSION = 4
 """The version of how a table is made: an import that another version began starts anew."""
 
 
@@ -112,7 +112,7 @@ class TableImport:
         self._others = others
         self._absent = tuple(absent)
         self._form = form or TextForm()
-        self._read_as = read_as
+        self._read_as = read_as.naming(schema.hashed)
         self._split = split
         self._folder = ImportFolder(destination, self._splits)
         self._negatives = negatives

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
 from recd_plugins.data.importing.encodings import BOM, ENCODE
+from recd_plugins.data.importing.padded_codes import first_padded
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS
 from recd_plugins.data.importing.text_lists import HEXADECIMAL, with_lists
 from recd_plugins.data.importing.whole_lines import Lines, check_quotes_end
@@ -18,6 +20,7 @@ from recd_plugins.errors import DataError
 
 __all__ = ["GROUPED", "TIME_FORMS", "text_rows", "without_commas"]
 
+NEWLINE = b"\n"
 CONTROLS = [bytes([one]) for one in range(31, 0, -1) if one not in b"\t\n\r"]
 """Characters that text hardly has."""
 TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
@@ -70,10 +73,18 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
             table = parsed()
     except pa.ArrowInvalid as error:
         raise _located(lines, str(error).replace(delimiter, lines.file.delimiter)) from None
+    text = content.to_pybytes()
     integers = {name: pa.string() for name in columns if pa.types.is_integer(read[name])}
-    if integers and _has_hexadecimals(content):
+    if integers and _has_hexadecimals(text):
         for name, texts in zip(integers, parsed(integers).columns, strict=True):
             _check_decimal(lines, name, texts)
+    named = [
+        name
+        for name in read_as.named.intersection(columns)
+        if pa.types.is_integer(read[name]) or pa.types.is_floating(read[name])
+    ]
+    if named:
+        _check_padded(lines, text, delimiter, named)
     check_quotes_end(lines, content, table.num_rows)
     for name in columns if more else ():
         if pa.types.is_string(read[name]):
@@ -109,9 +120,8 @@ def _parted_by_one(lines: Lines) -> tuple[pa.Buffer, str]:
     return pa.py_buffer(content.replace(delimiter.encode(), free)), free.decode()
 
 
-def _has_hexadecimals(content: pa.Buffer) -> bool:
+def _has_hexadecimals(text: bytes) -> bool:
     """Whether something is as 0x1F: text of numbers has no x at all, which is seen fast."""
-    text = content.to_pybytes()
     return any(sign in text and b"0" + sign in text for sign in (b"x", b"X"))
 
 
@@ -122,6 +132,18 @@ def _check_decimal(lines: Lines, name: str, texts: pa.ChunkedArray) -> None:
         where = f"{lines.file.path}:{lines.line_of_row(odd + 1)}"
         reason = f"{texts[odd].as_py()[:40]!r} is no decimal number"
         raise Misfit(f"{where}: column {name!r}: {reason}. {MEND}", name)
+
+
+def _check_padded(lines: Lines, text: bytes, delimiter: str, named: Collection[str]) -> None:
+    """`Misfit` where a number that names something is as 007, which Arrow takes for 7."""
+    names = lines.file.names
+    numbers = np.array([name in named for name in names])
+    at, column = first_padded(text, delimiter, quotes=lines.file.quotes, named=numbers)
+    if at >= 0:
+        where = f"{lines.file.path}:{lines.first + text.count(NEWLINE, 0, at)}"
+        code = text[at : at + 40].split(b"\n")[0].split(delimiter.encode())[0].decode().strip(' "')
+        reason = f"{code!r} is another name than {code.lstrip('0') or '0'!r}"
+        raise Misfit(f"{where}: column {names[column]!r}: {reason}. {MEND}", names[column])
 
 
 def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:

@@ -56,7 +56,7 @@ def write_vocabulary(
             "more, or --others fewer."
         )
 
-    read_as = found.read_as
+    read_as = found.read_as.naming(columns)
     while True:
         try:
             counts = _counts(found, columns, read_as, missing or {}, progress)

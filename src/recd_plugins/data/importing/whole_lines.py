@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugins.data.importing.encodings import ENCODE
-from recd_plugins.data.importing.escaped_quotes import doubled, escaped_as
+from recd_plugins.data.importing.escaped_quotes import doubled, undoubled
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
@@ -47,24 +47,36 @@ class Lines:
         try:
             return pa.py_buffer(str(self.raw, encoding).encode())
         except UnicodeDecodeError as error:
-            found = bytes(error.object[error.start : error.start + 8])
-            line = self.first + error.object[: error.start].count(b"\n")
-            raise DataError(
-                f"{self.file.path}:{line}: holds bytes that are no {encoding.upper()} ({found!r}). "
-                f"{ENCODE}"
-            ) from None
+            raise self._of_another_encoding(error) from None
+
+    def check_encoding(self) -> None:
+        """`DataError` with the first line that has bytes of another encoding."""
+        try:
+            str(self.raw, self.file.encoding)
+        except UnicodeDecodeError as error:
+            raise self._of_another_encoding(error) from None
+
+    def _of_another_encoding(self, error: UnicodeDecodeError) -> DataError:
+        found = bytes(error.object[error.start : error.start + 8])
+        line = self.first + error.object[: error.start].count(b"\n")
+        encoding = self.file.encoding.upper()
+        return DataError(
+            f"{self.file.path}:{line}: holds bytes that are no {encoding} ({found!r}). {ENCODE}"
+        )
 
     def line_of_row(self, row: int) -> int:
         """The number of the line in which a row begins, of which the first is 1: Arrow counts
-        neither empty lines nor those that end in quotes."""
+        neither empty lines nor those that end in quotes, and takes a carriage return amid a line
+        for the end of a row."""
         flat = bytes(self.text)
         text = self.file.format == "text"
         if text and self.file.quotes:
-            flat = _quoted(self.file).sub(lambda found: found[0].replace(b"\n", b"\0"), flat)
+            hidden = bytes.maketrans(b"\n\r", b"\0 ")
+            flat = _quoted(self.file).sub(lambda found: found[0].translate(hidden), flat)
         line = self.first
         for one in flat.split(b"\n"):
-            row -= bool(one.rstrip(b"\r") if text else one.strip())
-            if not row:
+            row -= sum(bool(part if text else part.strip()) for part in one.split(b"\r"))
+            if row <= 0:
                 break
             line += 1 + one.count(b"\0")
         return line
@@ -101,12 +113,11 @@ def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
                 ends += BLOCK_BYTES
                 content, more = _filled(stream, rest, ends - at - len(rest))
                 if file.escapes:
-                    content = doubled(content, file.delimiter)
-                # What is not doubled is a part of a field, as in 5\" disk, and begins no quotes.
-                counted = bytearray(escaped_as(b"  ", content)) if file.escapes else content
+                    content = doubled(content, file.delimiter, file.encoding)
+                counted = undoubled(content, file.encoding) if file.escapes else content
                 cut = _last_line_end(counted, quotes) if more else len(content)
                 if quotes and not more and _count(counted, QUOTE, cut) % 2:
-                    _check_closed(file, counted, first)
+                    _check_closed(file, counted, content, first)
                 if cut:
                     count = _count(content, NEWLINE, cut) + (content[cut - 1] != NEWLINE)
                     at += cut
@@ -147,9 +158,10 @@ def check_quotes_end(lines: Lines, text: pa.Buffer, rows: int) -> None:
             )
 
 
-def _check_closed(file: ForeignFile, content: bytearray, first: int) -> None:
-    """`DataError` if a field in quotes goes on to the end: all lines behind it would be its."""
-    for found in _quoted(file, ends=rb'(?P<end>"|\Z)').finditer(content):
+def _check_closed(file: ForeignFile, signs: bytearray, content: bytearray, first: int) -> None:
+    """`DataError` if a field in quotes, which signs of ASCII show, goes on to the end: all lines
+    behind it would be its."""
+    for found in _quoted(file, ends=rb'(?P<end>"|\Z)').finditer(signs):
         if not found["end"]:
             line = first + _count(content, NEWLINE, found.start())
             odd = bytes(content[found.start() : found.start() + 40]).split(b"\n")[0].strip()
