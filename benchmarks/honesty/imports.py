@@ -39,7 +39,7 @@ rows = sum(batch.num_rows for batch in pyarrow.csv.open_csv(source))
 IMPORT = """
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_import import TableImport
 found = survey(foreign_files([Path(source)]))

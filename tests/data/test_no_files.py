@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.data.importing.formats import files_of
+from recd_plugins.data.importing.table_files import files_of
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile

@@ -14,7 +14,7 @@ from strangers_files import clicks, text, write
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing import reading
+from recd_plugins.data.importing import reading, whole_lines
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
@@ -59,7 +59,7 @@ def spoilt() -> pa.Table:
 def test_all_problems_are_named_in_one_run(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 4_000)
     monkeypatch.setattr(reading, "BATCH_ROWS", 90)
     table = spoilt()
     path = write(tmp_path / name, table)

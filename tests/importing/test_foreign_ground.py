@@ -20,9 +20,9 @@ from recd_plugins.data.files import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing import survey as surveys
-from recd_plugins.data.importing.formats import files_of, foreign_files
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.importing.table_files import files_of, foreign_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from strangers_files import PACKINGS, clicks, text, write
 
-from recd_plugins.data.importing import formats, reading
+from recd_plugins.data.importing import formats, reading, whole_lines
 from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.formats import foreign_files
-from recd_plugins.data.importing.reading import ColumnTypes, Position, blocks
+from recd_plugins.data.importing.column_types import ColumnTypes
+from recd_plugins.data.importing.reading import Position, blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError
 
@@ -37,7 +38,7 @@ def test_every_format_holds_the_same_rows(
     tmp_path: Path, suffix: str, packing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of some lines, and from each of them on; the name says nothing of the packing."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 4_000)
     monkeypatch.setattr(reading, "BATCH_ROWS", 90)
     table = clicks()
     options = {"row_group_size": 150} if suffix == ".parquet" else {}
@@ -93,7 +94,7 @@ def test_what_the_user_says_counts(tmp_path: Path) -> None:
 
 
 def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 50)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 50)
     values = [f"line {one}\nand, another" for one in range(40)]
     path = write(tmp_path / "a.csv", pa.table({"n": list(range(40)), "text": values}))
     assert rows_of(path)["text"].to_pylist() == values
@@ -139,7 +140,7 @@ def test_files_that_differ_are_no_table(tmp_path: Path) -> None:
 def test_a_line_cut_short_is_named_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 64)
     lines = [f"{one},{one}" for one in range(50)]
     lines[40] = "40"
     path = text(tmp_path / "data", "a,b\n" + "\n".join(lines))

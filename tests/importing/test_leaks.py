@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from strangers_files import write
 
-from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import Proposal, propose
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 
 ROWS = 400
 DRAW = np.random.default_rng(0)

@@ -21,10 +21,10 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes, integers
-from recd_plugins.data.importing import reading
 from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing import whole_lines
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -55,7 +55,7 @@ def values_of(table: Path, feature: str) -> list[str]:
 
 def test_movielens_1m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two colons part its fields, and its titles are in Latin-1."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 4_000)
     titles = ["Misérables, Les (1995)", "Cité des enfants perdus, La (1995)", 'Say "Ah": 2 (1999)']
     movies = [
         f"{one}::{titles[one % 3]}::{('Drama|Animation', 'Comedy')[one % 2]}"

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.importing.formats import foreign_files
-from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.importing.column_types import ColumnTypes
+from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 

@@ -15,12 +15,13 @@ from strangers_files import text
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing import reading
+from recd_plugins.data.importing import json_rows, whole_lines
 from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.proposal import propose
-from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -46,8 +47,8 @@ def test_a_line_of_another_length_is_named_with_its_number(
     """Behind line ends in quotes and empty lines, in one block and in several."""
     path = text(tmp_path / "data.csv", content)
     (file,) = foreign_files([path])
-    for size in (reading.BLOCK_BYTES, 500):
-        monkeypatch.setattr(reading, "BLOCK_BYTES", size)
+    for size in (whole_lines.BLOCK_BYTES, 500):
+        monkeypatch.setattr(whole_lines, "BLOCK_BYTES", size)
         with pytest.raises(DataError, match=says):
             [block.rows(["item"], ColumnTypes()) for block in blocks([file], ["item"])]
 
@@ -244,6 +245,6 @@ def test_a_list_may_begin_with_a_null_in_the_first_line(tmp_path: Path, values: 
     assert found.sample["ids"].to_pylist() == [row["ids"] for row in rows]
     assert pa.types.is_null(found.sample["ids"].type.value_type) == (values[0] is None)
     schema = pa.schema([("ids", found.sample["ids"].type)])
-    told = reading.read_json(pa.py_buffer(path.read_bytes()), schema)
+    told = json_rows.read_json(pa.py_buffer(path.read_bytes()), schema)
     told.validate(full=True)
     assert told["ids"].to_pylist() == [row["ids"] for row in rows]

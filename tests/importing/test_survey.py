@@ -19,9 +19,9 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import Proposal, propose
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.data.table import Table

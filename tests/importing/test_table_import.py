@@ -19,12 +19,12 @@ from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing import reading, table_import
-from recd_plugins.data.importing.formats import foreign_files
+from recd_plugins.data.importing import reading, table_import, whole_lines
 from recd_plugins.data.importing.negatives import Negatives
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import Imported, TableImport
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
@@ -62,7 +62,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of some lines, segments of some blocks."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 3_000)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 3_000)
     monkeypatch.setattr(reading, "BATCH_ROWS", 60)
     monkeypatch.setattr(table_import, "SEGMENT_ROWS", 150)
 

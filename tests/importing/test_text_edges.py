@@ -11,12 +11,15 @@ import pyarrow as pa
 import pytest
 from strangers_files import text
 
-from recd_plugins.data.importing import formats, reading
+from recd_plugins.data.importing import formats, whole_lines
 from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.formats import BOM, foreign_files
-from recd_plugins.data.importing.reading import ColumnTypes, Misfit, blocks
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit
+from recd_plugins.data.importing.encodings import BOM
+from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.errors import DataError
 
 HEADER = TextForm(header=True, delimiter=",")
@@ -65,7 +68,7 @@ def test_a_byte_order_mark_in_the_middle_is_part_of_its_field(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where files were joined: a block begins with it, and a row of it alone is one."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", size)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", size)
     rows = ["a", "\ufeffx", "\ufeff", "yyyyyyyy", "\ufeff", "\ufeffz", "y\ufeff"]
     path = text(tmp_path / "data.csv", "\n".join(rows))
     assert rows_of(path) == [[row] for row in rows]
@@ -118,7 +121,7 @@ def test_hexadecimal_ids_are_texts_as_they_are_in_parquet(
 
     monkeypatch.setattr(samples, "FIRST_BYTES", 400)
     monkeypatch.setattr(samples, "SPOT_BYTES", 40)
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 1_000)
     lines = [line.replace(code, "5") for line in lines] * 9
     lines[177] = lines[177].replace(",5,", f",{code},")
     path = text(tmp_path / "b.csv", head + "\n".join(lines))
@@ -126,3 +129,89 @@ def test_hexadecimal_ids_are_texts_as_they_are_in_parquet(
     assert found.read_as.types["x"] == pa.int64()
     with pytest.raises(Misfit, match=rf"b\.csv:179: column 'x': .*'{code}'"):
         [block.rows(["label", "x"], found.read_as) for block in blocks(found.files, ())]
+
+
+ENDS_IN_A_BACKSLASH = {
+    "shift_jis": "\u8868",
+    "cp932": "\u30bd",
+    "gb18030": "\u4e57",
+    "big5": "\u4e48",
+    "euc_jp": "\u8868",  # has none in its bytes
+}
+
+
+@pytest.mark.parametrize("encoding", ENDS_IN_A_BACKSLASH)
+@pytest.mark.parametrize("size", [37, 1 << 20])
+def test_the_last_byte_of_a_character_is_no_backslash(
+    tmp_path: Path, encoding: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quote behind it ends its field, or is one of it, as in text of ASCII."""
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", size)
+    word = ENDS_IN_A_BACKSLASH[encoding]
+    texts = [f'say "{word}", {word}', word, f"{word * 3}|", f'{word}"x', f'"{word}', "\u6f22"]
+    escaped = ['"' + one.replace('"', '\\"') + '"' for one in texts]
+    lines = "".join(f"{number},{one}\n" for number, one in enumerate(escaped * 9))
+    path = text(tmp_path / "a.csv", f"a,b\n{lines}".encode(encoding))
+    form = TextForm(encoding=encoding, header=True, delimiter=",")
+    assert rows_of(path, form) == [["a", "b"], *([str(n), one] for n, one in enumerate(texts * 9))]
+
+
+def test_a_quote_that_is_never_closed_is_named_in_any_encoding(tmp_path: Path) -> None:
+    lines = ['0,"\u8868 \\" \u8868"', '1,"\u8868', "2,x"]
+    path = text(tmp_path / "a.csv", "\n".join(lines).encode("shift_jis"))
+    form = TextForm(encoding="shift_jis", header=False, delimiter=",")
+    with pytest.raises(DataError, match=r'a\.csv:2: opens a quote that is never closed: "\u8868\.'):
+        rows_of(path, form)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_bytes_of_another_encoding_are_named_where_they_are_read(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind what is looked at first; Arrow takes any bytes for texts of JSON."""
+    monkeypatch.setattr(formats, "HEAD_BYTES", 400)
+    monkeypatch.setattr(samples, "FIRST_BYTES", 400)
+    monkeypatch.setattr(samples, "SPOT_BYTES", 40)
+    line = "0,5,x" if form == "csv" else '{"label": 0, "a": 5, "b": "x"}'
+    lines = [line] * 200
+    lines[190] = line.replace("x", "caf\u00e9")
+    lines = ["label,a,b"] * (form == "csv") + lines
+    content = "".join(f"{line}\n" for line in lines).encode("latin-1")
+    found = survey(foreign_files([text(tmp_path / f"a.{form}", content)]))
+    (block,) = blocks(found.files, ())
+    assert block.rows(["a"], found.read_as).num_rows == 200
+    line = "192" if form == "csv" else "191"
+    with pytest.raises(DataError, match=rf"a\.{form}:{line}: .*Say its encoding"):
+        block.rows(["a", "b"], found.read_as)
+
+
+@pytest.mark.parametrize("last", ["", "\n", "\r", "\r\n"])
+def test_lines_that_end_in_carriage_returns_alone_are_named_whatever_the_last_ends_in(
+    tmp_path: Path, last: str
+) -> None:
+    for name, content in {
+        "a.csv": "label,x\r1,2\r0,5",
+        "a.jsonl": '{"x": 1}\r{"x": 2}\r{}',
+    }.items():
+        path = text(tmp_path / name, content + last)
+        with pytest.raises(DataError, match="its lines end in carriage returns alone"):
+            survey(foreign_files([path]))
+
+
+def test_lines_are_counted_by_newlines_where_carriage_returns_end_rows_too(tmp_path: Path) -> None:
+    """As `sed -n 352p` counts them: it said 503."""
+    lines = ["a,b\n"] + [f"{one},{one % 7}" + "\n\r"[one % 2] for one in range(1_000)]
+    lines[701] = '700,1,"\r"\n'
+    lines[80:80] = ['1,"x\ry\n\r\nz"\r', "\r", "\n"]
+    path = text(tmp_path / "a.csv", "".join(lines))
+    (number,) = (n for n, one in enumerate(path.read_bytes().split(b"\n"), 1) if b"700,1," in one)
+    with pytest.raises(DataError, match=rf"a\.csv:{number}: Expected 2 columns, got 3"):
+        rows_of(path)
+
+
+def test_a_value_that_no_vocabulary_can_have_is_named_without_a_row(tmp_path: Path) -> None:
+    """Equal values are counted together: the row that it named was another."""
+    lines = [f'{{"x": {one % 5 + 0.5 * (one == 90)}}}' for one in range(100)]
+    found = survey(foreign_files([text(tmp_path / "a.jsonl", "\n".join(lines))]))
+    with pytest.raises(DataError, match=r"holds 0\.5, which is no whole number\. An id is"):
+        write_vocabulary(found, ["x"], tmp_path / "x.parquet", most=100)

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import text_dates, texts_to_ms
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.importing import reading
+from recd_plugins.data.importing import whole_lines
+from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.escaped_quotes import doubled
-from recd_plugins.data.importing.formats import foreign_files
-from recd_plugins.data.importing.reading import ColumnTypes, blocks
+from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -135,7 +136,7 @@ def test_commas_between_thousands(tmp_path: Path) -> None:
 
 def test_a_backslash_before_a_quote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     r"""As Spark writes texts; blocks end at lines none the less, and C:\ is no such text."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(whole_lines, "BLOCK_BYTES", 700)
     texts = ['say "hi", you', "plain", '{"a": [1, 2]}', '5" disk, small', 'ends in "']
     spelled = [one.replace('"', r"\"") for one in texts]
     lines = [f'{one % 2},"{spelled[one % 5]}",{one}' for one in range(300)]

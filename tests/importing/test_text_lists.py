@@ -13,10 +13,10 @@ from strangers_files import text
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing.formats import foreign_files
 from recd_plugins.data.importing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.errors import DataError
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.cli.main import app
 from recd_plugins.data.files import UNFINISHED
-from recd_plugins.data.importing.formats import foreign_files
-from recd_plugins.data.importing.reading import num_bytes
+from recd_plugins.data.importing.foreign_file import num_bytes
+from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.data.table import Table, TableWriter, write_table
 from recd_plugins.errors import DataError

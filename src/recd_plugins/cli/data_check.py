@@ -158,7 +158,7 @@ def _tables(
     """The files of the paths as one table; of a folder with splits each by itself."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.importing.checking import check_files
-    from recd_plugins.data.importing.formats import files_of
+    from recd_plugins.data.importing.table_files import files_of
 
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)

@@ -142,12 +142,12 @@ def import_(
     how values become ids, for more files and for serving.
     """
     with reported(debug):
-        from recd_plugins.data.importing.formats import foreign_files
         from recd_plugins.data.importing.negatives import Negatives, undrawn
         from recd_plugins.data.importing.proposal import propose
         from recd_plugins.data.importing.schema_file import load_schema_and_form, parsed
         from recd_plugins.data.importing.splits import SplitBy
         from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.table_files import foreign_files
         from recd_plugins.data.importing.table_import import TableImport
 
         check_makable(table, "TABLE")

@@ -54,9 +54,9 @@ def schema(
     what is in doubt. Mend it, and give it to `recd data import` or to `dataset.schema`.
     """
     with reported(debug):
-        from recd_plugins.data.importing.formats import foreign_files
         from recd_plugins.data.importing.proposal import propose
         from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.table_files import foreign_files
 
         check_writable(out, "--out")
         form = text_form(delimiter, header, encoding, names)

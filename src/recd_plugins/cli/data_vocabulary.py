@@ -87,9 +87,9 @@ def vocabulary(
     with reported(debug):
         check_writable(save, "--save")
 
-        from recd_plugins.data.importing.formats import foreign_files
         from recd_plugins.data.importing.schema_file import load_schema_and_form
         from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.table_files import foreign_files
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
         form = text_form(delimiter, header, encoding, names)

@@ -27,6 +27,8 @@ class Spot(NamedTuple):
     """The rows of the chunk that are left, where some were left out."""
     lengths: npt.NDArray[np.int64] | None = None
     """The number of the values that lie in each row, where the rows are lists."""
+    numbered: bool = True
+    """Whether its rows have numbers: not where equal values were put together."""
 
     def error(self, what: str, cure: str) -> DataError:
         """The error for a column that is not what it should be."""
@@ -34,6 +36,8 @@ class Spot(NamedTuple):
 
     def error_at(self, bad: npt.NDArray[np.bool_], what: str, cure: str) -> DataError:
         """The error for the values [N] that are `bad`, of which it names the first one's row."""
+        if not self.numbered:
+            return self.error(what.rstrip(","), cure)
         count = int(np.count_nonzero(bad))
         others = f" ({count:,} times in all)" if count > 1 else ""
         return self.error(f"{what} in row {self.row(int(bad.argmax())):,}{others}", cure)

@@ -82,6 +82,7 @@ class VocabularyCounts:
         coded = plain(values).dictionary_encode()
         counts = np.bincount(coded.indices.to_numpy(), minlength=len(coded.dictionary))
         different = coded.dictionary
+        spot = spot._replace(numbered=False)
         keys = hashes(different, spot)
         if are_texts(different.type):
             texts = _spelled(different, spot)

@@ -19,17 +19,12 @@ from recd_plugins.data.conform.rows import column_problems, conform, roles_of
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
-from recd_plugins.data.importing.formats import ForeignFile, formats_of, type_at
-from recd_plugins.data.importing.reading import (
-    Block,
-    ColumnTypes,
-    Misfit,
-    key_problem,
-    mapped,
-    num_bytes,
-    wider,
-)
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
+from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
+from recd_plugins.data.importing.reading import Block, mapped
+from recd_plugins.data.importing.struct_fields import type_at
 from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import formats_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
@@ -284,7 +279,9 @@ def _read_as(
         )  # fmt: skip
     try:
         looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
-        return looked_at.read_as if schema is None else looked_at.read_by(schema)
+        if schema is None:
+            return looked_at.read_as
+        return looked_at.read_by(schema).naming(schema.hashed)
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

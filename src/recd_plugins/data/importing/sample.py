@@ -13,28 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list, without_views
+from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
 from recd_plugins.data.importing.escaped_quotes import doubled
-from recd_plugins.data.importing.formats import (
-    ELEMENTS,
-    MOST_FIELDS,
-    ForeignFile,
-    cut_short,
-    field_at,
-    fields_of,
-)
-from recd_plugins.data.importing.reading import (
-    Block,
-    ColumnTypes,
-    as_pairs,
-    blocks,
-    damaged,
-    is_within,
-    json_schema,
-    line_of_row,
-    num_bytes,
-    opened_parquet,
-    read_json,
-)
+from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
+from recd_plugins.data.importing.json_rows import json_schema, read_json
+from recd_plugins.data.importing.reading import blocks, damaged, opened_parquet
+from recd_plugins.data.importing.struct_fields import ELEMENTS, MOST_FIELDS, field_at, fields_of
+from recd_plugins.data.importing.text_rows import text_rows
+from recd_plugins.data.importing.whole_lines import Lines
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
@@ -183,7 +169,8 @@ def _late(
     waiting = {name: _key(name) for name in names}
     met: set[str] = set()
     for block in blocks(files, ()) if names else ():
-        content = block.content.to_pybytes()
+        assert isinstance(block.content, Lines)
+        content = block.content.raw.to_pybytes()
         lines = dict[bytes, None]()
         for name, key in waiting.items():
             for one in islice(key.finditer(content), LATE_LINES):
@@ -191,7 +178,7 @@ def _late(
                 met.add(name)
         if not lines:
             continue
-        rows = _json_sample(replace(block, content=pa.py_buffer(b"\n".join(lines))), keys)
+        rows = _json_sample(replace(block.content, raw=pa.py_buffer(b"\n".join(lines))), keys)
         found = _with_values([rows]) & {*waiting}
         if found:
             columns = [one for one in rows.column_names if one in found]
@@ -290,13 +277,17 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
     for number, spot in enumerate(spots):
         if not spot.strip():  # a header alone
             continue
-        content = pa.py_buffer(doubled(spot, file.delimiter) if file.escapes else spot)
-        block = Block(file=file, content=content, first=first, after=None, done=0)
+        if file.encoding == "utf-8":
+            spot = _readable(spot)
+        content = pa.py_buffer(
+            doubled(spot, file.delimiter, file.encoding) if file.escapes else spot
+        )
+        lines = Lines(file=file, raw=content, first=first)
         try:
             rows = (
-                _json_sample(block, keys)
+                _json_sample(lines, keys)
                 if file.format == "jsonl"
-                else block.rows(file.names, ColumnTypes())
+                else text_rows(lines, file.names, ColumnTypes())
             )
         except DataError:
             if not number:
@@ -310,6 +301,15 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
     whole = (size - file.start) if not file.compression else seen / packed_share
     total = found.num_rows * whole / max(seen, 1)
     return found, float(found.num_rows) if seen >= whole else total
+
+
+def _readable(spot: bytes) -> bytes:
+    """The spot, with a sign for bytes that are no UTF-8: reading a column tells of those in it."""
+    try:
+        spot.decode()
+    except UnicodeDecodeError:
+        return spot.decode(errors="replace").encode()
+    return spot
 
 
 def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
@@ -372,9 +372,9 @@ def _cast(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
     )
 
 
-def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
+def _json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
     """Lines of JSON, the fields of their objects as columns; a key of several types is left out."""
-    content, before = block.text, list[str]()
+    content, before = lines.text, list[str]()
     while True:
         try:
             rows = read_json(content)
@@ -382,10 +382,9 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
         except pa.ArrowInvalid as error:
             changed = CHANGED.search(str(error))
             if changed is None or changed[1] in ("", *before):
-                where, row = block.where, re.search(r"in row (\d+)", str(error))
+                where, row = lines.where, re.search(r"in row (\d+)", str(error))
                 if row is not None:
-                    line = block.first + line_of_row(block, int(row[1]) + 1)
-                    where = f"{block.file.path}:{line}"
+                    where = f"{lines.file.path}:{lines.line_of_row(int(row[1]) + 1)}"
                 raise DataError(
                     f"{where}: cannot be read as lines of JSON: {error}. Mend the line, or take it "
                     "out."
@@ -393,7 +392,7 @@ def _json_sample(block: Block, keys: JsonKeys) -> pa.Table:
             before.append(changed[1])
             path = [part for part in changed[1].split("/") if part and part != ELEMENTS]
             keys.mixed.add(".".join(path))
-            content = _without_key(block, content, path)
+            content = _without_key(lines, content, path)
     keys.mappings.update(_mappings(rows))
     fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
     keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
@@ -448,7 +447,7 @@ def _with_unsigned(
     return rows
 
 
-def _without_key(block: Block, content: pa.Buffer, path: Sequence[str]) -> pa.Buffer:
+def _without_key(lines: Lines, content: pa.Buffer, path: Sequence[str]) -> pa.Buffer:
     """Lines of JSON without the key that lies there, in lists too."""
 
     def taken_out(value: Any, path: Sequence[str]) -> None:
@@ -461,10 +460,10 @@ def _without_key(block: Block, content: pa.Buffer, path: Sequence[str]) -> pa.Bu
             taken_out(value.get(path[0]), path[1:])
 
     try:
-        lines = content.to_pybytes().split(b"\n")
-        rows = [json.loads(line) for line in lines if line.strip()]
+        each = content.to_pybytes().split(b"\n")
+        rows = [json.loads(line) for line in each if line.strip()]
     except ValueError as error:
-        raise DataError(f"{block.where}: a line is no JSON ({error}). Mend it.") from None
+        raise DataError(f"{lines.where}: a line is no JSON ({error}). Mend it.") from None
     for row in rows:
         taken_out(row, path)
     return pa.py_buffer("\n".join(map(json.dumps, rows)).encode())

@@ -16,17 +16,14 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import ForeignSchema, TextDates
+from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
 from recd_plugins.data.importing.filled_lists import filling
-from recd_plugins.data.importing.formats import MORE_NULLS, ForeignFile, is_pair
-from recd_plugins.data.importing.reading import (
-    GROUPED,
-    TIME_FORMS,
-    ColumnTypes,
-    without_commas,
-)
+from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.sample import Sample, sample, undressed
-from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.struct_fields import is_pair
+from recd_plugins.data.importing.text_form import MORE_NULLS, TextForm
 from recd_plugins.data.importing.text_lists import split_texts
+from recd_plugins.data.importing.text_rows import GROUPED, TIME_FORMS, without_commas
 from recd_plugins.errors import DataError, nearest
 
 __all__ = ["ColumnSurvey", "Seems", "Survey", "is_text", "survey"]
@@ -137,12 +134,16 @@ class Survey:
     """The rows that were looked at, by column."""
 
     def read_by(self, schema: ForeignSchema) -> ColumnTypes:
-        """How columns are read, those of text of which the sample has no value as a schema has
-        them: as numbers, unless texts may stand there."""
+        """How columns are read. Those of text of which the sample has no value are read as a schema
+        has them: as numbers, unless texts may stand there; those of whole numbers with zeros before
+        them as numbers, if a schema has such."""
         types = dict(self.read_as.types)
         for column in self.columns if self.files[0].format == "text" else ():
-            if not column.values and types[column.name] == pa.string():
-                types[column.name] = _type_in(schema, column.name)
+            kind, asked = types[column.name], _type_in(schema, column.name)
+            if not column.values and kind == pa.string():
+                types[column.name] = asked
+            elif asked != pa.string() and _are_padded(column):
+                types[column.name] = with_ids(kind, pa.int64())
         return replace(self.read_as, types=types)
 
 
@@ -204,6 +205,14 @@ def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
         texts = schema.timestamp_unit in get_args(TextDates)
         return pa.string() if texts else pa.int64()
     return pa.int64() if any(name == one.name for one in schema.sparse) else pa.float64()
+
+
+def _are_padded(column: ColumnSurvey) -> bool:
+    """Whether its texts are whole numbers, some of them as 007: a schema that says numbers may take
+    them for such."""
+    if column.seems != "texts" or column.seen is None:
+        return False
+    return bool(pc.all(pc.match_substring_regex(column.seen, r"^\s*-?\d{1,18}\s*$")).as_py())
 
 
 def _check_known(form: TextForm, known: Collection[str]) -> None:

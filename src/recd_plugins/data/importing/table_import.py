@@ -30,7 +30,8 @@ from recd_plugins.data.conform.vocabulary import (
 )
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing.formats import ForeignFile
+from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit, key_problem, wider
+from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,
     VOCABULARIES,
@@ -46,16 +47,7 @@ from recd_plugins.data.importing.negatives import (
     item_columns,
     with_negatives,
 )
-from recd_plugins.data.importing.reading import (
-    MEND,
-    Block,
-    ColumnTypes,
-    Misfit,
-    Position,
-    key_problem,
-    mapped,
-    wider,
-)
+from recd_plugins.data.importing.reading import Block, Position, mapped
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.text_form import TextForm
@@ -70,7 +62,7 @@ R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
 """Rows after which what is done is kept for good."""
-VERSION = 3
+VERSION = 4
 """The version of how a table is made: an import that another version began starts anew."""
 
 
@@ -120,7 +112,7 @@ class TableImport:
         self._others = others
         self._absent = tuple(absent)
         self._form = form or TextForm()
-        self._read_as = read_as
+        self._read_as = read_as.naming(schema.hashed)
         self._split = split
         self._folder = ImportFolder(destination, self._splits)
         self._negatives = negatives

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 
 from recd_plugins.config import Config
 
-__all__ = ["TextForm"]
+__all__ = ["MORE_NULLS", "NULLS", "TextForm"]
+
+NULLS = ("", "NULL", "null", "\\N")
+"""How text spells that there is nothing."""
+MORE_NULLS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "none", "-", "?")
+"""What else stands for nothing in a column of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.importing.formats import NULLS
+from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
+from recd_plugins.data.importing.text_form import NULLS
 
-__all__ = ["HEXADECIMAL", "split_texts"]
+__all__ = ["HEXADECIMAL", "split_texts", "with_lists"]
 
 TEXTS = pa.list_(pa.string())
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
@@ -29,28 +31,49 @@ PLAINLY_QUOTED = rf"^\s*[\[{{]{PLAIN}(,\s*{PLAIN})*[\]}}]\s*$"
 ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*)\s*,""", re.DOTALL)
 HEXADECIMAL = r"^\s*-?0[xX]"
 """A number that Arrow reads, as 31 of 0x1F, and that is a text to others."""
+CODE = r"^\s*-?0[xX\d]"
+"""One that is a text where it names something, too: 007 is another name than 7."""
 LEFT_OUT = (
     "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
     "numpy.set_printoptions(threshold=sys.maxsize) does"
 )
 
 
-def split_texts(texts: pa.ChunkedArray, separator: str, kind: pa.DataType) -> pa.ChunkedArray:
+def with_lists(
+    table: pa.Table, where: str, columns: Sequence[str], read_as: ColumnTypes
+) -> pa.Table:
+    """The table, the texts of columns that are lists split into these."""
+    for name, separator in read_as.parted.items():
+        if name in columns:
+            kind = read_as.types.get(name, pa.string())
+            try:
+                lists = split_texts(table[name], separator, kind, named=name in read_as.named)
+            except pa.ArrowInvalid as error:
+                raise Misfit(f"{where}: column {name!r}: {error}. {MEND}", name) from None
+            table = table.set_column(columns.index(name), name, lists)
+    return table
+
+
+def split_texts(
+    texts: pa.ChunkedArray, separator: str, kind: pa.DataType, *, named: bool = False
+) -> pa.ChunkedArray:
     """Lists of elements of this type, of texts in which a separator parts them; those of pairs of
     an id and a weight have a colon between the two.
 
     An element that is empty, or spells that there is nothing, is a null; behind a last separator
-    there is none. `ArrowInvalid` where one is not of the type.
+    there is none. `ArrowInvalid` where one is not of the type, as 007 is no number where elements
+    are `named`.
     """
+    code = CODE if named else HEXADECIMAL
     chunks = []
     for chunk in texts.chunks:
         careful = separator == "," and _has_odd_quotes(chunk)
         lists = _split_by_quotes(chunk) if careful else _split(chunk, separator)
         elements = lists.values
         if pa.types.is_struct(kind.value_type):
-            elements = _pairs(elements, kind.value_type)
+            elements = _pairs(elements, kind.value_type, code)
         elif not pa.types.is_string(kind.value_type):
-            _refuse_hexadecimals(elements)
+            _refuse_codes(elements, code)
             elements = elements.cast(kind.value_type)
         chunks.append(pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null()))
     return pa.chunked_array(chunks, pa.list_(kind.value_type))
@@ -108,15 +131,15 @@ def _unquoted(element: str) -> str | None:
     return None if bare in (*NULLS, *PRINTED) else bare.strip(" '\"")
 
 
-def _refuse_hexadecimals(texts: pa.Array | pa.ChunkedArray) -> None:
-    """`ArrowInvalid` where one is as 0x1F, which Arrow would take for the number 31: it is a text,
-    as in Parquet, where it has another hash."""
-    odd = texts.filter(pc.match_substring_regex(texts, HEXADECIMAL))
+def _refuse_codes(texts: pa.Array | pa.ChunkedArray, code: str) -> None:
+    """`ArrowInvalid` where one is as 0x1F, which Arrow would take for the number 31, or as 007: it
+    is a text, as in Parquet, where it has another hash."""
+    odd = texts.filter(pc.match_substring_regex(texts, code))
     if len(odd):
         raise pa.ArrowInvalid(f"invalid value {odd[0].as_py()[:40]!r}")
 
 
-def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
+def _pairs(texts: pa.Array, kind: pa.StructType, code: str) -> pa.Array:
     """Ids with weights, parted by the last colon, of their types."""
     found = pc.extract_regex(texts, PAIR)
     if found.null_count > texts.null_count:
@@ -126,6 +149,6 @@ def _pairs(texts: pa.Array, kind: pa.StructType) -> pa.Array:
     for one, part in zip(kind, found.flatten(), strict=True):
         bare = pc.utf8_trim(part, " '\"")
         if pa.types.is_integer(one.type):
-            _refuse_hexadecimals(bare)
+            _refuse_codes(bare, code)
         parts.append(pc.if_else(pc.equal(bare, ""), None, bare).cast(one.type))
     return pa.StructArray.from_arrays(parts, fields=list(kind), mask=texts.is_null())

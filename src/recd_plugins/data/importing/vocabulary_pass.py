@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
-from recd_plugins.data.importing.reading import Block, ColumnTypes, Misfit, mapped, wider
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, wider
+from recd_plugins.data.importing.reading import Block, mapped
 from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
@@ -55,7 +56,7 @@ def write_vocabulary(
             "more, or --others fewer."
         )
 
-    read_as = found.read_as
+    read_as = found.read_as.naming(columns)
     while True:
         try:
             counts = _counts(found, columns, read_as, missing or {}, progress)

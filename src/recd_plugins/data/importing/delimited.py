@@ -1,0 +1,285 @@
+"""Delimited text by its first lines: what parts its fields, and whether the first names them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+from recd_plugins.data.importing.escaped_quotes import doubled, has_escapes
+from recd_plugins.data.importing.foreign_file import ForeignFile, own_names
+from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS, TextForm
+from recd_plugins.errors import DataError, shown
+from recd_plugins.storage.uri import Location
+
+__all__ = ["HEAD_LINES", "check_delimiter", "delimited_file"]
+
+HEAD_LINES = 200
+DELIMITERS = ("\t", ",", ";", "|", "\x01", "::")
+ONE_CHARACTER = "".join(one for one in DELIMITERS if len(one) == 1)
+QUOTED = re.compile(r'(^|\t)"(?:[^"\t]|"")*"(\t|\r?$)', re.MULTILINE)
+"""A field in quotes, where tabs part them."""
+QUOTING = re.compile(r'(^|\t)"?[^"\t\n]+"[^"\t\r\n]', re.MULTILINE)
+"""One with a quote within, that is not doubled."""
+SEPARATOR = re.compile(r"sep=.\r?\n", re.IGNORECASE)
+TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
+"""RecBole's headers say what a column holds: user_id:token."""
+WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
+"""What the name of a column looks like."""
+ODD_WORD = re.compile(r"[^\d\s.,;+\-'\"][^\t\n]{0,79}")
+"""What it looks like, too, where numbers below it say that it is one."""
+
+
+def delimited_file(
+    path: Location,
+    text: str,
+    compression: str | None,
+    bom: int,
+    form: TextForm,
+    encoding: str,
+) -> ForeignFile:
+    """The file that begins with this text, behind a byte order mark of so many bytes.
+
+    `DataError` says what other text it is, if its lines are none of a table.
+    """
+    escapes = has_escapes(text) if form.escapes is None else form.escapes
+    if not escapes:
+        return _text(path, text, compression, bom, form, encoding)
+    as_doubled = doubled(text.encode(), form.delimiter or ONE_CHARACTER).decode()
+    file = _text(path, as_doubled, compression, bom, form, encoding)
+    if file.quotes if form.escapes else _may_quote(text, file.delimiter):
+        return replace(file, escapes=True)
+    if form.escapes and '"' in text:
+        raise _no_quotes(path, text, file)
+    return _text(path, text, compression, bom, form, encoding)
+
+
+def _text(
+    path: Location,
+    text: str,
+    compression: str | None,
+    bom: int,
+    form: TextForm,
+    encoding: str,
+) -> ForeignFile:
+    delimiter = form.delimiter or _delimiter(text)
+    quotes = _may_quote(text, delimiter)
+    rows = list(_rows(text, delimiter, quotes))
+    first = rows[0]
+    _check_first(path, text, rows, delimiter)
+    if form.delimiter is None:
+        _check_no_blanks(path, rows)
+    header = form.header
+    typed = [TYPED.fullmatch(field) for field in first]
+    all_typed = all(typed) and header is not False
+    if header is None:
+        header = all_typed or _is_header(first, rows[1:])
+    if not header:
+        return ForeignFile(
+            path=path,
+            format="text",
+            encoding=encoding,
+            compression=compression,
+            names=tuple(f"column_{number}" for number in range(1, len(first) + 1)),
+            delimiter=delimiter,
+            quotes=quotes,
+            header=False,
+            start=bom,
+        )
+    plain = [one["name"] for one in typed if one] if all_typed else first
+    names, renamed = own_names([name.strip() for name in plain])
+    above = _through_first_row(text, delimiter, quotes)
+    lists = [
+        name
+        for name, one in zip(names, typed, strict=True)
+        if all_typed and one and one["type"].endswith("_seq")
+    ]
+    return ForeignFile(
+        path=path,
+        format="text",
+        encoding=encoding,
+        compression=compression,
+        names=names,
+        delimiter=delimiter,
+        quotes=quotes,
+        header=True,
+        lists=tuple(lists),
+        start=bom + len(above.encode(encoding)),
+        lines_before=above.count("\n"),
+        renamed=renamed,
+    )
+
+
+def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
+    """The error of a form that says how quotes are read, of text in which they are characters."""
+    found = QUOTING.search(text) if file.delimiter == "\t" else None
+    line = 1 + text.count("\n", 0, text.index('"') if found is None else found.end() - 1)
+    odd = text.split("\n")[line - 1].strip()
+    return DataError(
+        f"{path}:{line}: `text: {{escapes: true}}` of the schema says how quotes within quotes are "
+        f"read, but here quotes are characters of their fields, as in {shown(odd[:80])}. Take "
+        "`escapes` out of a schema for this file, and import it apart; or put each field that has "
+        "a quote into quotes."
+    )
+
+
+def _check_no_blanks(path: Location, rows: Sequence[Sequence[str]]) -> None:
+    """`DataError` if the name of an only column has as many words as each of its rows."""
+    words = [row[0].split() for row in rows if len(row) == 1]
+    if len(words) < max(2, len(rows)) or len({*map(len, words)}) > 1 or len(words[0]) < 2:
+        return
+    named = len({*words[0]}) == len(words[0]) and all(map(WORD.fullmatch, words[0]))
+    if named and _any_number(words[1:]):
+        raise DataError(
+            f"{path}: its lines seem to be parted by blanks. If each is one field, say "
+            f"`--delimiter ,`; else part them by tabs: sed -E 's/^ +//; s/ +/\\t/g' {path.name} > "
+            f"{path.stem}.rows.tsv"
+        )
+
+
+def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delimiter: str) -> None:
+    """`DataError` if a first line has another number of fields than those below, which are alike:
+    they have the columns that it has."""
+    rest = f"{path.name} > {path.stem}.rows{path.suffix}"
+    if SEPARATOR.match(text):
+        raise DataError(
+            f"{path}: its first line says what parts its fields, as Excel has it. Take it out: "
+            f"tail -n +2 {rest}"
+        )
+    below = [len(row) for row in rows[1:]]
+    if len(below) < 2 or (usual := max({*below}, key=below.count)) == len(rows[0]):
+        return
+    if below.count(usual) >= 0.9 * len(below):
+        if len(delimiter) == 1 and f'{delimiter} "' in text:
+            raise DataError(
+                f"{path}: has blanks before quotes, which then quote nothing. Take them out: "
+                f"sed -E 's/{re.escape(delimiter)} +\"/{delimiter}\"/g' {rest}"
+            )
+        line = text.lstrip("\r\n").split("\n", 1)[0].strip()
+        fields = f"{len(rows[0])} field{'s' * (len(rows[0]) != 1)}"
+        raise DataError(
+            f"{path}: its first line has {fields}, {shown(line[:80])}, and those below have "
+            f"{usual}. If it names the columns, let it name each; if it is none of the table's, "
+            f"take it out: tail -n +2 {rest}"
+        )
+
+
+def check_delimiter(delimiter: str) -> None:
+    odd = not delimiter.isascii() or not {*'"\n\r\0'}.isdisjoint(delimiter)
+    several = len(delimiter) > 1 and any(one.isalnum() for one in delimiter)
+    if not delimiter or odd or several:
+        raise DataError(
+            f"delimiter {shown(delimiter)}: fields are parted by one character of ASCII, as ',' or "
+            "'\\t', or by several signs, as '::', no quote and no line's end among them."
+        )
+
+
+def _delimiter(text: str) -> str:
+    """The delimiter that parts the lines, the first above all, into the same number of fields, the
+    most of them: numbers as 3,5 may have commas too, and their names have none."""
+    best, fits = ",", (False, 1)
+    for candidate in DELIMITERS:
+        counts = [len(row) for row in _rows(text, candidate, _may_quote(text, candidate))]
+        usual = max(set(counts), key=counts.count)
+        found = (counts[0] == usual, usual)
+        if usual > 1 and found > fits and counts.count(usual) >= 0.9 * len(counts):
+            best, fits = candidate, found
+    return best
+
+
+def _may_quote(text: str, delimiter: str) -> bool:
+    """Whether a field may be in quotes: one that tabs part may if some look so, and in none are
+    quotes a part of it, as in 12" Mix; one that several characters part may not."""
+    if delimiter == "\t":
+        if '"' not in text or QUOTING.search(text) is not None:
+            return False
+        if QUOTED.search(text) is not None:
+            return True
+        within, not_within = (
+            {*map(len, _rows(text, delimiter, quotes))} for quotes in (True, False)
+        )
+        return len(within) == 1 < len(not_within)  # tabs in quotes
+    return len(delimiter) == 1
+
+
+def _rows(text: str, delimiter: str, quotes: bool) -> Iterator[list[str]]:
+    if len(delimiter) > 1:
+        yield from _split_lines(text, delimiter)
+        return
+    found = 0
+    try:
+        for row in islice(
+            filter(None, _reader(io.StringIO(text, newline=""), delimiter, quotes)), HEAD_LINES
+        ):
+            found += 1
+            yield row
+    except csv.Error:  # a field of more than 128 KiB
+        if not found:
+            yield from _split_lines(text, delimiter)
+
+
+def _split_lines(text: str, delimiter: str) -> Iterator[list[str]]:
+    each = (line.removesuffix("\r") for line in text.split("\n"))
+    return islice((line.split(delimiter) for line in each if line), HEAD_LINES)
+
+
+def _reader(lines: io.StringIO, delimiter: str, quotes: bool) -> Iterator[list[str]]:
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=delimiter, quoting=quoting)
+
+
+def _through_first_row(text: str, delimiter: str, quotes: bool) -> str:
+    """The text up to the end of its first row: empty lines may be above it, and lines end within
+    its quotes."""
+    lines = io.StringIO(text, newline="")
+    if len(delimiter) == 1:
+        with suppress(csv.Error):  # a field of more than 128 KiB
+            next(filter(None, _reader(lines, delimiter, quotes)))
+            return text[: lines.tell()]
+    begins = len(text) - len(text.lstrip("\r\n"))
+    return text[: (text.find("\n", begins) + 1) or None]
+
+
+def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether a first line names columns: words alone, each once, that are no values of theirs."""
+    if len(first) > 1 and not any(row[-1] for row in (first, *rest) if len(row) == len(first)):
+        first, rest = first[:-1], [row[:-1] for row in rest]  # each line ends in a delimiter
+    named = [field.strip() for field in first]
+    words = [bool(WORD.fullmatch(field)) for field in named]
+    if not all(words[1:]) or (named[0] and not words[0]):  # an index of pandas has no name
+        return _names_numbers(named, rest)
+    if len(set(named)) < len(named) and not _any_number(rest):
+        return False
+    if not rest or _any_number(rest):
+        return True
+    columns = list(zip(*(row for row in rest if len(row) == len(first)), strict=False))
+    return not any(name in column for name, column in zip(named, columns, strict=False))
+
+
+def _names_numbers(named: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether odd words, as "CTR (%)" and "#clicks", name columns: each is there once, and below
+    one are numbers alone. A word for nothing above numbers is a value of theirs."""
+    odd = all(ODD_WORD.fullmatch(field) for field in named[bool(named and not named[0]) :])
+    if not odd or len(set(named)) < len(named):
+        return False
+    columns = zip(*(row for row in rest if len(row) == len(named)), strict=False)
+    pairs = zip(named, columns, strict=False)
+    above = {name for name, column in pairs if all(map(_is_number, column))}
+    return bool(above) and above.isdisjoint({*NULLS[1:], *MORE_NULLS})
+
+
+def _any_number(rows: Iterable[Sequence[str]]) -> bool:
+    return any(_is_number(field) for row in rows for field in row)
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return field.strip().lower() not in ("nan", "inf", "infinity")

@@ -1,0 +1,116 @@
+"""A file that somebody else wrote: its format, its columns, and how its bytes are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location, input_file
+
+__all__ = ["ForeignFile", "Format", "cut_short", "num_bytes", "own_names"]
+
+Format = Literal["parquet", "text", "jsonl"]
+NAMES = {"\t": "tab", "\x01": "^A"}
+UNPACKERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "lz4": "lz4"}
+SUFFIXES = (".gz", ".zst", ".bz2", ".lz4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignFile:
+    """A file that somebody else wrote, and how it is read."""
+
+    path: Location
+    format: Format
+    size: int = 0
+    """Its bytes, as it lies there."""
+    mtime_ns: int = 0
+    compression: str | None = None
+    names: tuple[str, ...] = ()
+    """Its columns, in order, each under a name of its own."""
+    encoding: str = "utf-8"
+    """The encoding of `text` and `jsonl`: one in which ASCII keeps its bytes."""
+    delimiter: str = ","
+    """The character that parts the fields of `text`, or several, as `::`."""
+    quotes: bool = True
+    """Whether `text` may have fields in double quotes."""
+    escapes: bool = False
+    r"""Whether \" is a quote within these, as "" is."""
+    header: bool = True
+    """Whether the first line of `text` names its columns."""
+    lists: tuple[str, ...] = ()
+    """The columns of `text` that are lists by the header's word, parted by blanks."""
+    start: int = 0
+    """Bytes, unpacked, before the first row."""
+    lines_before: int = 0
+    """Lines before it: those of the header, and empty ones above."""
+    renamed: tuple[str, ...] = ()
+    """The names that more than one column has; all but the first got a number."""
+    roots: tuple[str, ...] = ()
+    """The columns of Parquet as the file has them, each under a name of its own."""
+    nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns that are fields of structs: where each lies, the root first."""
+    partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    """The columns that its folders `key=value` say, which have one value in all of its rows."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Its own columns, and those of its folders."""
+        return (*self.names, *self.partitions)
+
+    def __str__(self) -> str:
+        packed = f", {self.compression}" if self.compression else ""
+        if self.encoding != "utf-8":
+            packed = f", {self.encoding}{packed}"
+        if self.format == "parquet":
+            return f"Parquet{packed}"
+        if self.format == "jsonl":
+            return f"lines of JSON{packed}"
+        parted = NAMES.get(self.delimiter, repr(self.delimiter))
+        return f"text parted by {parted}, {'a header' if self.header else 'no header'}{packed}"
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """The format that files of one table have in common."""
+        names = self.names if self.format == "text" else ()
+        return (self.format, names, self.delimiter, self.header)
+
+    def open(self) -> pa.NativeFile:
+        """The bytes, unpacked."""
+        file = input_file(self.path)
+        return pa.CompressedInputStream(file, self.compression) if self.compression else file
+
+
+def num_bytes(files: Sequence[ForeignFile]) -> int:
+    """The size of the files as they lie there."""
+    return sum(file.size for file in files)
+
+
+def own_names(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A name of its own for each column, and the names that several had."""
+    seen: dict[str, None] = {}
+    twice: dict[str, None] = {}
+    for position, name in enumerate(names, 1):
+        own = name or f"column_{position}"
+        number = 2
+        while own in seen:
+            twice[name] = None
+            own = f"{name}_{number}"
+            number += 1
+        seen[own] = None
+    return tuple(seen), tuple(twice)
+
+
+def cut_short(path: Location, compression: str | None, what: str, error: Exception) -> DataError:
+    """The error for a file that cannot be read to its end."""
+    cure = "fetch it again, or write it again."
+    if compression is not None:
+        rest = path.stem if path.suffix in SUFFIXES else f"{path.name}.part"
+        cure = (
+            "fetch it again; or import what can be unpacked, but for the last line, which may be "
+            f"half of one: {UNPACKERS[compression]} -dc {path.name} | sed '$d' > {rest}"
+        )
+    return DataError(f"{path}: {what} ({error}). It was cut short or damaged: {cure}")

@@ -1,0 +1,77 @@
+"""The fields of structs as columns: where each lies, and how it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.values import is_list
+
+__all__ = ["ELEMENTS", "MOST_FIELDS", "field_at", "fields_of", "is_pair", "type_at"]
+
+ELEMENTS = "[]"
+"""The step from a list to its elements, on the way to a field."""
+MOST_FIELDS = 64
+"""A struct of more fields is no group of columns, but a mapping with any keys."""
+
+
+def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
+    """The columns and, of structs, their fields, as `user.city`: where each lies, root first. The
+    field of a struct in a list lies behind `ELEMENTS`, and is a list."""
+    found: dict[str, tuple[str, ...]] = {}
+    waiting: list[tuple[tuple[str, ...], pa.DataType]]
+    waiting = [((name,), kind) for name, kind in reversed([*columns.items()])]
+    while waiting:
+        where, kind = waiting.pop()
+        if is_list(kind) and not is_pair(kind.value_type):
+            inner, within = kind.value_type, (*where, ELEMENTS)
+        else:
+            inner, within = kind, where
+        if pa.types.is_struct(inner) and 0 < inner.num_fields <= MOST_FIELDS:
+            waiting += [((*within, one.name), one.type) for one in reversed(list(inner))]
+            continue
+        name = own = ".".join(part for part in where if part != ELEMENTS)
+        number = 2
+        while own in found or (len(where) > 1 and own in columns):
+            own, number = f"{name}_{number}", number + 1
+        found[own] = where
+    return found
+
+
+def is_pair(kind: pa.DataType) -> bool:
+    """Whether a struct may be an id with its weight."""
+    if not pa.types.is_struct(kind) or kind.num_fields != 2:
+        return False
+    weight = kind.field(1).type
+    return bool(
+        pa.types.is_integer(weight) or pa.types.is_floating(weight) or pa.types.is_decimal(weight)
+    )
+
+
+def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
+    """The field of a column of structs; null where one that it lies in is."""
+    if isinstance(root, pa.ChunkedArray) and ELEMENTS in where:
+        chunks = root.chunks or [pa.array([], root.type)]
+        return pa.chunked_array([field_at(chunk, where) for chunk in chunks])
+    for number, part in enumerate(where[1:], 1):
+        if part == ELEMENTS:
+            lengths = pc.fill_null(pc.list_value_length(root), 0).cast(pa.int32())
+            offsets = pa.array([0], pa.int32())
+            if len(root):
+                offsets = pa.concat_arrays([offsets, pc.cumulative_sum(lengths)])
+            inner = field_at(root.flatten(), where[number:])
+            return pa.ListArray.from_arrays(offsets, inner, mask=root.is_null())
+        root = pc.struct_field(root, part)
+    return root
+
+
+def type_at(root: pa.DataType, where: Sequence[str]) -> pa.DataType:
+    """The type of `field_at`."""
+    for number, part in enumerate(where[1:], 1):
+        if part == ELEMENTS:
+            return pa.list_(type_at(root.value_type, where[number:]))
+        root = root.field(part).type
+    return root

@@ -1,0 +1,188 @@
+"""The foreign files of one table: those that are named, and all of a folder that is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.data.files import (
+    FileFacts,
+    in_partitions,
+    is_hidden,
+    snapshot_kind,
+    typed_partitions,
+)
+from recd_plugins.data.footers import AT_ONCE
+from recd_plugins.data.importing.delimited import check_delimiter
+from recd_plugins.data.importing.encodings import checked_encoding
+from recd_plugins.data.importing.foreign_file import ForeignFile
+from recd_plugins.data.importing.formats import format_of
+from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.snapshots import snapshot_files
+from recd_plugins.errors import DataError, listed
+from recd_plugins.storage.no_file import no_file
+from recd_plugins.storage.uri import Location, Stat, Uri
+
+__all__ = ["files_of", "foreign_files", "formats_of"]
+
+MOST_REFUSED = 10
+"""Files that cannot be read of which one error tells."""
+
+
+def foreign_files(
+    paths: Sequence[Location],
+    form: TextForm | None = None,
+    *,
+    absent: Collection[str] = (),
+    names_given: bool = True,
+) -> tuple[ForeignFile, ...]:
+    """The files of one table, in order: those named, and all of a folder that is named.
+
+    What a file is follows from its content, unless the form of text says it. `DataError` names a
+    file that is not there, empty, or nothing that can be read, and files of text that differ in
+    other columns than those that may be `absent`.
+    """
+    files: list[ForeignFile] = []
+    refused: list[DataError] = []
+    for one in formats_of(files_of(paths), form, names_given=names_given):
+        if isinstance(one, DataError):
+            refused.append(one)
+        else:
+            files.append(one)
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        more = "".join(f"\n  {error}" for error in refused[:MOST_REFUSED])
+        raise DataError(f"{len(refused)} files cannot be read; the first of them:{more}")
+    first = files[0]
+    for number, file in enumerate(files[1:], 1):
+        if first.format == "text" and file.format == "text" and file.names != first.names:
+            if first.header and not file.header and len(file.names) == len(first.names):
+                # Parts of one export, of which the first alone has a header.
+                files[number] = replace(file, names=first.names)
+                continue
+            if first.header and file.header and {*file.names} ^ {*first.names} <= {*absent}:
+                continue
+        elif file.format == first.format:
+            continue
+        cure = "import them apart."
+        if file.format == first.format and file.header and first.header:
+            lacked = listed(sorted(({*file.names} ^ {*first.names}) - {*absent}), 6)
+            cure = f"import them apart, or say `recd data import --absent NAME` of {lacked}."
+        raise DataError(
+            f"{file.path} is {file}, with columns {listed(file.names, 6)}; {first.path} is "
+            f"{first}, with {listed(first.names, 6)}. Files of one table must be alike: {cure}"
+        )
+    return tuple(files)
+
+
+def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
+    """The files of one table in order, each with what is known of it: the columns that its folders
+    say, and of a store its size.
+
+    Of a folder all files count, those of its folders too; of one that Delta Lake or Iceberg keeps,
+    those of its latest snapshot.
+    """
+    found: dict[Location, FileFacts] = {}
+    for path in paths:
+        if not path.is_dir():
+            _check_is_file(path)
+            found[path] = FileFacts()
+        elif (kind := snapshot_kind(path)) is not None:
+            found |= snapshot_files(path, kind, None)[0]
+        else:
+            found |= _inside(path)
+    return typed_partitions(found)
+
+
+def formats_of(
+    files: Mapping[Location, FileFacts], form: TextForm | None = None, *, names_given: bool = True
+) -> list[ForeignFile | DataError]:
+    """What each file is, or why nobody knows: several are opened at a time.
+
+    Names of the form that nobody gave for these files are those of a schema: they are of such text
+    as it was made of, and other files have their own.
+    """
+    form = form or TextForm()
+    if form.delimiter is not None:
+        check_delimiter(form.delimiter)
+    encoding = checked_encoding("utf-8" if form.encoding is None else form.encoding)
+
+    def look(path: Location) -> ForeignFile | DataError:
+        try:
+            return _foreign_file(path, files[path], form, encoding, names_given)
+        except DataError as error:
+            return error
+
+    stores = any(isinstance(path, Uri) for path in files)
+    with ThreadPoolExecutor(min(AT_ONCE[stores], len(files) or 1)) as pool:
+        return list(pool.map(look, files))
+
+
+def _inside(folder: Location) -> dict[Location, FileFacts]:
+    """All files of a folder and its folders, in order, but for hidden ones."""
+    below: dict[Location, str] = {}
+    stats: Mapping[Any, Stat] = {}
+    if isinstance(folder, Uri):
+        stats = folder.listed(deep=True)
+        below.update({file: file.below(folder) for file in stats})
+    else:
+        files = sorted(file for file in folder.rglob("*") if not file.is_dir())
+        below.update({file: file.relative_to(folder).as_posix() for file in files})
+    shown_ = {file: name for file, name in below.items() if not is_hidden(name.split("/"))}
+    if not shown_:
+        raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
+    found: dict[Location, FileFacts] = {}
+    for file, name in shown_.items():
+        if isinstance(file, Path):  # a store lists what is there
+            _check_is_file(file)
+        size, mtime = stats.get(file, (None, None))
+        found[file] = FileFacts(size, mtime, folders=in_partitions(name.split("/")[:-1]))
+    return found
+
+
+def _check_is_file(path: Location) -> None:
+    if isinstance(path, Path) and (what := no_file(path)):
+        raise DataError(f"{path}: is {what}, not a file. Name a file, or a folder of files.")
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file. Check the path.")
+
+
+def _foreign_file(
+    path: Location, facts: FileFacts, form: TextForm, encoding: str, names_given: bool
+) -> ForeignFile:
+    """The format of one file; a column of its own counts before one of its folders."""
+    file = format_of(path, form, encoding)
+    if form.names and (names_given or not _names_itself(file, form.names)):
+        file = _with_names(file, form.names)
+    size, mtime_ns = facts.size, facts.mtime_ns or 0
+    if size is None:
+        stat = path.stat()
+        size, mtime_ns = stat.st_size, stat.st_mtime_ns
+    own = {name: one for name, one in facts.partitions.items() if name not in file.names}
+    return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
+
+
+def _names_itself(file: ForeignFile, names: Sequence[str]) -> bool:
+    """Whether a file's own names count before a schema's: Parquet's, those of JSON, and a header's
+    unless it is as long and has none of them, as one that was given other names before."""
+    if file.format != "text":
+        return True
+    return file.header and (len(file.names) != len(names) or not {*names}.isdisjoint(file.names))
+
+
+def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
+    """The file, its columns under these names."""
+    if file.format != "text" or not len({*names} - {""}) == len(names) == len(file.names):
+        raise DataError(
+            f"{file.path}: is {file}, with {len(file.names)} columns, and {len(names)} names are "
+            "given. Give one of its own to each column of text, by `--names` or `text` of the "
+            "schema."
+        )
+    own = dict(zip(file.names, names, strict=True))
+    return replace(
+        file, names=tuple(names), lists=tuple(own[name] for name in file.lists), renamed=()
+    )
