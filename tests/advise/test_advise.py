@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -599,6 +600,29 @@ def test_what_makes_room_in_memory_is_kept_however_slow_it_is() -> None:
             walked(step, "ab", {}, near=found, makes_room="z")
     with pytest.raises(CapabilityError, match=r"no room with b There is room with a, but .* bud"):
         walked(step, "ab", {}, makes_room="a", takes=1e9)
+
+
+def test_hot_batches_of_a_table_beyond_memory_are_weighed_in_little_memory(folder: Path) -> None:
+    """A bit for each row would be 1.2 GB."""
+    values = {
+        "plugins": ["recd_dlrm", "recd_scars"],
+        "folder": str(folder / "huge"),
+        "dataset": {"use": "random", "samples": 2048, "lookups": 1, "num_ids": [10**10, 40]},
+        "model": {"use": "dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+        "cache": {"use": "scars", "size": "budget", "budget_gb": 2e-3},
+        "train": {"device": "cpu", "ranks": 8, "batch_size": 16},
+    }
+    outlooks = Outlooks(Registry.load(values), 8)
+    outlooks.schema(values)
+    tracemalloc.start()
+    try:
+        found = outlooks.of(values)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    copied = found.ledger.tables["t_cat_0"].entries["replicated"].rows
+    assert 10_000 < copied < 100_000
+    assert peak < 100e6
 
 
 def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.counting import RowCounter, RowSketch, counters
 from recd_plugins.planning.access.distribution import RowDistribution, drift, named_twice
@@ -147,6 +147,8 @@ def test_ids_are_known_or_asked_for_in_vain() -> None:
     assert counted([3, 3, 1]).hottest(5).tolist() == [3, 1, 0, 2, 4]  # never seen: by id
     huge = RowDistribution.of([1, 1, 10**13 - 2], [2, 1, 0], ids=np.array([10**12, 1]))
     assert huge.hottest(4).tolist() == [10**12, 1, 0, 2]  # of more rows than memory has bytes
+    with pytest.raises(CapabilityError, match=r"9,999,999,998 of which nobody .* smaller budget"):
+        huge.hottest(10**10)
     with pytest.raises(DataError, match="ids of only 1 are known"):
         RowDistribution.of([1, 1, 1], [3, 2, 1], ids=np.array([7])).hottest(2)
     with pytest.raises(DataError, match="ids of only 0 are known"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.sparse.joined import JoinedFeatures
 from recd_scars.hot_batches.window_samples import WindowSamples
 
 ONE = st.just(1)
@@ -82,3 +83,21 @@ def test_samples_keep_all_that_is_theirs(parts: list[Batch], data: st.DataObject
         )
         assert features.length_per_key() == again.length_per_key()
         assert features.offset_per_key() == again.offset_per_key()
+
+
+def test_lengths_of_one_id_each_go_on_to_one_batch_each() -> None:
+    """Nobody who changes one batch's changes another's; and none keeps memory of more than it."""
+
+    def of_one_id(lengths: torch.Tensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            keys=["a", "b"], values=torch.arange(len(lengths)), lengths=lengths, stride=3
+        )
+
+    apart, together = torch.ones(6, dtype=torch.int32), torch.ones(8, dtype=torch.int32)
+    joined = JoinedFeatures([of_one_id(apart), of_one_id(together[:6])])
+    taken = [joined.take(np.array(rows)).lengths() for rows in ([0, 1], [3, 1, 5], [0, 4, 2])]
+    assert [one.tolist() for one in taken] == [[1] * 4, [1] * 6, [1] * 6]
+    assert [one.dtype for one in taken] == [torch.int32] * 3
+    memory = [one.untyped_storage() for one in (*taken, apart, together)]
+    assert len({one.data_ptr() for one in memory}) == 4  # one batch has those that lie apart
+    assert [one.nbytes() for one in memory[:3]] == [16, 24, 24]

@@ -1,10 +1,9 @@
 """The samples that look up replicated rows alone, found in one pass over the ids: one bit is read
-for each."""
+for each, or two slots where the bits of a huge table would take much memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numba
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from recd_plugins.api.batch import JoinedFeatures, SparseFeatures
 from recd_plugins.api.planning import TablePlan, TierPlan
 from recd_plugins.api.rows import array_like, kernel
+from recd_scars.hot_batches.row_slots import BYTES_PER_ROW, MOST_ROWS, among_slots, slots_of
 
 __all__ = ["HotRows"]
 
@@ -21,10 +21,17 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
 U8: TypeAlias = npt.NDArray[np.uint8]
 U32: TypeAlias = npt.NDArray[np.uint32]
+U64s: TypeAlias = npt.NDArray[np.uint64]
 
 U64 = np.uint64
 STAYS = np.uint8(2)
 """A mark beside 1, which says that a row may be hot: the row is among those that are left."""
+
+BELOW, BY_BIT, BY_SLOT = 0, 1, 2
+"""The ways to look a row up: by whether it comes before the end of the hot rows, where all before
+are hot; by its bit; and by the slots of the hot rows."""
+SMALL = 1 << 24
+"""Bytes of a table's bits that are never too much: they are read faster than slots."""
 
 
 class HotRows:
@@ -34,24 +41,37 @@ class HotRows:
         """`features` of each table; of one that the plan does not name, no row is hot."""
         self.version = plan.version
         plans = [plan.tables.get(name, TablePlan(table=name)).replicated for name in features]
-        self._sizes = [int(rows.max()) + 1 if len(rows) else 0 for rows in plans]
-        """The size of each table up to its last hot row."""
-        self._whole = np.array(
-            [len(rows) == size for rows, size in zip(plans, self._sizes, strict=True)]
-        )
-        """Whether all rows of a table up to its last hot one are hot."""
-        self._starts = [0, *accumulate(size // 8 + 1 for size in self._sizes)]
-        """The start of each table's bits, in bytes; each has a bit for one row more, which is not
-        hot."""
-        self._bits = np.zeros(self._starts[-1], np.uint8)
-        for rows, start, end in zip(plans, self._starts, self._starts[1:], strict=False):
-            _set(self._bits[start:end], rows)
+        ends = [int(rows.max()) + 1 if len(rows) else 0 for rows in plans]
+        self._ways = [way_to(len(rows), end) for rows, end in zip(plans, ends, strict=True)]
+        """The way in which each table's rows are looked up."""
+        self._starts, self._sizes = [0] * len(plans), ends
+        """Where each table's bits (in bytes) or slots begin; and the end of its hot rows, or how
+        many slots it has."""
+        slots, num_bytes, num_slots = [np.empty(0, np.uint64)], 0, 0
+        for table, (rows, way) in enumerate(zip(plans, self._ways, strict=True)):
+            if way == BY_BIT:  # and a bit for one row more, which is not hot
+                self._starts[table] = num_bytes
+                num_bytes += ends[table] // 8 + 1
+            elif way == BY_SLOT:
+                slots.append(slots_of(rows))
+                self._starts[table], self._sizes[table] = num_slots, len(slots[-1])
+                num_slots += len(slots[-1])
+        self._bits = np.zeros(num_bytes, np.uint8)
+        self._slots = np.concatenate(slots)
+        for rows, way, start in zip(plans, self._ways, self._starts, strict=True):
+            if way == BY_BIT:
+                _set(self._bits[start:], rows)
         self._tables: dict[str, list[int]] = {}
         """The numbers of the tables that each feature looks up."""
         self._lookups: dict[tuple[tuple[str, ...], tuple[str, ...]], _Lookups] = {}
         for number, names in enumerate(features.values()):
             for name in names:
                 self._tables.setdefault(name, []).append(number)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return self._bits.nbytes + self._slots.nbytes
 
     def samples(self, features: SparseFeatures) -> Bools:
         """[B]: which samples have hot ids alone; those that have none among them."""
@@ -74,7 +94,7 @@ class HotRows:
         hot = np.ones(features.ids.begins[-1], np.uint8)
         lookups = self._lookups_of(tuple(features.keys), tuple(keys))
         if len(lookups.keys):
-            _and_all(*features.ids, *lookups, self._bits, hot)
+            _and_all(*features.ids, *lookups, self._bits, self._slots, hot)
         return hot.view(np.bool_)
 
     def _lookups_of(self, order: tuple[str, ...], keys: tuple[str, ...]) -> _Lookups:
@@ -85,10 +105,9 @@ class HotRows:
                 (order.index(key), table) for key in keys for table in self._tables.get(key, ())
             ]
             at, tables = np.array(sorted(looked_up), np.int64).reshape(-1, 2).T.copy()
-            starts, sizes = np.array(self._starts, np.int64), np.array(self._sizes, np.int64)
-            self._lookups[order, keys] = _Lookups(
-                at, starts[tables], sizes[tables], self._whole[tables]
-            )
+            each = (self._starts, self._sizes, self._ways)
+            of_tables = (np.array(one, np.int64)[tables] for one in each)
+            self._lookups[order, keys] = _Lookups(at, *of_tables)
         return self._lookups[order, keys]
 
 
@@ -98,7 +117,16 @@ class _Lookups(NamedTuple):
     keys: I64
     starts: I64
     sizes: I64
-    whole: Bools
+    ways: I64
+
+
+def way_to(hot: int, end: int) -> int:
+    """The way to look up rows of a table with so many hot ones, all of which come before `end`: by
+    bits, unless these are many and slots take less."""
+    if hot == end:
+        return BELOW
+    less = end / 8 > max(SMALL, BYTES_PER_ROW * hot)
+    return BY_SLOT if less and hot <= MOST_ROWS else BY_BIT
 
 
 @kernel
@@ -120,8 +148,9 @@ def _and_all(
     keys: I64,
     starts: I64,
     sizes: I64,
-    whole: Bools,
+    ways: I64,
     bits: U8,
+    slots: U64s,
     hot: U8,
 ) -> None:
     """Lookup l is of the ids of key `keys[l]`, of joined KJTs. As in the router's kernel, no branch
@@ -137,14 +166,21 @@ def _and_all(
         for lookup in range(len(keys)):
             key = keys[lookup]
             first = U64(begins_of_keys[part, key])
-            start, size, every = U64(starts[lookup]), U64(sizes[lookup]), whole[lookup]
+            start, size, way = U64(starts[lookup]), U64(sizes[lookup]), ways[lookup]
             if not one_id[key]:
                 of_rows = of_keys[key * size_of_part : (key + 1) * size_of_part]
-                _rows_among(values, of_rows, first, start, size, every, bits, of_part)
-            elif every:
+                if way == BELOW:
+                    _rows_below(values, of_rows, first, size, of_part)
+                elif way == BY_BIT:
+                    _rows_by_bit(values, of_rows, first, start, size, bits, of_part)
+                else:
+                    _rows_by_slot(values, of_rows, first, start, size, slots, of_part)
+            elif way == BELOW:
                 _ones_below(values, first, size, of_part)
+            elif way == BY_BIT:
+                num_left = _ones_by_bit(values, first, start, size, bits, left, num_left)
             else:
-                num_left = _ones_among(values, first, start, size, bits, left, num_left)
+                num_left = _ones_by_slot(values, first, start, size, slots, left, num_left)
             if num_left == 0:
                 break
         place = U64(0)
@@ -163,7 +199,7 @@ def _ones_below(values: npt.NDArray[Any], first: np.uint64, size: np.uint64, hot
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _ones_among(
+def _ones_by_bit(
     values: npt.NDArray[Any],
     first: np.uint64,
     start: np.uint64,
@@ -184,22 +220,79 @@ def _ones_among(
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _rows_among(
+def _ones_by_slot(
+    values: npt.NDArray[Any],
+    first: np.uint64,
+    start: np.uint64,
+    size: np.uint64,
+    slots: U64s,
+    left: U32,
+    num_left: np.uint64,
+) -> Any:
+    """The same by the slots of hot rows."""
+    kept = at = U64(0)
+    while at < num_left:
+        row = left[at]
+        left[kept] = row
+        kept += U64(among_slots(U64(values[first + U64(row)]), start, size, slots))
+        at += U64(1)
+    return kept
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _rows_below(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+    first: np.uint64,
+    size: np.uint64,
+    hot: U8,
+) -> None:
+    """Mark rows of any number of ids, in a table that is hot whole."""
+    at = first
+    for row in range(len(hot)):
+        every = np.uint8(1)
+        for _ in range(lengths[row]):
+            every &= np.uint8(U64(values[at]) < size)
+            at += U64(1)
+        hot[row] &= every
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _rows_by_bit(
     values: npt.NDArray[Any],
     lengths: npt.NDArray[Any],
     first: np.uint64,
     start: np.uint64,
     size: np.uint64,
-    whole: bool,
     bits: U8,
     hot: U8,
 ) -> None:
+    """The same in a table that has bits."""
     at = first
     for row in range(len(hot)):
         every = np.uint8(1)
         for _ in range(lengths[row]):
-            number = U64(values[at])
-            every &= np.uint8(number < size) if whole else _holds(number, start, size, bits)
+            every &= _holds(U64(values[at]), start, size, bits)
+            at += U64(1)
+        hot[row] &= every
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _rows_by_slot(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+    first: np.uint64,
+    start: np.uint64,
+    size: np.uint64,
+    slots: U64s,
+    hot: U8,
+) -> None:
+    """The same in a table that has slots."""
+    at = first
+    for row in range(len(hot)):
+        every = np.uint8(1)
+        for _ in range(lengths[row]):
+            every &= among_slots(U64(values[at]), start, size, slots)
             at += U64(1)
         hot[row] &= every
 

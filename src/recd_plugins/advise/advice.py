@@ -235,6 +235,9 @@ def _advised(
                 found = weigh_near(walks[best], values, claims, outlooks, other_goal, schema)
             except RecdError as error:
                 what_ifs.append(WhatIf(name=name, walk=None, why=str(error)))
+            except MemoryError as error:
+                why = f"memory here has no room to weigh it ({error})"
+                what_ifs.append(WhatIf(name=name, walk=None, why=why))
             else:
                 what_ifs.append(WhatIf(name=name, walk=found))
     trials: list[Tried] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import CapabilityError, DataError
 
 __all__ = [
     "Drift",
@@ -27,6 +28,9 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 """An array of float64."""
 
+NAMED = 25
+"""Bytes that a row takes at most while rows that were never counted are named for a plan, and the
+plan is checked."""
 MARKED = 64
 """Rows of which each has a mark, at most, for each row that is named."""
 
@@ -233,7 +237,8 @@ class RowDistribution:
     def hottest(self, rows: int) -> Integers:
         """The ids of the `rows` hottest rows; `DataError` where they are not known.
 
-        Rows that were never counted are alike: they come last, by their id.
+        Rows that were never counted are alike: they come last, by their id. `CapabilityError` where
+        these are so many that the machine's memory has no room for their ids.
         """
         if self.ids is not None and rows <= len(self.ids):
             return self.ids[:rows]
@@ -242,6 +247,14 @@ class RowDistribution:
             raise DataError(
                 f"rows: {rows:,} hottest rows are asked for, but the ids of only {known:,} are "
                 "known. Count a table or a trace: formulas have no ids."
+            )
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if rows * NAMED > room:
+            raise CapabilityError(
+                f"rows: {rows:,} rows are to have replicas, {rows - len(self.ids):,} of which "
+                f"nobody looked up. To name them takes {rows * NAMED / 2**30:,.3g} GB, and this "
+                f"machine has {room / 2**30:,.3g}. Plan for fewer by a smaller budget, or on a "
+                "machine with more memory."
             )
         # Of the first `rows` ids enough are others, so that a huge table is not laid out for few.
         others = np.ones(rows, np.bool_)

@@ -1,0 +1,84 @@
+"""The hot rows of a huge table in slots, of which there are 2.5 for each hot row, however many rows
+the table has.
+
+A row is in one of the two slots that its hash names, so that two reads say whether it is hot, and
+no branch depends on the row (cuckoo hashing).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from recd_plugins.api.rows import kernel
+
+__all__ = ["BYTES_PER_ROW", "MOST_ROWS", "among_slots", "slots_of"]
+
+I64: TypeAlias = npt.NDArray[np.int64]
+U64s: TypeAlias = npt.NDArray[np.uint64]
+
+U64 = np.uint64
+FREE = U64(0xFFFFFFFFFFFFFFFF)
+"""The content of a slot that has no row, while rows are put there."""
+FIRST, SECOND = U64(0xFF51AFD7ED558CCD), U64(0xC4CEB9FE1A85EC53)
+"""Those of MurmurHash3's fmix64, in which every bit of a row decides on every bit of the hash."""
+SHIFT, HALF = U64(33), U64(32)
+"""Bits of the hash that name a slot."""
+ROOM = 2.5
+"""Slots for each row: with fewer than two, rows find no place."""
+BYTES_PER_ROW = ROOM * U64(0).nbytes
+MOST_ROWS = 1 << 30
+"""Hot rows of a table that slots are made for, at most: half a hash names no more slots."""
+MOVES = 500
+"""Rows that make way for one, at most, before all are put in more slots."""
+
+
+def slots_of(rows: I64) -> U64s:
+    """Slots that hold these rows, one or more, none of which is negative or named twice."""
+    size = int(ROOM * len(rows)) + 2
+    while not _fill(slots := np.full(size, FREE), rows):
+        size += size // 4
+    return slots
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def among_slots(number: np.uint64, start: np.uint64, size: np.uint64, slots: U64s) -> Any:
+    """Whether a row is in `slots[start : start + size]`: 0 or 1."""
+    one, other = _places(number, size)
+    return np.uint8(slots[start + one] == number) | np.uint8(slots[start + other] == number)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _places(number: np.uint64, size: np.uint64) -> Any:
+    """The two slots, of so many, that a row may be in: by the upper and lower half of its hash."""
+    mixed = (number ^ (number >> SHIFT)) * FIRST
+    mixed = (mixed ^ (mixed >> SHIFT)) * SECOND
+    mixed ^= mixed >> SHIFT
+    upper, lower = mixed >> HALF, mixed & U64(0xFFFFFFFF)
+    return (upper * size) >> HALF, (lower * size) >> HALF
+
+
+@kernel
+def _fill(slots: U64s, rows: I64) -> bool:
+    """Put each row in one of its slots, from which a row that is there goes to its other one; false
+    where one finds no place. In the end free slots repeat the first row, so that all are of a hot
+    one."""
+    size = U64(len(slots))
+    for row in rows:
+        moved = U64(row)
+        at, _ = _places(moved, size)
+        for _ in range(MOVES):
+            moved, slots[at] = slots[at], moved
+            if moved == FREE:
+                break
+            one, other = _places(moved, size)
+            at = other if at == one else one
+        if moved != FREE:
+            return False
+    for place in range(len(slots)):
+        if slots[place] == FREE:
+            slots[place] = U64(rows[0])
+    return True
