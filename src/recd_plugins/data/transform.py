@@ -254,7 +254,16 @@ def _joined(features: KeyedJaggedTensor, more: KeyedJaggedTensor) -> KeyedJagged
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
     """Each step's transform, made to run on unique samples, with the features that it takes."""
     return [
-        (step.takes, RowWise(step.on_ids, step.names if step.changes_keys else None, step.label))
+        (
+            step.takes,
+            RowWise(
+                step.on_ids,
+                step.names if step.changes_keys else None,
+                step.label,
+                step.who,
+                step.weighs,
+            ),
+        )
         for step in steps
         if not step.dense
     ]
@@ -297,7 +306,7 @@ def _check_reached(
     gone = [name for name in names if name not in features.keys()]  # noqa: SIM118  # no mapping
     if gone:
         raise PluginError(
-            f"preprocess: {transform.name} is for {', '.join(gone)}, which dedup put into a "
+            f"{transform.who} is for {', '.join(gone)}, which dedup put into a "
             f"{type(dedup).__name__}. Let the converter make an InverseKeyedJaggedTensor, or take "
             "the transform off these features."
         )
