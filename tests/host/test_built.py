@@ -226,6 +226,31 @@ def test_a_planner_that_returns_no_plan_is_named(
         assert f"sharding 'plans_nothing' of {PLUGIN}: its `plan` returned None" in says
 
 
+def test_a_planner_whose_plans_differ_is_named_on_every_rank(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    first, second = gloo_pool.run(plans, {**right, "sharding": {"use": "plans_by_rank"}})
+    assert first == second
+    assert f"'plans_by_rank' of {PLUGIN}: its `plan` returned different plans on the ranks" in first
+    assert "rank 0 has table_wise with the fused kernel on rank 0 in" in first
+    assert "and rank 1 has table_wise with the fused kernel on rank 1 in" in first
+
+
+def test_a_planner_that_has_the_dense_optimizer_step_tables_is_named(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    named = {**right, "train": {**right["train"], "optimizer": {"tables": "sgd"}}}
+    ((_, says),) = gloo_pool.run(
+        leaves_out, {**named, "sharding": {"use": "dense_bags"}}, world_size=1
+    )
+    ((_, nobody),) = gloo_pool.run(
+        leaves_out, {**right, "sharding": {"use": "dense_bags"}}, world_size=1
+    )
+    (said,) = (one for one in says if "dense_bags may train otherwise" in one)
+    assert "it has table t_cat_1 data-parallel, or with the dense kernel: the dense opt" in said
+    assert not any("may train otherwise" in one for one in nobody)  # no optimizer is named
+
+
 def leaves_out(registry: dict[str, Any]) -> tuple[list[str], list[str]]:
     """On a rank: the modules of a plan, and the warnings of a planner that leaves one out."""
     stack = rp.load(registry)

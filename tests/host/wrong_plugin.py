@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    get_default_sharders,
+    table_wise,
+)
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
+from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.slots import (
     CacheRecord,
     DatasetRecord,
@@ -66,6 +73,30 @@ def in_part(model: nn.Module, *_: Any) -> ShardingPlan:
     return plan
 
 
+def placed(way: Callable[[nn.Module, int], Any]) -> Callable[..., ShardingPlan]:
+    """A plan that has all tables of a collection in one way, which its rank decides too."""
+
+    def plan(model: nn.Module, _: object, group: Any) -> ShardingPlan:
+        found = {}
+        for path, module, sharder in sharded_modules(model, get_default_sharders()):
+            one = way(module, group.rank())
+            size = {"local_size": group.size(), "world_size": group.size(), "device_type": "cpu"}
+            names = dict.fromkeys(sharder.shardable_parameters(module), one)
+            found[path] = construct_module_sharding_plan(module, names, sharder, **size)
+        return ShardingPlan(found)
+
+    return plan
+
+
+def by_rank(_: nn.Module, rank: int) -> Any:
+    return table_wise(rank=rank, compute_kernel="fused")
+
+
+def dense_bags(module: nn.Module, _: int) -> Any:
+    bags = isinstance(module, EmbeddingBagCollection)
+    return data_parallel() if bags else table_wise(rank=0, compute_kernel="fused")
+
+
 def records(kind: type[Record[Any, Any]], **built: Any) -> list[Any]:
     return [
         kind(name=name, summary="It is wrong.", config=Config, build=gives(one))
@@ -116,6 +147,8 @@ def recd_sharding() -> list[Any]:
         ShardingRecord,
         plans_nothing=plans_nothing,
         plans_in_part=Part(plan=in_part, sharders=gives([]), explain=gives("")),
+        plans_by_rank=Part(plan=placed(by_rank), sharders=gives([]), explain=gives("")),
+        dense_bags=Part(plan=placed(dense_bags), sharders=gives([]), explain=gives("")),
         no_plan=Part(),
         no_sharders=Part(plan=gives(None), sharders=gives((None,)), explain=gives(None)),
     )

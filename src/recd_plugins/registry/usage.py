@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+from recd_plugins.errors import listed
 from recd_plugins.notices import (
     Empty,
     GivesNotices,
@@ -163,6 +164,20 @@ class Usage:
                     why=f"its plan leaves out {', '.join(modules)}, which every rank then has "
                     "whole, and the dense optimizer steps, if any",
                     cure="Have the planner place every module that `context.sharders()` are for.",
+                )
+            )
+
+    def stepped_densely(self, planning: Choice, tables: Sequence[str]) -> None:
+        """A plan takes some tables from the optimizer that is named for them."""
+        if tables:
+            self._give(
+                Otherwise(
+                    what=f"{planning.where}: {planning.record.name}",
+                    why=f"it has {listed(tables, kind='table')} data-parallel, or with the dense "
+                    "kernel: the dense optimizer steps them, if any, and not the one that is named "
+                    "for tables",
+                    cure="Where that is not meant, have the planner place them with the fused "
+                    'kernel, as `table_wise(rank=0, compute_kernel="fused")`.',
                 )
             )
 

@@ -218,8 +218,8 @@ class RowWise:
             result = self.transform(features)
         if not isinstance(result, KeyedJaggedTensor):
             raise PluginError(
-                f"{self.who} made a {type(result).__name__} of a KeyedJaggedTensor, but must return "
-                "one."
+                f"{self.who} made a {type(result).__name__} of a KeyedJaggedTensor, but must "
+                "return one."
             )
         self._check(result.keys(), result.stride(), features.keys(), features.stride())
         self._check_ids(result)
