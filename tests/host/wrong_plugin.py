@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
+from recd_plugins.data.columns import Columns
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.slots import (
     CacheRecord,
@@ -46,6 +47,15 @@ class Last(nn.Module):
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Any:
         padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
         return self.make(padded[torch.where(lengths > 0, lengths.cumsum(0) - 1, len(values))])
+
+
+class OfRowsAlone(Last):
+    def forward(self, values: Tensor, lengths: Tensor) -> Any:
+        return super().forward(values, lengths)
+
+
+def first_alone(columns: Columns) -> Any:
+    return columns.to_ikjt([columns.keys[:1]])
 
 
 class Part:
@@ -132,6 +142,11 @@ def recd_dedup() -> list[Any]:
         unknown=Part(groups=(("cat0",),), convert=gives(None)),
         three=Part(groups=(("cat_0",),), unique_shares=3, convert=gives(None)),
         converts_to_none=Part(groups=(("cat_0",),), convert=gives(None)),
+        converts_one=Part(groups=(("cat_0", "cat_1"),), convert=first_alone),
+        twice=Part(groups=(("cat_0",), ("cat_0",)), convert=gives(None)),
+        takes_none=Part(groups=(), convert=gives(None)),
+        says_why=Part(groups=(), convert=gives(None), explain=gives("none repeat")),
+        explains_42=Part(groups=(("cat_0",),), convert=gives(None), explain=gives(42)),
     )
 
 
@@ -173,6 +188,7 @@ def recd_pooling() -> list[Any]:
         "detaches": lambda rows: rows.detach(),
     }
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
+    wrong |= {"of_rows_alone": gives(OfRowsAlone(lambda rows: rows))}
     wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
     return records(PoolingRecord, **wrong)
 
