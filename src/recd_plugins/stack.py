@@ -133,7 +133,8 @@ class Stack:
             if periods is not None:
                 self._tables = periods.first(progress)[1]
             else:
-                self._tables = prepared(self.registry, self._contexts.of, progress)
+                found = self._usage.found
+                self._tables = prepared(self.registry, self._contexts.of, progress, found)
         return self._tables
 
     @property
