@@ -17,6 +17,7 @@ from difflib import get_close_matches
 __all__ = [
     "CapabilityError",
     "DataError",
+    "FailedOnRank0",
     "PluginError",
     "RecdError",
     "RegistryError",
@@ -77,6 +78,17 @@ class DataError(RecdError, ValueError):
     """A table, file or batch breaks its schema."""
 
 
+class FailedOnRank0(RecdError):
+    """Code that is not ours failed on rank 0, which alone has its traceback: what the other ranks
+    raise."""
+
+    def __init__(self, message: str, kind: str = "", what: str = "") -> None:
+        """`kind` is the type of rank 0's error, `what` its message."""
+        super().__init__(message)
+        self.kind = kind
+        self.what = what
+
+
 REFUSED = frozenset(
     {
         errno.EACCES,
@@ -112,19 +124,22 @@ def is_of_the_system(error: BaseException) -> bool:
 @contextmanager
 def naming(who: str, when: str) -> Iterator[None]:
     """Inside, an error that is neither the project's nor the system's becomes one that names `who`
-    raised it, and `when`."""
+    raised it, and `when`; so does what the other ranks learn of such a one."""
     try:
         yield
+    except FailedOnRank0 as error:
+        raise PluginError(_raised(who, error.kind, when, error.what)) from error
     except RecdError:
         raise
     except Exception as error:
         if is_of_the_system(error):
             raise
         what = str(error).partition("\nException raised from ")[0]  # behind it C++ lists its frames
-        raise PluginError(
-            f"{who} raised {type(error).__name__} {when}: {what.rstrip('.')}. Run with --debug for "
-            "its traceback."
-        ) from error
+        raise PluginError(_raised(who, type(error).__name__, when, what)) from error
+
+
+def _raised(who: str, kind: str, when: str, what: str) -> str:
+    return f"{who} raised {kind} {when}: {what.rstrip('.')}. Run with --debug for its traceback."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

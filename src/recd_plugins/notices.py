@@ -135,6 +135,13 @@ class TooLarge(Notice):
     refused = False
 
 
+class Outdated(Notice):
+    """It was written before, by code that has changed since."""
+
+    verdict = "may be outdated"
+    refused = False
+
+
 class Wrong(Notice):
     """What comes out is not what the model says, with plain TorchRec neither."""
 

@@ -23,6 +23,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
+from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
@@ -30,9 +31,9 @@ from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
 from recd_plugins.planning.machine_memory import bytes_held, machine_memory, neighbours
-from recd_plugins.planning.plan_check import check_plan
+from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
-from recd_plugins.planning.sharders import completed, left_whole
+from recd_plugins.planning.sharders import completed, fused_by_table, left_whole
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
@@ -133,7 +134,8 @@ class Stack:
             if periods is not None:
                 self._tables = periods.first(progress)[1]
             else:
-                self._tables = prepared(self.registry, self._contexts.of, progress)
+                found = self._usage.found
+                self._tables = prepared(self.registry, self._contexts.of, progress, found)
         return self._tables
 
     @property
@@ -559,8 +561,10 @@ class Stack:
                 plan = planner.plan(model, on, group)
         whose = f"{planning.choice.who}: its `plan` returned"
         check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
-        check_plan(plan, model, planning.sharders(), group.size(), whose)
-        if (on.device or self.device) == "cuda":
+        device = on.device or self.device
+        check_plan(plan, model, planning.sharders(), group.size(), whose, device)
+        check_same(plan, group, whose)
+        if device == "cuda":
             on_machines(plan, group.size())
         elif has := machine_memory():
             here = neighbours(group.rank(), group.size())
@@ -568,6 +572,10 @@ class Stack:
             self._usage.too_large(planning.choice, held, has, len(here))
         planning.planned = True
         self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
+        if not isinstance(planner, GivesNotices):  # else it says so itself
+            fused = fused_by_table(model, planning.sharders())
+            dense = [name for name in dense_tables(plan) if fused.get(name)]
+            self._usage.stepped_densely(planning.choice, dense)
         self._usage.left_whole(
             planning.choice, left_whole(model, planning.sharders(), plan) if plan.plan else []
         )

@@ -13,8 +13,9 @@ from test_retier import ONE_RANK_A_NODE, shifted
 
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.testing.gloo import GlooPool
 
 SLOWLY = 0.9
@@ -72,12 +73,65 @@ def test_a_decayed_ranking_is_slower_to_forget_in_planning_and_in_retiering(
     assert set(kept) != set(moved)
 
 
-def test_a_ranking_that_names_too_few_rows_is_reported() -> None:
-    class Few(FlexShardPlanner):
-        def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
-            return rows.hottest(count)[:-1]
-
+def proposes(**parts: Any) -> None:
+    """Have a policy with these parts of its own propose a plan."""
     behind = in_front(context(), {"search": "greedy"})
-    made = Few(FlexShardConfig(goal="min_communication"), behind)
-    with pytest.raises(DataError, match="`hottest_rows` name as many as it is asked for"):
-        made.propose(Histories(), dataclasses.replace(SLOW), 4)
+    made = type("Own", (FlexShardPlanner,), parts)(
+        FlexShardConfig(goal="min_communication"), behind
+    )
+    made.propose(Histories(), dataclasses.replace(SLOW), 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: ids[:-1], "`hottest_rows` name as many as it is asked for"),
+        (lambda ids: None, r"were asked for, but a NoneType came. Have `hottest_rows` return \["),
+        (lambda ids: ids.tolist(), "were asked for, but a list came"),
+        (lambda ids: ids + 0.5, r"were asked for, but an array \[[0-9]+\] of float64 came"),
+        (lambda ids: ids * 0, "a row is named twice"),
+    ],
+)
+def test_a_ranking_that_cannot_be_is_reported(change: Any, message: str) -> None:
+    def hottest_rows(self: Any, table: str, rows: RowDistribution, count: int) -> Any:
+        return change(rows.hottest(count))
+
+    with pytest.raises(DataError, match=f"^sharding: flexshard: tier plan.*{message}"):
+        proposes(hottest_rows=hottest_rows)
+
+
+def chosen(**changed: Any) -> Any:
+    """A policy's `choose` with some of what it chose changed."""
+
+    def choose(self: Any, *given: Any) -> Any:
+        return dataclasses.replace(FlexShardPlanner.choose(self, *given), **changed)
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    ("part", "made", "message"),
+    [
+        ("tables", lambda self, model: None, "its `tables` returned a NoneType, where it must"),
+        ("choose", lambda self, *given: {}, "its `choose` returned a dict, where it must return"),
+        (
+            "choose",
+            chosen(sizes={"t9": TableSizes()}),
+            "its `choose` returned a size of table 't9'; ",
+        ),
+        (
+            "choose",
+            chosen(reason=None),
+            "its `choose` returned a `reason` of None, where it must say",
+        ),
+    ],
+)
+def test_what_a_policy_cannot_choose_is_reported(part: str, made: Any, message: str) -> None:
+    with pytest.raises(PluginError, match=f"^sharding: flexshard: {message}"):
+        proposes(**{part: made})
+
+
+@pytest.mark.parametrize("wrong", [{"replicated": -1}, {"per_node": 2.5}, {"coalesce": "ranks"}])
+def test_sizes_are_numbers_of_rows(wrong: Any) -> None:
+    with pytest.raises(DataError, match=f"^TableSizes: .*`{next(iter(wrong))}`"):
+        TableSizes(**wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -207,8 +208,37 @@ def test_an_optimizer_of_some_parameters_is_told(right: dict[str, Any]) -> None:
 
 
 def test_a_converter_that_returns_nothing_is_named(right: dict[str, Any]) -> None:
-    with pytest.raises(PluginError, match="`convert` of Part returned None, though it takes"):
+    who = re.escape(f"dedup: dedup 'converts_to_none' of {PLUGIN}: ")
+    with pytest.raises(PluginError, match=f"{who}`convert` of Part returned None, though it takes"):
         read(rp.load({**right, "dedup": {"use": "converts_to_none"}}))
+
+
+@pytest.mark.parametrize(
+    ("use", "asked", "says"),
+    [
+        ("converts_one", read, "`convert` of Part returned feature cat_0, where its `groups` name"),
+        ("twice", grouped, "its `groups` name 'cat_0' twice."),
+        ("explains_42", rp.Stack.explain_groups, "its `explain` returned the int 42, whose type"),
+    ],
+)
+def test_what_a_converter_says_is_held_to_what_it_does(
+    right: dict[str, Any], use: str, asked: Asked, says: str
+) -> None:
+    with pytest.raises(PluginError, match=f"dedup '{use}' of {re.escape(PLUGIN)}: {says}"):
+        asked(rp.load({**right, "dedup": {"use": use}}))
+
+
+def test_a_converter_that_takes_nothing_says_why_or_is_told(right: dict[str, Any]) -> None:
+    with pytest.warns(NoticeWarning, match="dedup: takes_none is not used: its converter has no"):
+        assert rp.load({**right, "dedup": "takes_none"}).groups == ()
+    assert rp.load({**right, "dedup": "says_why"}).explain_groups() == "none repeat"
+
+
+def test_a_pooling_is_handed_a_query_only_if_it_takes_one(right: dict[str, Any]) -> None:
+    pooling = pooling_of(right, "of_rows_alone")
+    assert pooling(VALUES, LENGTHS).shape == (3, 4)  # as a model of one's own may call it
+    with pytest.raises(PluginError, match=f"of {re.escape(PLUGIN)}: the model hands a query to "):
+        pooling(VALUES, LENGTHS, None)
 
 
 def plans(registry: dict[str, Any]) -> str:
@@ -224,6 +254,31 @@ def test_a_planner_that_returns_no_plan_is_named(
 ) -> None:
     for says in gloo_pool.run(plans, {**right, "sharding": {"use": "plans_nothing"}}):
         assert f"sharding 'plans_nothing' of {PLUGIN}: its `plan` returned None" in says
+
+
+def test_a_planner_whose_plans_differ_is_named_on_every_rank(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    first, second = gloo_pool.run(plans, {**right, "sharding": {"use": "plans_by_rank"}})
+    assert first == second
+    assert f"'plans_by_rank' of {PLUGIN}: its `plan` returned different plans on the ranks" in first
+    assert "rank 0 has table_wise with the fused kernel on rank 0 in" in first
+    assert "and rank 1 has table_wise with the fused kernel on rank 1 in" in first
+
+
+def test_a_planner_that_has_the_dense_optimizer_step_tables_is_named(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    named = {**right, "train": {**right["train"], "optimizer": {"tables": "sgd"}}}
+    ((_, says),) = gloo_pool.run(
+        leaves_out, {**named, "sharding": {"use": "dense_bags"}}, world_size=1
+    )
+    ((_, nobody),) = gloo_pool.run(
+        leaves_out, {**right, "sharding": {"use": "dense_bags"}}, world_size=1
+    )
+    (said,) = (one for one in says if "dense_bags may train otherwise" in one)
+    assert "it has table t_cat_1 data-parallel, or with the dense kernel: the dense opt" in said
+    assert not any("may train otherwise" in one for one in nobody)  # no optimizer is named
 
 
 def leaves_out(registry: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -246,7 +246,7 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         (
             "@hookimpl\ndef recd_pooling(context):\n    return []\n",
             "Argument(s) {'context'} are declared in the hookimpl but can not be found in the "
-            "hookspec",
+            "hookspec. A hook takes no arguments: options and context come to the `build` of a",
         ),
         (
             POOLING + "    \n" + POOLING.replace("recd_pooling", "recd_poolings"),
@@ -280,9 +280,51 @@ def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) ->
     assert says in message
 
 
+@pytest.mark.parametrize(
+    ("given", "becomes", "says"),
+    [
+        ('name="exact"', "name=None", "a record None whose name registry.yaml cannot say: let"),
+        ('name="exact"', 'name=""', "a record '' whose name registry.yaml cannot say"),
+        ('name="exact"', 'name="a:b"', "a record 'a:b' whose name registry.yaml cannot say"),
+        ("config=Options", "config=Options()", "a record 'exact' whose `config` is "),
+        ("config=Options", "config=dict", "whose `config` is <class 'dict'>: let it be a class"),
+        (
+            "config=Options",
+            "config=type('C', (Options,), {'__annotations__': {'n': int}})",
+            "above C.",
+        ),
+        ("build=build", "build=None", "whose `build` is None: let it be a function"),
+        (
+            "build=build",
+            "build=build, needs='cuda'",
+            "whose `needs` are 'cuda': let them be a tuple",
+        ),
+        (
+            "build=build",
+            "build=build, uses=('poolin',)",
+            "that uses 'poolin', which is no slot; did you",
+        ),
+    ],
+)
+def test_the_fields_of_a_record_are_not_believed_unchecked(
+    given: str, becomes: str, says: str, site: Path
+) -> None:
+    assert given in POOLING
+    write_distribution(site, "pkg-a", "1.0", "odd_plugin", POOLING.replace(given, becomes))
+    message = refused(["odd_plugin"], Path())
+    assert message.startswith("plugin 'odd_plugin' (pkg-a 1.0): its hook recd_pooling returns a")
+    assert says in message
+
+
 def test_a_hook_that_has_nothing_to_give_gives_nothing(site: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "shy_plugin", "@hookimpl\ndef recd_pooling(): ...\n")
-    assert names(Catalog(["shy_plugin"], Path())) == []
+    catalog = Catalog(["shy_plugin"], Path())
+    assert names(catalog) == []
+    with pytest.raises(RegistryError, match="hook recd_pooling of shy_plugin returned None: let"):
+        catalog.find("pooling", "mine")
+    with pytest.raises(RegistryError, match="no enabled plugin provides model 'mine'") as caught:
+        catalog.find("model", "mine")
+    assert "returned None" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["recd_dlrn", "no.such.module", "no such module"])

@@ -489,5 +489,5 @@ def a_strangers_error() -> tuple[str, str]:
 def test_an_error_of_others_code_on_rank_0_is_known_to_every_rank(gloo_pool: GlooPool) -> None:
     first, second = gloo_pool.run(a_strangers_error)
     assert first == ("KeyError", "'a table of its own'")
-    assert second[0] == "RecdError"
+    assert second[0] == "FailedOnRank0"
     assert "rank 0 ended with KeyError: 'a table of its own'" in second[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from stack_plugin import SCHEMA
+from stack_plugin import SCHEMA, Counting
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 
@@ -18,6 +19,7 @@ import recd_plugins as rp
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import random_table, to_lists
 from recd_plugins.testing.gloo import GlooPool
@@ -65,7 +67,7 @@ def test_tables_are_made_once_and_reused(registry: dict[str, Any]) -> None:
     assert tables.test.num_rows == 8
     assert written(registry) == ["train", "test"]
     before = files(registry)
-    assert len(before) == 2
+    assert len(before) == 3  # two tables, and the digest of the code that wrote them
     assert stack.prepare() is tables
     assert rp.load(registry).prepare() == tables  # another stack, as in another process
     assert files(registry) == before
@@ -128,6 +130,67 @@ def test_an_error_in_writing_tables_names_the_plugin(
     else:
         registry["etl"] = [{"use": "every", "n": 2, **options}]
     with pytest.raises(PluginError, match=rf"{slot}.* of .*stack_plugin.* raised FileNotFoundErr"):
+        rp.load(registry).prepare()
+
+
+STRANGERS = """
+import pyarrow as pa
+from recd_plugins.api import Config, DatasetRecord, EtlRecord, hookimpl
+from recd_plugins.api.data import Dataset, Schema, SparseFeature, write_table
+
+class Rows(Dataset):
+    schema = Schema(session_id=None, timestamp=None, sparse=(SparseFeature(name="a", num_ids=9),))
+    def chunks(self, split):
+        yield pa.table({"label": [0.0, 1.0], "a": [[1], [2]]})
+
+class Same:
+    def run(self, table, folder, progress):
+        return write_table(folder, table.schema, map(table.read, table.stripes))
+
+@hookimpl
+def recd_dataset():
+    return [DatasetRecord(name="rows", summary="Rows.", config=Config, build=lambda *_: Rows())]
+
+@hookimpl
+def recd_etl():
+    return [EtlRecord(name="same", summary="Same.", config=Config, build=lambda *_: Same())]
+"""
+
+
+def test_tables_of_a_plugin_that_has_changed_since_are_told(tmp_path: Path) -> None:
+    plugin = tmp_path / "strangers_rows.py"
+    plugin.write_text(STRANGERS)
+    values = {"plugins": [str(plugin)], "folder": str(tmp_path), "dataset": "rows"}
+    rp.load({**values, "etl": ["same"]}).prepare()
+    rp.load({**values, "etl": ["same"]}).prepare()  # a warning would be an error
+    plugin.write_text(f"{STRANGERS}# changed\n")
+    changed = "dataset: rows may be outdated: the code of .*strangers_rows.py has changed since"
+    with pytest.warns(NoticeWarning, match=changed) as found:
+        rp.load({**values, "etl": ["same"]}).prepare()
+    made = sorted(tmp_path.glob("*-*"))
+    (says,) = (str(one.message) for one in found)
+    assert f"`rm -r {made[0]} {made[1]}`" in says
+    (made[0] / "code.sha256").unlink()
+    with pytest.warns(NoticeWarning, match=r"etl\[0\]: same may be outdated"):
+        rp.load({**values, "etl": ["same"]}).prepare()
+    shutil.rmtree(made[1])
+    rp.load({**values, "etl": ["same"]}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("part", "made", "says"),
+    [
+        ("schema", None, "`schema` of Counting is a NoneType, where it must be of type Schema."),
+        ("chunks", lambda *_: None, "`chunks` of Counting is a NoneType"),
+        ("chunks", lambda *_: [{}], "a chunk of Counting is a dict, where it must be of type Tab"),
+        ("num_rows", lambda *_: "many", "`num_rows` of Counting is a str"),
+    ],
+)
+def test_a_dataset_that_yields_no_tables_is_told(
+    registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch, part: str, made: Any, says: str
+) -> None:
+    monkeypatch.setattr(Counting, part, made)
+    with pytest.raises(PluginError, match=f"dataset: {says}"):
         rp.load(registry).prepare()
 
 
@@ -290,14 +353,16 @@ def test_a_feature_that_is_not_there_is_named_with_its_line(
 def test_a_converter_without_groups_is_refused(registry: dict[str, Any]) -> None:
     registry["dedup"] = "moves"
     stack = rp.load(registry)
-    with pytest.raises(PluginError, match=r"dedup: Moves does not say .*attribute `groups`"):
+    with pytest.raises(
+        PluginError, match=r"dedup 'moves' of .*: Moves does not say .*attribute `groups`"
+    ):
         stack.loader(0, 1)
     with pytest.raises(CapabilityError) as caught:
         stack.adapt(stack.model())
     assert str(caught.value) == (
-        "dedup: Moves does not say which features it deduplicates, so that no model can be "
-        "adapted to its batches. Give the converter an attribute `groups`, a tuple of tuples of "
-        "features."
+        f"dedup: dedup 'moves' of {PLUGIN}: Moves does not say which features it deduplicates, so "
+        "that no model can be adapted to its batches. Give the converter an attribute `groups`, a "
+        "tuple of tuples of features."
     )
 
 

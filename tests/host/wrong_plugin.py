@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    get_default_sharders,
+    table_wise,
+)
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
+from recd_plugins.data.columns import Columns
+from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.slots import (
     CacheRecord,
     DatasetRecord,
@@ -41,6 +49,15 @@ class Last(nn.Module):
         return self.make(padded[torch.where(lengths > 0, lengths.cumsum(0) - 1, len(values))])
 
 
+class OfRowsAlone(Last):
+    def forward(self, values: Tensor, lengths: Tensor) -> Any:
+        return super().forward(values, lengths)
+
+
+def first_alone(columns: Columns) -> Any:
+    return columns.to_ikjt([columns.keys[:1]])
+
+
 class Part:
     """An object with these attributes."""
 
@@ -64,6 +81,30 @@ def in_part(model: nn.Module, *_: Any) -> ShardingPlan:
     plan = EmbeddingShardingPlanner(topology=Topology(1, "cpu")).plan(model, get_default_sharders())
     del plan.plan[next(iter(plan.plan))]
     return plan
+
+
+def placed(way: Callable[[nn.Module, int], Any]) -> Callable[..., ShardingPlan]:
+    """A plan that has all tables of a collection in one way, which its rank decides too."""
+
+    def plan(model: nn.Module, _: object, group: Any) -> ShardingPlan:
+        found = {}
+        for path, module, sharder in sharded_modules(model, get_default_sharders()):
+            one = way(module, group.rank())
+            size = {"local_size": group.size(), "world_size": group.size(), "device_type": "cpu"}
+            names = dict.fromkeys(sharder.shardable_parameters(module), one)
+            found[path] = construct_module_sharding_plan(module, names, sharder, **size)
+        return ShardingPlan(found)
+
+    return plan
+
+
+def by_rank(_: nn.Module, rank: int) -> Any:
+    return table_wise(rank=rank, compute_kernel="fused")
+
+
+def dense_bags(module: nn.Module, _: int) -> Any:
+    bags = isinstance(module, EmbeddingBagCollection)
+    return data_parallel() if bags else table_wise(rank=0, compute_kernel="fused")
 
 
 def records(kind: type[Record[Any, Any]], **built: Any) -> list[Any]:
@@ -101,6 +142,11 @@ def recd_dedup() -> list[Any]:
         unknown=Part(groups=(("cat0",),), convert=gives(None)),
         three=Part(groups=(("cat_0",),), unique_shares=3, convert=gives(None)),
         converts_to_none=Part(groups=(("cat_0",),), convert=gives(None)),
+        converts_one=Part(groups=(("cat_0", "cat_1"),), convert=first_alone),
+        twice=Part(groups=(("cat_0",), ("cat_0",)), convert=gives(None)),
+        takes_none=Part(groups=(), convert=gives(None)),
+        says_why=Part(groups=(), convert=gives(None), explain=gives("none repeat")),
+        explains_42=Part(groups=(("cat_0",),), convert=gives(None), explain=gives(42)),
     )
 
 
@@ -116,6 +162,8 @@ def recd_sharding() -> list[Any]:
         ShardingRecord,
         plans_nothing=plans_nothing,
         plans_in_part=Part(plan=in_part, sharders=gives([]), explain=gives("")),
+        plans_by_rank=Part(plan=placed(by_rank), sharders=gives([]), explain=gives("")),
+        dense_bags=Part(plan=placed(dense_bags), sharders=gives([]), explain=gives("")),
         no_plan=Part(),
         no_sharders=Part(plan=gives(None), sharders=gives((None,)), explain=gives(None)),
     )
@@ -140,6 +188,7 @@ def recd_pooling() -> list[Any]:
         "detaches": lambda rows: rows.detach(),
     }
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
+    wrong |= {"of_rows_alone": gives(OfRowsAlone(lambda rows: rows))}
     wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
     return records(PoolingRecord, **wrong)
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.errors import PluginError
-from recd_plugins.planning.plan_check import check_plan
+from recd_plugins.planning.plan_check import check_plan, dense_tables
 
 SHARDERS = get_default_sharders()
 
@@ -86,6 +91,31 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_what_does_not_fit_is_named(name: str) -> None:
     change, says = WRONG[name]
     assert says in planned(change)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "found"),
+    [
+        ("compute_kernel", "dense", "table_wise with the dense kernel"),
+        ("sharding_type", "data_parallel", "data_parallel"),
+    ],
+)
+def test_sequences_have_no_dense_kernel_on_a_cpu(part: str, value: str, found: str) -> None:
+    size: dict[str, Any] = {"embedding_dim": 4, "num_embeddings": 9}
+    tables = [EmbeddingConfig(name=name, feature_names=[name], **size) for name in ("a", "b")]
+    made = nn.ModuleDict({"bags": EmbeddingCollection(tables=tables)})
+    plan: Any = plan_of(made)
+    check_plan(plan, made, SHARDERS, 1, "P returned")
+    setattr(plan.plan["bags"]["b"], part, value)
+    with pytest.raises(PluginError) as caught:
+        check_plan(plan, made, SHARDERS, 1, "P returned")
+    assert f"P returned for table 'b' of 'bags' {found}: on a CPU the dense" in str(caught.value)
+    check_plan(plan, made, SHARDERS, 1, "P returned", device="cuda")
+    bags = model()
+    of_bags: Any = plan_of(bags)
+    setattr(of_bags.plan["bags"]["b"], part, value)
+    check_plan(of_bags, bags, SHARDERS, 1, "P returned")
+    assert dense_tables(of_bags) == ["b"]
 
 
 def test_torchrecs_own_plan_fits() -> None:

@@ -531,3 +531,34 @@ def shorter(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 def test_results_that_are_none(transform, message):
     with pytest.raises(PluginError, match=message):
         RowWise(transform)(InverseKeyedJaggedTensor.from_kjt(FEATURES))
+
+
+def of_other(ids=lambda ids: ids, weights=None):
+    """What makes a KJT of the same lengths."""
+
+    def transform(features):
+        made = ids(features.values())
+        return KeyedJaggedTensor(
+            features.keys(), made, lengths=features.lengths(), weights=weights and weights(made)
+        )
+
+    return transform
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (of_other(lambda ids: ids[:-2]), "made 7 ids, and lengths that add up to 9. Give each row"),
+        (of_other(lambda ids: torch.cat([ids, ids])), "made 18 ids, and lengths that add up to 9"),
+        (of_other(torch.Tensor.float), r"made ids of torch\.float32, where they must be integers"),
+        (
+            of_other(weights=torch.ones_like),
+            "made weights, but its `schema` has no feature that is",
+        ),
+    ],
+)
+def test_ids_that_do_not_fill_their_rows_are_told_of_the_record(transform, message):
+    plain = from_lists({"a": [[1, 2], [], [3]], "b": [[4], [5, 6, 7], [8, 9]]})
+    wrapped = RowWise(transform, name="q", who="registry.yaml:6: preprocess 'q'", weighs=False)
+    with pytest.raises(PluginError, match=f"^registry.yaml:6: preprocess 'q' {message}"):
+        wrapped(plain)

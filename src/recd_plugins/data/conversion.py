@@ -29,10 +29,14 @@ class Conversion:
     """
 
     def __init__(
-        self, transforms: Sequence[ChosenTransform], dedup: DedupConverter | None = None
+        self,
+        transforms: Sequence[ChosenTransform],
+        dedup: DedupConverter | None = None,
+        who: str = "dedup",
     ) -> None:
+        """`who` opens the messages of the converter."""
         self._transforms = tuple(transforms)
-        self._dedup = dedup
+        self._dedup, self._who = dedup, who
         self._by_keys: dict[tuple[str, ...], BatchTransform] = {}
 
     def __call__(
@@ -74,7 +78,7 @@ class Conversion:
         groups = getattr(self._dedup, "groups", ())
         for step in steps:
             groups = step.groups(groups)  # it refuses what unique samples do not allow
-        return BatchTransform(row_wise(steps), self._dedup)
+        return BatchTransform(row_wise(steps), self._dedup, who=self._who)
 
 
 def _check_each_once(keys: Sequence[str]) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pyarrow as pa
 
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, silent, write_table
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import PluginError, RecdError
 
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]
 
@@ -82,5 +83,26 @@ class Dataset(ABC):
     def _table(self, path: Path, split: Split, progress: Progress) -> Table:
         if path.is_dir():
             return Table.open(path)
-        chunks, total = self.chunks(split), self.num_rows(split)
-        return write_table(path, self.schema, chunks, progress=progress, total=total)
+        schema, total = self.schema, self.num_rows(split)
+        _hold(self, "`schema`", schema, Schema, "Return a Schema of the columns.")
+        if total is not None:
+            _hold(self, "`num_rows`", total, Integral, "Return the number of rows, or None.")
+        return write_table(path, schema, _tables(self, split), progress=progress, total=total)
+
+
+def _tables(dataset: Dataset, split: Split) -> Iterator[pa.Table]:
+    """The chunks of a split, each held to be a table."""
+    chunks: object = dataset.chunks(split)
+    fix = "Yield tables, as `yield pa.table({...})`."
+    _hold(dataset, "`chunks`", chunks, Iterable, fix)
+    for chunk in cast("Iterable[object]", chunks):
+        _hold(dataset, "a chunk", chunk, pa.Table, fix)
+        yield chunk
+
+
+def _hold(dataset: Dataset, part: str, made: object, kind: type, fix: str) -> None:
+    if not isinstance(made, kind):
+        raise PluginError(
+            f"dataset: {part} of {type(dataset).__name__} is a {type(made).__name__}, where it "
+            f"must be of type {kind.__name__}. {fix}"
+        )

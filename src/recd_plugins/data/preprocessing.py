@@ -138,6 +138,14 @@ class Step:
         return tuple(feature.name for feature in self.made(keys))
 
     @property
+    def weighs(self) -> bool:
+        """Whether a feature that comes out is scored, or nobody knows: of a trainer's own batches
+        the names alone are known."""
+        if any(self.before.feature(name).num_ids == MOST_IDS for name in self.takes):
+            return True
+        return any(one.scored for one in (self.made(self.takes) if self.takes else ()))
+
+    @property
     def changes_keys(self) -> bool:
         """Whether other features come out than go in: added, renamed or made one."""
         return not self.dense and bool(self.takes) and self.names(self.takes) != self.takes

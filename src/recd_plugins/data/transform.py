@@ -42,8 +42,11 @@ class BatchTransform:
         steps: Sequence[tuple[Sequence[str], Preprocess | RowWise | DenseStep]],
         dedup: DedupConverter | None = None,
         bounds: IdBounds | None = None,
+        who: str = "dedup",
     ) -> None:
-        """All ids that it leaves in a batch are held to `bounds`, if there are any."""
+        """All ids that it leaves in a batch are held to `bounds`, if there are any. `who` opens the
+        messages of the converter: its record and its place in registry.yaml."""
+        self._who = f"{who}: "
         self._bounds = bounds
         self._steps = [
             (names, step if isinstance(step, RowWise | DenseStep) else RowWise(step))
@@ -57,9 +60,9 @@ class BatchTransform:
         self._dedup = dedup
         self._converted = 0
         """The batches that were converted so far."""
-        self.takes = frozenset() if dedup is None else _taken(dedup)
+        self.takes = frozenset() if dedup is None else _taken(dedup, self._who)
         """The features that the converter takes."""
-        self.asks = () if dedup is None else _asked(dedup)
+        self.asks = () if dedup is None else _asked(dedup, self._who)
         """The columns that it asks for beside them: some of `ASKABLE`."""
 
     def __call__(self, batch: Batch, unjoined: Columns | None = None) -> Batch:
@@ -125,22 +128,21 @@ class BatchTransform:
     ) -> tuple[KeyedJaggedTensor, Any]:
         if self.asks and unjoined is None:
             raise PluginError(
-                f"dedup: {type(dedup).__name__} asks for {' and '.join(self.asks)}, which "
+                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which "
                 "this reader does not hand over. Choose one that does: `reader: local`."
             )
         taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
             if key not in taken.keys:
-                who = type(dedup).__name__
                 raise PluginError(
-                    f"dedup: {who} takes feature {key!r}, which there is not; "
+                    f"{self._who}{type(dedup).__name__} takes feature {key!r}, which there is not; "
                     f"{nearest(key, taken.keys)}"
                 )
         if unjoined is None:
             keys = features.keys()
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
-        whose = f"dedup: `convert` of {type(dedup).__name__}"
+        whose = f"{self._who}`convert` of {type(dedup).__name__}"
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
         if made is None:
@@ -148,6 +150,12 @@ class BatchTransform:
                 f"{whose} returned None, though it takes "
                 f"{listed(self.takes, kind='feature')}. Return what the batch is to have in their "
                 "place, or have no `groups`."
+            )
+        shared = made.kjt if isinstance(made, DeduplicatedFeatures) else made
+        if isinstance(shared, KeyedJaggedTensor) and {*shared.keys()} != self.takes:
+            raise PluginError(
+                f"{whose} returned {listed(shared.keys(), kind='feature')}, where its `groups` "
+                f"name {listed(sorted(self.takes))}. Let it return these, and no others."
             )
         self._converted += 1
         # The 1st, 2nd, 4th, ... batch: what is wrong with one is so with most.
@@ -254,7 +262,16 @@ def _joined(features: KeyedJaggedTensor, more: KeyedJaggedTensor) -> KeyedJagged
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
     """Each step's transform, made to run on unique samples, with the features that it takes."""
     return [
-        (step.takes, RowWise(step.on_ids, step.names if step.changes_keys else None, step.label))
+        (
+            step.takes,
+            RowWise(
+                step.on_ids,
+                step.names if step.changes_keys else None,
+                step.label,
+                step.who,
+                step.weighs,
+            ),
+        )
         for step in steps
         if not step.dense
     ]
@@ -271,24 +288,29 @@ def batch_steps(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise | 
     return found
 
 
-def _taken(dedup: DedupConverter) -> frozenset[str]:
+def _taken(dedup: DedupConverter, who: str) -> frozenset[str]:
     groups = getattr(dedup, "groups", None)
     if groups is None:
         raise PluginError(
-            f"dedup: {type(dedup).__name__} does not say which features it takes. Give it an "
+            f"{who}{type(dedup).__name__} does not say which features it takes. Give it an "
             "attribute `groups`, a tuple of tuples of features."
         )
     return frozenset(chain.from_iterable(groups))
 
 
-def _asked(dedup: DedupConverter) -> tuple[str, ...]:
-    asks: tuple[str, ...] = tuple(getattr(dedup, "asks", ()))
-    for name in asks:
+def _asked(dedup: DedupConverter, who: str) -> tuple[str, ...]:
+    asks = getattr(dedup, "asks", ())
+    for name in (asks,) if isinstance(asks, str) else asks:
         if name not in ASKABLE:
             raise PluginError(
-                f"dedup: {type(dedup).__name__} asks for {name!r}; {nearest(name, ASKABLE)}"
+                f"{who}{type(dedup).__name__} asks for {name!r}; {nearest(name, ASKABLE)}"
             )
-    return asks
+    if isinstance(asks, str):
+        raise PluginError(
+            f"{who}`asks` of {type(dedup).__name__} is a text, where it must be a tuple: "
+            f'`asks = ("{asks}",)`.'
+        )
+    return tuple(asks)
 
 
 def _check_reached(
@@ -297,7 +319,7 @@ def _check_reached(
     gone = [name for name in names if name not in features.keys()]  # noqa: SIM118  # no mapping
     if gone:
         raise PluginError(
-            f"preprocess: {transform.name} is for {', '.join(gone)}, which dedup put into a "
+            f"{transform.who} is for {', '.join(gone)}, which dedup put into a "
             f"{type(dedup).__name__}. Let the converter make an InverseKeyedJaggedTensor, or take "
             "the transform off these features."
         )

@@ -28,10 +28,13 @@ class PooledCheck:
     """The record whose pooling it is, as messages name it."""
 
     @classmethod
-    def watch(cls, pooling: nn.Module, who: str) -> None:
-        """Have all that a pooling makes checked, whoever calls it."""
+    def watch(cls, pooling: nn.Module, who: str, *, takes_query: bool = True) -> None:
+        """Have all that a pooling makes checked, whoever calls it; and, of one that takes no query,
+        that nobody hands it one."""
         if _check_of(pooling) is None:
             pooling.register_forward_hook(check := cls(who), with_kwargs=True)
+            if not takes_query:
+                pooling.register_forward_pre_hook(check.refuse_query, with_kwargs=True)
             vars(pooling)[CHECK] = check
 
     def __call__(
@@ -42,6 +45,18 @@ class PooledCheck:
         if not isinstance(values, Tensor) or not isinstance(lengths, Tensor):
             return  # a tracer's
         self.hold(pooling, values, lengths, made)
+
+    def refuse_query(
+        self, pooling: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        """`PluginError` where a model hands a query to a forward of values and lengths alone."""
+        if len(given) + len(named) > 2:
+            kind = type(pooling).__name__.removeprefix("Dedup")
+            raise PluginError(
+                f"{self.who}: the model hands a query to {kind}, whose forward takes none. Write "
+                "`forward(self, values, lengths, query=None)`; with `needs_query = False` it is "
+                "ignored."
+            )
 
     def hold(self, pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any) -> None:
         """`PluginError` where what was made is not what it must be."""

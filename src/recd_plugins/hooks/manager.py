@@ -21,6 +21,7 @@ from typing import Any
 import pluggy
 
 from recd_plugins.additions import Addition
+from recd_plugins.config import Config
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.blame import remember
@@ -105,6 +106,8 @@ class Catalog:
         self.claims: list[Claim] = []
         self.additions: list[ClaimedAddition] = []
         """The entries that the plugins would put into a registry, in the order of the plugins."""
+        self._silent: list[tuple[str, str]] = []
+        """The plugins and hooks that returned None, as one does that lacks its `return`."""
         self.broken: dict[str, RecdError] = {}
         names = [DEFAULTS, *plugins]
         for name in names:  # which grows by those that they bring
@@ -141,6 +144,12 @@ class Catalog:
                 if claims
                 else nearest(name, [claim.record.name for claim in self.of(slot)])
             )
+            silent = [one for one, hook in self._silent if specs.HOOKS.get(hook) == slot]
+            if silent:
+                hint += (
+                    f" The hook recd_{slot} of {' and '.join(silent)} returned None: let it return "
+                    "its records."
+                )
             off = [one for one in available() if one not in self.providers]
             others = f" Installed and not enabled: {', '.join(sorted(off))}." if off else ""
             raise RegistryError(
@@ -167,7 +176,11 @@ class Catalog:
             self._manager.register(module, name=name)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise PluginError(self._pending(name, provider) or f"plugin {name}: {error}") from error
+            raise PluginError(
+                self._pending(name, provider)
+                or f"plugin {name}: {error}. A hook takes no arguments: "
+                "options and context come to the `build` of a record."
+            ) from error
         except ValueError as error:
             raise PluginError(
                 f"plugin {name!r} is the same module as another one under `plugins`: name it once."
@@ -215,6 +228,11 @@ class Catalog:
                         f"plugin {name!r} ({provider}): its hook {hook} must return "
                         f"{SLOTS[slot].__name__} records, but returned {record!r}."
                     )
+                if wrong := _wrong_with(record):
+                    raise PluginError(
+                        f"plugin {name!r} ({provider}): its hook {hook} returns a record "
+                        f"{shown(record.name)} {wrong}"
+                    )
                 if record.name in names:
                     raise PluginError(
                         f"plugin {name!r} ({provider}): its hook {hook} returns two records "
@@ -256,6 +274,8 @@ class Catalog:
                 f"plugin {name!r} ({provider}): its hook {hook} raised "
                 f"{type(error).__name__}: {error}. Run with --debug for its traceback."
             ) from error
+        if not returned and any(one.plugin is plugin for one in caller.get_hookimpls()):
+            self._silent.append((name, hook))
         for one in returned:
             if not isinstance(one, Iterable):
                 raise PluginError(
@@ -263,6 +283,39 @@ class Catalog:
                     f"but returned one {type(one).__name__}. Put it into brackets."
                 )
         return records
+
+
+def _wrong_with(record: Record[Any, Any]) -> str:
+    """What is wrong with the fields of a record, which nobody else looks at before they are used;
+    nothing, if all is right."""
+    name: object = record.name
+    config: Any = record.config
+    if not isinstance(name, str) or not name or ":" in name or name != name.strip():
+        return (
+            "whose name registry.yaml cannot say: let `name` be a text without a colon, and "
+            "without blanks around it."
+        )
+    if not isinstance(config, type) or not issubclass(config, Config):
+        return (
+            f"whose `config` is {shown(config)}: let it be a class that inherits "
+            "recd_plugins.api.Config, or Config itself."
+        )
+    if "__annotations__" in vars(config) and "__dataclass_fields__" not in vars(config):
+        return (
+            f"whose options nobody can set: put `@dataclass(frozen=True, kw_only=True)` above "
+            f"{config.__name__}."
+        )
+    build: object = record.build
+    if not callable(build):
+        return f"whose `build` is {shown(build)}: let it be a function of config and context."
+    for field in ("needs", "uses"):
+        named = getattr(record, field)
+        if not isinstance(named, tuple) or not all(isinstance(one, str) for one in named):
+            return f'whose `{field}` are {shown(named)}: let them be a tuple, as `("pooling",)`.'
+    for slot in record.uses:
+        if slot not in SLOTS:
+            return f"that uses {shown(slot)}, which is no slot; {nearest(slot, SLOTS)}"
+    return ""
 
 
 def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-__all__ = ["embedding_collections"]
+__all__ = ["embedding_collections", "has_sequences"]
 
 
 def embedding_collections(
@@ -23,3 +23,10 @@ def embedding_collections(
             yield path, module, module.embedding_bag_configs()
         elif isinstance(module, EmbeddingCollection):
             yield path, module, module.embedding_configs()
+
+
+def has_sequences(model: nn.Module) -> bool:
+    """Whether one of its collections yields a row for each id, rather than a bag of a sample's."""
+    from torchrec.modules.embedding_modules import EmbeddingCollection
+
+    return any(isinstance(one, EmbeddingCollection) for _, one, _ in embedding_collections(model))

@@ -1,19 +1,22 @@
-"""A plan held to the model that it is for: TorchRec takes any, and fails deep inside of one that
-does not fit, or leaves out what nobody asked for."""
+"""A plan held to the model that it is for, and to the other ranks' plans: TorchRec takes any, and
+fails deep inside of one that does not fit, or leaves out what nobody asked for."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from recd_plugins.errors import PluginError, listed, nearest, shown
+from recd_plugins.planning.embedding_collections import has_sequences
 from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["check_plan"]
+__all__ = ["check_plan", "check_same", "dense_tables"]
 
 IN_PART = ("key_value", "ssd_virtual_table", "dram_virtual_table")
 """The kernels that hold some of a table's rows."""
@@ -25,9 +28,11 @@ def check_plan(
     sharders: Sequence[ModuleSharder[Any]],
     world_size: int,
     whose: str,
+    device: str = "cpu",
 ) -> None:
     """`PluginError` where a plan names a module or a table that there is not, leaves out a table of
-    a module that it shards, or places a table as TorchRec does not; `whose` opens the message."""
+    a module that it shards, or places a table as TorchRec does not, or cannot on this device;
+    `whose` opens the message."""
     known = {path for path, _ in model.named_modules(remove_duplicate=False)}
     for path, placed in plan.plan.items():
         if path not in known:
@@ -48,6 +53,75 @@ def check_plan(
             for name, table in tables.items():
                 of_table = f"{whose} for table {name!r} of {path!r}"
                 _check_place(places[name], table, world_size, of_table)
+                if device == "cpu" and _is_dense(places[name]) and has_sequences(module):
+                    raise PluginError(
+                        f"{of_table} {_kind(places[name])}: on a CPU the dense kernel of fbgemm "
+                        "pools sequences, which ends in a wrong shape or in a crash. Name the "
+                        'fused one, as `row_wise(compute_kernel="fused")` or '
+                        '`table_wise(rank=0, compute_kernel="fused")`.'
+                    )
+
+
+def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
+    """`PluginError` on every rank of a group where their plans differ; all of them call it."""
+    import torch
+    import torch.distributed as dist
+
+    if group.size() == 1:
+        return
+    mine = _in_words(plan)
+    text = "\n".join(f"{name}: {place}" for name, place in mine.items())
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    device = "cpu" if "cpu" in dist.get_backend_config(group) else "cuda"
+    most = torch.tensor([digest, -digest], device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    if int(most.sum()) == 0:  # the greatest is the least
+        return
+    plans: list[Any] = [None] * group.size()
+    dist.all_gather_object(plans, mine, group=group)
+    first = plans[0]
+    rank, other = next((rank, one) for rank, one in enumerate(plans) if one != first)
+    table = next(name for name in {**first, **other} if first.get(name) != other.get(name))
+    raise PluginError(
+        f"{whose} different plans on the ranks: of table {table!r} rank 0 has "
+        f"{first.get(table, 'no place')}, and rank {rank} has {other.get(table, 'no place')}. "
+        "Return the same on every rank: let no rank, no time and no random number decide, or have "
+        "rank 0 plan for all."
+    )
+
+
+def dense_tables(plan: ShardingPlan) -> list[str]:
+    """The tables whose rows are parameters like any other, which the dense optimizer steps."""
+    return [
+        name
+        for tables in plan.plan.values()
+        for name, place in cast("Mapping[str, Any]", tables).items()
+        if _is_dense(place)
+    ]
+
+
+def _is_dense(place: Any) -> bool:
+    return bool(place.sharding_type == "data_parallel" or place.compute_kernel == "dense")
+
+
+def _kind(place: Any) -> str:
+    kind = str(place.sharding_type)
+    return kind if kind == "data_parallel" else f"{kind} with the {place.compute_kernel} kernel"
+
+
+def _in_words(plan: ShardingPlan) -> dict[str, str]:
+    """Where each table is, in the same words on every rank."""
+    found = {}
+    for path, tables in plan.plan.items():
+        for name, place in cast("Mapping[str, Any]", tables).items():
+            words = [_kind(place)]
+            if place.sharding_type != "data_parallel":
+                shards = getattr(place.sharding_spec, "shards", ())
+                ranks = [one.placement.rank() if one.placement else None for one in shards]
+                sizes = [(*one.shard_offsets, *one.shard_sizes) for one in shards]
+                words += [f"on {listed(place.ranks or ranks, kind='rank')}", f"in {sizes}"]
+            found[f"{path}.{name}"] = " ".join(words)
+    return found
 
 
 def _check_tables(placed: Collection[str], tables: Collection[str], path: str, whose: str) -> None:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recd_plugins.errors import CapabilityError, RecdError
+from recd_plugins.errors import CapabilityError, FailedOnRank0, RecdError, is_of_the_system
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.topology import Topology
 
@@ -189,10 +189,14 @@ def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
             return error
         except Exception as error:
             failure = error
-            return RecdError(
-                f"rank 0 ended with {type(error).__name__}: {error} Its traceback is there; no "
-                "rank goes on without what it was to make."
+            kind = type(error).__name__
+            message = (
+                f"rank 0 ended with {kind}: {error} Its traceback is there; no rank goes on "
+                "without what it was to make."
             )
+            if is_of_the_system(error):
+                return RecdError(message)
+            return FailedOnRank0(message, kind, str(error))
 
     found: T | RecdError = invoke_on_rank_and_broadcast_result(group, 0, attempt)
     if failure is not None:

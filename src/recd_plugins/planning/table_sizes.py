@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
+from recd_plugins.errors import DataError, nearest, shown
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.tier_plan import Coalesce, HottestRows, TablePlan, TierPlan
@@ -52,6 +54,19 @@ class TableSizes:
     coalesce: Coalesce = "none"
     as_torchrec: bool = False
     """Whether the table is left where TorchRec's own plan has it, of no size at all."""
+
+    def __post_init__(self) -> None:
+        for tier in ("replicated", "per_node"):
+            rows = getattr(self, tier)
+            if not isinstance(rows, int | np.integer) or rows < 0:
+                raise DataError(
+                    f"TableSizes: `{tier}` is a number of rows, an integer >= 0, but is {rows!r}."
+                )
+        if self.coalesce not in get_args(Coalesce):
+            raise DataError(
+                f"TableSizes: there is no `coalesce` {shown(self.coalesce)}; "
+                f"{nearest(str(self.coalesce), get_args(Coalesce))}"
+            )
 
 
 AS_TORCHREC = TableSizes(as_torchrec=True)

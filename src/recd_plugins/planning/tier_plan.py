@@ -292,7 +292,16 @@ def shares_of_replicated(n_nodes: int, ranks_per_node: int) -> int:
 
 
 def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:
-    """Refuse row ids of a ranking that are too few, too many or of no row of the table."""
+    """Refuse row ids of a ranking that are none, too few, too many or of no row of the table."""
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        found = f"a {type(ids).__name__}"
+        if isinstance(ids, np.ndarray):
+            found = f"an array {list(ids.shape)} of {ids.dtype}"
+        raise DataError(
+            f"tier plan: of table {table!r} the {count:,} hottest rows were asked for, but "
+            f"{found} came. Have `hottest_rows` return [{count}] row ids: "
+            "`np.asarray(rows, np.int64)`."
+        )
     if len(ids) != count or (count and int(ids.max()) >= num_rows):
         raise DataError(
             f"tier plan: of table {table!r} the {count:,} hottest of {num_rows:,} rows were asked "

@@ -120,6 +120,16 @@ def _check_forward(pooling: nn.Module, whose: str) -> None:
         return
 
 
+def _takes_query(pooling: nn.Module) -> bool:
+    try:
+        signature(pooling.forward).bind("values", "lengths", "query")
+    except TypeError:
+        return False
+    except ValueError:  # of one that Python did not compile
+        return True
+    return True
+
+
 def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
     """The factory of a choice's poolings, each of which names it where it makes what none may."""
 
@@ -134,7 +144,7 @@ def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
         whose = f"{choice.who}: its factory made"
         check_made(pooling, nn.Module, whose, "Return `lambda dim: MyPooling(dim)`.")
         _check_forward(pooling, whose)
-        PooledCheck.watch(pooling, choice.who)
+        PooledCheck.watch(pooling, choice.who, takes_query=_takes_query(pooling))
         return pooling
 
     return make

@@ -23,13 +23,14 @@ from recd_plugins.data.preprocessing import (
 )
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, PluginError, nearest, shown
-from recd_plugins.notices import GivesNotices, Notice
+from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.slots import DedupConverter, Explains, Loader, ModelRecord, Reader
+from recd_plugins.slots.built import check_made
 
 if TYPE_CHECKING:
     from torch import nn
@@ -117,7 +118,7 @@ class FeatureSteps:
 
         check_own(self.transforms)
         self._converts = True
-        return Conversion(self.transforms, self.converter)
+        return Conversion(self.transforms, self.converter, self._who_converts)
 
     @cached_property
     def transforms(self) -> list[ChosenTransform]:
@@ -324,22 +325,30 @@ class FeatureSteps:
         groups: Groups | None = getattr(self.converter, "groups", None)
         if groups is None:
             raise CapabilityError(
-                f"dedup: {type(self.converter).__name__} does not say which features it "
-                "deduplicates, so that no model can be adapted to its batches. Give the converter "
-                "an attribute `groups`, a tuple of tuples of features."
+                f"{self._who_converts}: {type(self.converter).__name__} does not say which "
+                "features it deduplicates, so that no model can be adapted to its batches. Give "
+                "the converter an attribute `groups`, a tuple of tuples of features."
             )
         self._check_groups(groups)
+        if not groups and not isinstance(self.converter, Explains):  # else it says why
+            choice = self._registry.one("dedup")
+            self._found([_takes_none(choice)])
         for step in self.steps if groups else []:
             groups = step.groups(groups)
         return groups
 
     def _check_groups(self, groups: Any) -> None:
         """`PluginError` where what a converter says of its groups is no groups of features."""
-        who = f"{self._registry.one('dedup').who}: its"
+        who = f"{self._who_converts}: its"
         if not _is_groups(groups):
             raise PluginError(
                 f"{who} `groups` are {shown(groups)}, where they must be a tuple of tuples of "
                 "features, as (('history', 'history_category'), ('user_id',))."
+            )
+        named = [name for group in groups for name in group]
+        if twice := [name for name in named if named.count(name) > 1]:
+            raise PluginError(
+                f"{who} `groups` name {shown(twice[0])} twice. Keep it in one of them."
             )
         if self._registry.has_dataset or self._looked_at:
             known = self.there.sparse_names
@@ -369,7 +378,14 @@ class FeatureSteps:
 
     def explain(self) -> str:
         """Why batches are deduplicated so."""
-        return self.converter.explain() if isinstance(self.converter, Explains) else ""
+        converter: object = self.converter
+        if not isinstance(converter, Explains):
+            return ""
+        with self._registry.one("dedup").named("when asked why batches are deduplicated so"):
+            why = converter.explain()
+        whose = f"{self._who_converts}: its `explain` returned"
+        check_made(why, str, whose, "Return why batches are deduplicated so, in words.")
+        return why
 
     @property
     def transform(self) -> Callable[[Batch], Batch] | None:
@@ -387,13 +403,28 @@ class FeatureSteps:
         num_ids = {one.name: one.num_ids for one in self.schema.sparse}
         makers = {}
         if converter is not None:
-            who = f"{self._registry.one('dedup').who} made"
+            who = f"{self._who_converts} made"
             taken = getattr(converter, "groups", None) or ()
             makers = {name: who for group in taken for name in group}
         for step in (one for one in self.steps if one.takes):
             names = step.made_of_dense().sparse_names if step.dense else step.names(step.takes)
             makers |= dict.fromkeys(names, f"{step.who} made")
-        return BatchTransform(batch_steps(self.steps), converter, IdBounds(num_ids, makers))
+        bounds = IdBounds(num_ids, makers)
+        return BatchTransform(batch_steps(self.steps), converter, bounds, self._who_converts)
+
+    @property
+    def _who_converts(self) -> str:
+        """The converter's record and its place in registry.yaml, for messages."""
+        return self._registry.one("dedup").who if self._registry.chosen("dedup") else "dedup"
+
+
+def _takes_none(choice: Choice) -> Unused:
+    return Unused(
+        what=f"{choice.where}: {choice.record.name}",
+        why="its converter has no `groups`, so that batches stay as they are",
+        cure="Have it name features in `groups`, or say in an `explain` why it takes none; or take "
+        "`dedup` out of registry.yaml.",
+    )
 
 
 def _is_groups(groups: Any) -> bool:

@@ -14,7 +14,8 @@ import shutil
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
@@ -29,9 +30,10 @@ from recd_plugins.data.growing import (
 )
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import DataError
-from recd_plugins.notices import NoticeWarning
+from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.table_code import note_code, outdated
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.slots.built import check_made
 from recd_plugins.storage.uri import Location, Uri
@@ -42,13 +44,22 @@ SAY_EVERY = 30.0
 """Seconds after which a rank that waits for a period says so, and says it again."""
 
 
-def prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
-    """The tables of a registry, through every `etl` step; `context` is a slot's.
+Found = Callable[[Iterable[Notice]], None]
+
+
+def prepared(
+    registry: Registry,
+    context: Callable[[str], Context],
+    progress: Progress,
+    found: Found = lambda notices: None,
+) -> Tables:
+    """The tables of a registry, through every `etl` step; `context` is a slot's. `found` is handed
+    the notices of tables that were written by code which has changed since.
 
     Any number of processes may call it at a time: one works, the others wait.
     """
     with beside_registry(registry):
-        return _prepared(registry, context, progress)
+        return _prepared(registry, context, progress, found)
 
 
 @contextlib.contextmanager
@@ -60,7 +71,9 @@ def beside_registry(registry: Registry) -> Iterator[None]:
         raise NoSuchTable(error.path, error.option, registry.source.path) from None
 
 
-def _prepared(registry: Registry, context: Callable[[str], Context], progress: Progress) -> Tables:
+def _prepared(
+    registry: Registry, context: Callable[[str], Context], progress: Progress, found: Found
+) -> Tables:
     periods = Periods.of(registry, context)
     if periods is not None:
         return periods.first(progress)[1]
@@ -69,14 +82,18 @@ def _prepared(registry: Registry, context: Callable[[str], Context], progress: P
 
     def opened() -> Tables:
         dataset: Dataset = registry.one("dataset").build(context("dataset"))
-        return _written(registry, context, dataset, progress)
+        return _written(registry, context, dataset, progress, found)
 
     # `recd advise` asks again for registries that differ in other things.
     return remembered(("tables", str(registry.folder), repr(options)), opened)
 
 
 def _written(
-    registry: Registry, context: Callable[[str], Context], dataset: Dataset, progress: Progress
+    registry: Registry,
+    context: Callable[[str], Context],
+    dataset: Dataset,
+    progress: Progress,
+    found: Found = lambda notices: None,
 ) -> Tables:
     """The tables of a dataset, or of a period of one, through every `etl` step."""
     choice = registry.one("dataset")
@@ -84,7 +101,10 @@ def _written(
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)
     folders = _folders(registry, choice, dataset)
+    choices = (choice, *registry.chosen("etl"))
     with _while_written(registry, folders):
+        found(outdated(choices, folders))
+        new = [not _are_written([folder]) for folder in folders]
         with choice.named("when it wrote its tables"):
             tables = dataset.prepare(folders[0], progress)
             if tables.train.source is not None:
@@ -94,6 +114,7 @@ def _written(
             etl = step.build(context("etl"))
             with step.named("when it ran"):
                 tables = _run(etl, tables, folder, progress, step.who)
+        note_code([*compress(choices, new)], [*compress(folders, new)])
     return tables
 
 

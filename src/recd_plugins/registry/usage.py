@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+from recd_plugins.errors import listed
 from recd_plugins.notices import (
     Empty,
     GivesNotices,
@@ -179,6 +180,20 @@ class Usage:
                     cure="Write `host_memory_gb` of a rank under `topology`, "
                     f"{has / ranks / GB:.3g} or less, and plans keep to it, or train on more "
                     "machines.",
+                )
+            )
+
+    def stepped_densely(self, planning: Choice, tables: Sequence[str]) -> None:
+        """A plan takes some tables from the optimizer that is named for them."""
+        if tables:
+            self._give(
+                Otherwise(
+                    what=f"{planning.where}: {planning.record.name}",
+                    why=f"it has {listed(tables, kind='table')} data-parallel, or with the dense "
+                    "kernel: the dense optimizer steps them, if any, and not the one that is named "
+                    "for tables",
+                    cure="Where that is not meant, have the planner place them with the fused "
+                    'kernel, as `table_wise(rank=0, compute_kernel="fused")`.',
                 )
             )
 

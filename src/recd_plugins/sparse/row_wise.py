@@ -59,14 +59,19 @@ class RowWise:
         transform: KjtTransform,
         makes: Callable[[Sequence[str]], Sequence[str]] | None = None,
         name: str = "",
+        who: str = "",
+        weighs: bool = True,
     ) -> None:
         """`makes`: the keys that come out of others, of a transform that changes keys. `name`: what
-        it is called, by default as its author calls it."""
+        it is called, by default as its author calls it; `who` opens its messages. Not `weighs`,
+        where no feature that comes out is scored: then it may make no weights."""
         self.transform = transform
         self._makes = makes
         self._known: dict[tuple[str, ...], list[str]] = {}
         """The answers of `makes`: it is asked once, not for each batch."""
         self.name = name or _name_of(transform)
+        self.who = who or f"preprocess: {self.name}"
+        self._weighs = weighs
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
         self.adds: str | None = getattr(transform, "adds", None)
@@ -87,7 +92,7 @@ class RowWise:
             return features
         if not plain and not self._row_wise:
             raise PluginError(
-                f"preprocess: {self.name} says `row_wise = False`: its result depends on more than "
+                f"{self.who} says `row_wise = False`: its result depends on more than "
                 f"its row, so it cannot run on the unique samples of {', '.join(chosen)}. Leave "
                 "these features out of dedup.groups, or take the transform off them."
             )
@@ -104,28 +109,30 @@ class RowWise:
         """The feature that it makes of those chosen, which come right before it."""
         assert self.adds is not None  # whoever asks has looked
         transform: Any = self.transform
-        with naming(f"preprocess: {self.name}", "when asked for what it adds"):
+        with naming(self.who, "when asked for what it adds"):
             made = transform.made(features)
         if not (isinstance(made, tuple) and len(made) == 3):
             raise PluginError(
-                f"preprocess: {self.name}: `made` gave a {type(made).__name__}, but must give the "
+                f"{self.who}: `made` gave a {type(made).__name__}, but must give the "
                 "ids [n], the lengths [B], and the weights [n] or None of the feature it adds."
             )
         values, lengths, weights = made
         self._check([*chosen, self.adds], lengths.numel(), chosen, features.stride())
+        self._check_weights(features.weights_or_none(), weights)
         return Added(self.adds, values, lengths, weights, tuple(chosen))
 
     def on_rows(self, rows: KeyedRows) -> KeyedRows:
         """The same keys, with what it makes of their rows."""
         assert self.of_rows is not None  # whoever asks has looked
-        with naming(f"preprocess: {self.name}", "when it was given rows"):
+        with naming(self.who, "when it was given rows"):
             made = self.of_rows(rows.ids, rows.lengths, rows.weights)
         if not (isinstance(made, tuple) and len(made) == 3):
             raise PluginError(
-                f"preprocess: {self.name}: `of_rows` gave a {type(made).__name__}, but must give "
+                f"{self.who}: `of_rows` gave a {type(made).__name__}, but must give "
                 "the ids [n], the lengths [B], and the weights [n] or None of the rows."
             )
         ids, lengths, weights = made
+        self._check_weights(rows.weights, weights)
         if lengths is rows.lengths:
             return KeyedRows(rows.keys, ids, lengths, weights, rows.length_per_key)
         keys = [*rows.keys]
@@ -193,7 +200,7 @@ class RowWise:
     def _check_once(self, kjt: KeyedJaggedTensor) -> None:
         if len(set(kjt.keys())) < len(kjt.keys()):
             raise PluginError(
-                f"preprocess: {self.name} makes the same key of two feature groups: {kjt.keys()}. "
+                f"{self.who} makes the same key of two feature groups: {kjt.keys()}. "
                 "Name all that it takes in one group of dedup.groups."
             )
 
@@ -201,38 +208,62 @@ class RowWise:
         kjt = self._on_kjt(features.kjt, chosen)
         if not torch.equal(kjt.lengths(), features.kjt.lengths()):
             raise PluginError(
-                f"preprocess: {self.name} says `elementwise = True`, but changes how many ids "
+                f"{self.who} says `elementwise = True`, but changes how many ids "
                 "a row has. Take that attribute away."
             )
         return dataclasses.replace(features, kjt=kjt)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        with naming(f"preprocess: {self.name}", "when it was given features"):
+        with naming(self.who, "when it was given features"):
             result = self.transform(features)
         if not isinstance(result, KeyedJaggedTensor):
             raise PluginError(
-                f"preprocess: {self.name} made a {type(result).__name__} of a KeyedJaggedTensor, "
-                "but must return one."
+                f"{self.who} made a {type(result).__name__} of a KeyedJaggedTensor, but must "
+                "return one."
             )
         self._check(result.keys(), result.stride(), features.keys(), features.stride())
+        self._check_ids(result)
+        self._check_weights(features.weights_or_none(), result.weights_or_none())
         return result
+
+    def _check_ids(self, made: KeyedJaggedTensor) -> None:
+        """`PluginError` where rows would be cut otherwise than meant: those behind would shift."""
+        ids, lengths = made.values(), made.lengths()
+        if ids.is_floating_point() or ids.is_complex():
+            raise PluginError(
+                f"{self.who} made ids of {ids.dtype}, where they must be integers: int64 or int32."
+            )
+        if lengths.is_cpu and (total := int(lengths.sum())) != len(ids):
+            raise PluginError(
+                f"{self.who} made {len(ids):,} ids, and lengths that add up to {total:,}. Give "
+                "each row the length of what it has."
+            )
+
+    def _check_weights(self, given: Tensor | None, made: Tensor | None) -> None:
+        """`PluginError` for weights that nobody would multiply by."""
+        if made is not None and given is None and not self._weighs:
+            raise PluginError(
+                f"{self.who} made weights, but its `schema` has no feature that is scored, so that "
+                "nobody would use them. Let it return the feature with `scored=True` "
+                "(`dataclasses.replace(feature, scored=True)`), or make no weights."
+            )
 
     def _check(self, made: list[str], num_rows: int, given: list[str], stride: int) -> None:
         """`PluginError` where keys or rows came out that may not."""
         if made != given and not self._changes_keys:
             raise PluginError(
-                f"preprocess: {self.name} made the keys {made} of {given}. Keep "
+                f"{self.who} made the keys {made} of {given}. Keep "
                 "them and their order, or let the transform say `changes_keys = True`."
             )
         if self._makes is not None and made != self._made(tuple(given)):
             raise PluginError(
-                f"preprocess: {self.name} made the keys {made} of {given}, but "
+                f"{self.who} made the keys {made} of {given}, but "
                 f"its `schema` says {self._made(tuple(given))}. Let both name the same, "
                 "in one order."
             )
         if num_rows != stride:
             raise PluginError(
-                f"preprocess: {self.name} made {num_rows} rows of {stride}. Keep "
+                f"{self.who} made {num_rows} rows of {stride}. Keep "
                 "one row for each: a row without ids is an empty one."
             )
 

@@ -112,9 +112,9 @@ class LeftTables:
         """The policy's options leave all of the model's tables out."""
         return Unused(
             what=self._what,
-            why=f"no {self._kind} may have replicas: its options leave "
+            why=f"no {self._kind} may have replicas: its `tables` leaves "
             f"{listed(every, kind='table')} out",
-            cure=f"Name some under `{self._slot}.tables`.",
+            cure=f"Name some under `{self._slot}.tables`, if it has that option.",
         )
 
     def all_data_parallel(self) -> Unused:

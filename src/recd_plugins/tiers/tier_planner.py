@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from recd_plugins.errors import RecdError, listed
+from recd_plugins.errors import DataError, PluginError, RecdError, listed, nearest, shown
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
@@ -316,17 +317,18 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         plans = self.tier_plan.tables
         counted = {name: self.found[name].counted for name in plans}
         self.profile = profile_batches(batches, counted, features=self.context.features)
-        tables = {
-            name: TablePlan.hottest(
-                name,
-                self.profile[name],
-                replicated=len(plan.replicated),
-                per_node=len(plan.per_node),
-                coalesce=plan.coalesce,
-                hottest_rows=self.hottest_rows,
-            )
-            for name, plan in plans.items()
-        }
+        with self._telling_whose():
+            tables = {
+                name: TablePlan.hottest(
+                    name,
+                    self.profile[name],
+                    replicated=len(plan.replicated),
+                    per_node=len(plan.per_node),
+                    coalesce=plan.coalesce,
+                    hottest_rows=self.hottest_rows,
+                )
+                for name, plan in plans.items()
+            }
         return dataclasses.replace(self.tier_plan, tables=tables)
 
     def _tier(
@@ -361,7 +363,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name: table.with_rows(profile[name], shards.get(name), mapped=name in homes.mapped)
             for name, table in self.found.items()
         }
-        chosen = self.choose(model, tables, topology, world_size)
+        chosen = self._checked_choice(model, tables, topology, world_size)
         if lacking := without_rows(chosen.sizes, self.found, world_size, homes.mapped):
             why = f"row-wise on {world_size} ranks its collection would have no row on some"
             self._left.add(lacking, why)
@@ -392,11 +394,47 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
-        self.tier_plan = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
+        with self._telling_whose():
+            found = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
+        self.tier_plan = found
         if not tiered and not self._notices and not homes.mapped:
             none = self._left.none_pays(self.found, world_size, row_wise=bool(sizes))
             self._notices.append(none)
         return reason, own
+
+    def _checked_choice(
+        self,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
+    ) -> ChosenSizes:
+        """What the policy chooses, held to what it may."""
+        with self._telling_whose():
+            chosen: Any = self.choose(model, tables, topology, world_size)
+        whose = f"{self.slot}: {self.name}: its `choose` returned"
+        if not isinstance(chosen, ChosenSizes):
+            raise PluginError(
+                f"{whose} a {type(chosen).__name__}, where it must return "
+                "ChosenSizes(sizes=..., report=..., reason=...)."
+            )
+        for name in chosen.sizes:
+            if name not in tables:
+                raise PluginError(f"{whose} a size of table {name!r}; {nearest(name, tables)}")
+        if not isinstance(chosen.reason, str):
+            raise PluginError(
+                f"{whose} a `reason` of {shown(chosen.reason)}, where it must say in words why the "
+                "sizes are what they are."
+            )
+        return chosen
+
+    @contextmanager
+    def _telling_whose(self) -> Iterator[None]:
+        """Inside, an error of sizes or rows says whose they are."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self.slot}: {self.name}: {error}") from error
 
     def _beside_tiers(
         self, homes: Homes, world_size: int
@@ -480,6 +518,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The tables that the policy is for, that may be row-wise, and tiers in front of them."""
         self.fused = self.context.fused_by_table(model)
         chosen = self.tables(model)
+        if not isinstance(chosen, Mapping):
+            raise PluginError(
+                f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
+                "it must return some of model_tables(model), by name."
+            )
         self._left.begin(model, chosen, self.fused, self.others.sharders())
         return {
             name: table

@@ -1,0 +1,73 @@
+"""The code of a stranger's plugin that tables were written by: where it has changed since, its
+tables may have other rows than it would write now."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from recd_plugins.compat.packages import OURS
+from recd_plugins.notices import Outdated
+from recd_plugins.registry.choices import Choice
+from recd_plugins.storage.whole_file import write_whole
+
+__all__ = ["note_code", "outdated"]
+
+NOTE = "code.sha256"
+"""The file beside the tables of a plugin: the digest of its code when it wrote them."""
+
+
+def note_code(choices: Sequence[Choice], folders: Sequence[Path]) -> None:
+    """Keep beside tables that were written just now by which code they were."""
+    for choice, folder in zip(choices, folders, strict=True):
+        if (digest := _digest_of(choice)) is not None:
+            with contextlib.suppress(OSError):  # tables are there all the same
+                write_whole(folder / NOTE, digest)
+
+
+def outdated(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
+    """The first of the choices whose code has changed since its tables were written, if any; all
+    tables behind it were made of these."""
+    for at, (choice, folder) in enumerate(zip(choices, folders, strict=True)):
+        try:
+            noted = (folder / NOTE).read_text()
+        except OSError:
+            continue  # nobody noted it
+        if noted == _digest_of(choice):
+            continue
+        behind = " ".join(str(one) for one in folders[at:])
+        yield Outdated(
+            what=f"{choice.where}: {choice.record.name}",
+            why=f"the code of {choice.provider} has changed since it wrote {folder}, whose rows "
+            "are taken as they are",
+            cure=f"Have them written anew, `rm -r {behind}`; or, where the change makes no other "
+            f"rows, `rm {folder / NOTE}`.",
+        )
+        return
+
+
+def _digest_of(choice: Choice) -> str | None:
+    """The digest of a plugin's package, or of its one file; none of ours, whose version says it."""
+    module = inspect.getmodule(choice.record.build)
+    if choice.provider.distribution == OURS or module is None:
+        return None
+    package = sys.modules.get(module.__name__.partition(".")[0], module)
+    if package.__name__ == "recd_plugins":  # its author took one of ours
+        return None
+    named = getattr(package, "__file__", None) or getattr(module, "__file__", None)
+    if named is None:
+        return None
+    file = Path(named)
+    whole = file.name == "__init__.py"
+    digest = hashlib.sha256()
+    try:
+        for one in sorted(file.parent.rglob("*.py")) if whole else [file]:
+            digest.update(f"{one.relative_to(file.parent)}\n".encode())
+            digest.update(one.read_bytes())
+    except OSError:  # of one in an archive
+        return None
+    return digest.hexdigest()
