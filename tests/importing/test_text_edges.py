@@ -15,6 +15,7 @@ from recd_plugins.data.importing import formats, whole_lines
 from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit
 from recd_plugins.data.importing.encodings import BOM
+from recd_plugins.data.importing.json_rows import read_json
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
@@ -215,3 +216,11 @@ def test_a_value_that_no_vocabulary_can_have_is_named_without_a_row(tmp_path: Pa
     found = survey(foreign_files([text(tmp_path / "a.jsonl", "\n".join(lines))]))
     with pytest.raises(DataError, match=r"holds 0\.5, which is no whole number\. An id is"):
         write_vocabulary(found, ["x"], tmp_path / "x.parquet", most=100)
+
+
+@pytest.mark.parametrize("before", ["", " \n\t"])
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.int64())])])
+def test_objects_may_begin_with_a_null(before: str, schema: pa.Schema | None) -> None:
+    """Arrow's reader would end the process: a file is cut into parts wherever lines end."""
+    lines = pa.py_buffer(f'{before}null\nnull\n{{"a": 1}}\n'.encode())
+    assert read_json(lines, schema).to_pylist() == [{"a": None}, {"a": None}, {"a": 1}]
