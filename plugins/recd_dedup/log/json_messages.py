@@ -19,7 +19,7 @@ from recd_dedup.log.json_columns import JsonColumns, field_of
 from recd_plugins.api import Config, DataError, RegistryError
 from recd_plugins.api.data import ForeignSchema, Schema
 
-__all__ = ["JsonDecoder", "JsonMessages", "id_of_bytes"]
+__all__ = ["NO_KEY", "JsonDecoder", "JsonMessages", "id_of_bytes"]
 
 Kind = str | int | bool
 
@@ -151,6 +151,11 @@ class JsonDecoder:
             event &= not named
             if not event and config.requests and not named:
                 return None
+        if session == NO_KEY and not event and config.columns.session_id is None:
+            raise ValueError(
+                "has no key, and `columns` name no session. Name its field as "
+                "`messages.columns.session_id`"
+            )
         if config.request_id is None:
             return _Message(id_of_bytes(b"%d %d " % (session, time) + text), event, made)
         return _Message(_id(field_of(made, config.request_id), config.request_id), event, made)
@@ -199,6 +204,10 @@ def id_of_bytes(key: bytes) -> int:
     if len(key) != 8:
         key = blake2b(key, digest_size=8).digest()
     return int.from_bytes(key, "little", signed=True)
+
+
+NO_KEY = id_of_bytes(b"")
+"""The session of a message that has no key, or one of no bytes."""
 
 
 def _id(value: Any, field: str) -> int:
