@@ -103,7 +103,7 @@ BAD: dict[str, Any] = {
     "'id' is null": {"type": "shown", "price": 1, "item": 1},
     "'id' is 1.5": shown(1.5),
     "column 'price'": shown(1, price=None),
-    "holds id 1000": shown(1, item=1000),
+    "'item' holds 1000": shown(1, item=1000),
     "column 'item'": shown(1, item={"id": 5}),
     "utf-8": b'{"type": "shown", "id": "\xff"}',
 }
@@ -141,6 +141,44 @@ def test_a_batch_makes_what_its_messages_make_alone() -> None:
     assert whole.rows.to_pylist() == [row for one in alone for row in one.rows.to_pylist()]
     assert whole.ids.tolist() == [int(one.ids[0]) for one in alone]
     assert np.array_equal(decoder.heads(batch).ids, whole.ids)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (-5, "-5", True),
+        (2**64 + 5, 5, False),
+        (2**64 + 5, str(2**64 + 5), True),
+        (0, "0", True),
+        (7, "07", False),
+        ("ä", "a\u0308", False),
+    ],
+)
+def test_an_event_finds_its_request_by_a_number_or_what_spells_it(
+    one: Any, other: Any, same: bool
+) -> None:
+    rows, report = samples(of(**KINDS), shown(one), {"type": "click", "id": other})
+    assert [row["label"] for row in rows] == [float(same)]
+    assert report.orphan_events == 1 - same
+
+
+def test_what_is_none_of_the_requests_named_is_an_event() -> None:
+    kinds = {"request_id": "id", "kind": "type", "requests": ["shown"]}
+    rows, report = samples(of(**kinds), shown(1), {"type": "click", "id": 1}, {"id": 1})
+    assert [row["label"] for row in rows] == [1]
+    assert report.left_out == 1  # it is of no kind
+    kinds = {"request_id": "id", "kind": "type", "requests": [0], "events": [1]}
+    odd = ({"type": True, "id": 1}, {"type": "1", "id": 1}, {"type": [1], "id": 1})
+    rows, report = samples(of(**kinds), shown(1, type=0), *odd)
+    assert [row["label"] for row in rows] == [0]
+    assert report.left_out == 3
+
+
+def test_what_does_not_fit_is_no_request_of_a_period() -> None:
+    batch = messages(shown("a"), shown("b", price=None), {"type": "click", "id": "b"})
+    heads = JsonDecoder(of(**KINDS, malformed="skip")).heads(batch)
+    assert heads.requests.tolist() == [True, False, False]
+    assert heads.events.tolist() == [False, False, True]
 
 
 def test_keys_of_any_bytes_are_sessions() -> None:

@@ -15,7 +15,7 @@ from raw_messages import everything, messages_of, numbered, rows_of
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.growing_log import GrowingLogConfig, LogPeriod, build_growing_log
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
-from recd_dedup.log.json_messages import JsonMessages, id_of_bytes
+from recd_dedup.log.json_messages import JsonDecoder, JsonMessages, id_of_bytes
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.replay import Replay, ReplayConfig
@@ -24,7 +24,7 @@ from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.growing import NotClosed
-from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.errors import CapabilityError, DataError, RegistryError
 from recd_plugins.slots import Context
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (extra `kafka`)")
@@ -125,6 +125,8 @@ def test_what_cannot_be_sent_is_reported(brokers):
         log.append(messages_of([(1, 1, b"x" * 5000)]))
     with pytest.raises(DataError, match="Kafka has no timestamp -5"):
         log.append(messages_of([(1, -5, b"")]))
+    with pytest.raises(DataError, match="Kafka has no timestamp 0: they begin at 1"):
+        log.append(messages_of([(1, 5, b""), (1, 0, b"")]))
     with pytest.raises(DataError, match="has shards 0 to 3, not 4"):
         list(log.read(4))
 
@@ -189,6 +191,71 @@ def test_a_topic_is_not_read_in_part(brokers):
         list(log.read(0))
     with pytest.raises(DataError, match=r"'wide' has 4 partitions, asked for are 2"):
         log.cuts({}, 0, 1)
+
+
+def test_options_that_the_client_does_not_take():
+    log = KafkaLog(KafkaConfig(servers="127.0.0.1:1", topic="t", client={"retrys": 3}))
+    message = "client: librdkafka takes no such options: .*retrys.*Mend `log.client`"
+    with pytest.raises(RegistryError, match=message):
+        log.append(messages_of(numbered(1)))
+    with pytest.raises(RegistryError, match=message):
+        list(log.read(0))
+
+
+def test_a_request_without_a_key_is_of_no_session(brokers):
+    """All of them would be one."""
+    other = kafka.Producer({"bootstrap.servers": brokers})
+    log = opened(brokers, "keyless", route="message")
+    shown = json.dumps({"id": 1, "item": 1, "user": "me"}).encode()
+    other.produce("keyless", shown, partition=2)
+    other.produce("keyless", b'{"id": 1, "clicked": true}', partition=1)
+    assert other.flush(60) == 0
+    read = [messages for shard in range(SHARDS) for messages in log.read(shard)]
+    with pytest.raises(DataError, match=r"has no key.*`messages\.columns\.session_id`"):
+        [JsonDecoder(JSON).decode(messages) for messages in read]
+    columns = dataclasses.replace(JSON.columns, session_id="user")
+    named = JsonDecoder(dataclasses.replace(JSON, columns=columns))
+    found = [named.decode(messages) for messages in read]
+    assert [one.events.ids.size for one in found] == [1, 0]
+    assert [one.requests.ids.size for one in found] == [0, 1]
+
+
+def test_topics_that_hold_as_much_are_told_apart(brokers):
+    """As one that was deleted and written again."""
+    found = set()
+    for topic, text in (("same-a", b"one"), ("same-a", b"two"), ("same-b", b"two")):
+        with opened(brokers, topic) as log:
+            log.append(messages_of([(1, 1, text)]))
+        found |= {log.fingerprint(), log.fingerprint()}
+    assert len(found) == 3
+    options = {"topic": "same-a", "servers": brokers, "shards": SHARDS}
+    one, other = (KafkaLog(KafkaConfig(**options, **more)) for more in ({}, {"route": "message"}))
+    assert one.fingerprint() != other.fingerprint()
+
+
+def test_a_backlog_is_read_as_far_as_a_period_needs(brokers):
+    """And not once more to its end for each period."""
+    rows = [(1, 1 + n, b"x") for n in range(5000)]
+    with opened(brokers, "backlog") as log:
+        log.append(messages_of(rows))
+    shard = str(session_shards(ids((1,)), SHARDS)[0])
+    cuts = log.cuts({}, 101, 151)
+    assert (cuts.before, cuts.past) == ({shard: 100}, {shard: 150})
+    assert 151 <= cuts.latest < 4999
+    quiet = opened(brokers, "backlog", quiet_ms=2000)
+    cuts = quiet.cuts({}, 101, 151)
+    assert (cuts.before[shard], cuts.past[shard]) == (100, 150)
+    assert len(cuts.past) == SHARDS
+    assert 2151 <= cuts.latest < 4999
+
+
+def test_a_topic_that_was_made_anew_is_named(brokers):
+    with opened(brokers, "anew") as log:
+        log.append(messages_of(numbered(20)))
+    with pytest.raises(DataError, match=r"partition 0: ends at message \d+, and .*up to 1,000"):
+        log.cuts({"0": 1000}, 0, 1)
+    with pytest.raises(DataError, match=r"partition 1: ends at .*was made anew.*another folder"):
+        list(log.between(1, {}, {"1": 1000}))
 
 
 JSON = parse(

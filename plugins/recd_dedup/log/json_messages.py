@@ -4,24 +4,24 @@ columns of requests, by a schema like that of foreign files."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from recd_dedup.hashing import I64
 from recd_dedup.log.codec import DecodedMessages, Events, MessageHeads, Requests
+from recd_dedup.log.json_columns import JsonColumns, field_of
 from recd_plugins.api import Config, DataError, RegistryError
-from recd_plugins.api.data import ForeignSchema, Schema, conform
+from recd_plugins.api.data import ForeignSchema, Schema
 
-__all__ = ["JsonDecoder", "JsonMessages", "id_of_bytes"]
+__all__ = ["NO_KEY", "JsonDecoder", "JsonMessages", "id_of_bytes"]
 
 Kind = str | int | bool
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class JsonMessages(Config):
     which have their labels with them, and wait for nothing."""
     requests: tuple[Kind, ...] = ()
     """The values of `kind` by which a message is a request; by default all that are none of
-    `events`."""
+    `events`, or none at all."""
     events: tuple[Kind, ...] = ()
     """The values of `kind` by which a message is an event, which makes its request's label 1; by
-    default any, where the field is there. Messages of other kinds are left out."""
+    default any that is none of `requests`. Messages of other kinds are left out."""
     malformed: Literal["raise", "skip"] = "raise"
     """What becomes of a message that is no JSON object, lacks an id or does not fit the columns:
     an error, or it is left out and counted."""
@@ -75,11 +75,13 @@ class JsonMessages(Config):
     def schema(self) -> Schema:
         """The schema of the samples, which have a session and a time in any case."""
         made = self.columns.conformed
-        return replace(
-            made,
-            session_id=made.session_id or "session_id",
-            timestamp=made.timestamp or "timestamp",
-        )
+        session, time = made.session_id or "session_id", made.timestamp or "timestamp"
+        taken = {*made.columns}
+        while made.session_id is None and session in taken:
+            session += "_key"
+        while made.timestamp is None and time in taken:
+            time += "_key"
+        return replace(made, session_id=session, timestamp=time)
 
 
 class JsonDecoder:
@@ -88,57 +90,53 @@ class JsonDecoder:
     def __init__(self, config: JsonMessages) -> None:
         self.config = config
         self.schema = config.schema
-        own = config.columns.conformed
-        made_here = () if config.kind is None else (own.label,)
-        self._columns = [name for name in own.columns if name not in made_here]
-        self._sources = [name for name in config.columns.columns if name not in made_here]
+        made_here = () if config.kind is None else (config.columns.label,)
+        self._columns = JsonColumns(config.columns, made_here)
 
     def heads(self, messages: pa.RecordBatch) -> MessageHeads:
         """Which messages are requests, which are events, and the requests that they are of."""
         found = self._objects(messages)
-        ids = np.array([0 if one is None else one[0] for one in found], np.int64)
-        events = np.array([one is not None and one[1] for one in found], np.bool_)
-        requests = np.array([one is not None and not one[1] for one in found], np.bool_)
+        if self.config.malformed == "skip":  # what does not fit the columns is no request either
+            at = _requests_of(found)
+            fits = {*self._rows(messages, found, at)[0]}
+            for i in at:
+                found[i] = found[i] if i in fits else None
+        ids = np.array([0 if one is None else one.id for one in found], np.int64)
+        events = np.array([one is not None and one.event for one in found], np.bool_)
+        requests = np.array([one is not None and not one.event for one in found], np.bool_)
         return MessageHeads(ids, events, requests)
 
     def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
         """The requests and the events among messages, each in their order."""
         found = self._objects(messages)
         sessions, times = (column.to_numpy() for column in messages.columns[:2])
-        at = [i for i, one in enumerate(found) if one is not None and not one[1]]
-        rows, kept = self._rows([found[i][2] for i in at], _whose(times, at))
-        at = [at[i] for i in kept]
+        at, rows = self._rows(messages, found, _requests_of(found))
         columns = {name: rows[name] for name in rows.column_names}
         schema = self.schema
         assert schema.session_id is not None
         assert schema.timestamp is not None
         columns.setdefault(schema.session_id, pa.array(sessions[at]))
         columns.setdefault(schema.timestamp, pa.array(times[at]))
-        event = [i for i, one in enumerate(found) if one is not None and one[1]]
-        ids = np.array([0 if one is None else one[0] for one in found], np.int64)
+        ids = np.array([0 if one is None else one.id for one in found], np.int64)
+        event = np.array([i for i, one in enumerate(found) if one is not None and one.event], int)
         return DecodedMessages(
             Requests(ids[at], times[at], pa.table(columns)), Events(ids[event], times[event])
         )
 
-    def _objects(self, messages: pa.RecordBatch) -> list[Any]:
-        """Of each message its request's id, whether it is an event, and the object; none for one
-        that is left out."""
+    def _objects(self, messages: pa.RecordBatch) -> list[_Message | None]:
+        """Each message, or none for one that is left out."""
         sessions, times, texts = (column.to_pylist() for column in messages.columns)
-        found: list[Any] = []
+        found: list[_Message | None] = []
         for session, time, text in zip(sessions, times, texts, strict=True):
             try:
                 found.append(self._object(session, time, text))
             except (ValueError, RecursionError) as error:
                 if self.config.malformed == "raise":
-                    raise DataError(
-                        f"a message of time {time} and session {session}: {error}. It begins with "
-                        f"{text[:60]!r}. Mend its writer, or leave such messages out by "
-                        "`malformed: skip`."
-                    ) from None
+                    raise _misfit(session, time, text, f"{error}.") from None
                 found.append(None)
         return found
 
-    def _object(self, session: int, time: int, text: bytes) -> tuple[int, bool, Object] | None:
+    def _object(self, session: int, time: int, text: bytes) -> _Message | None:
         config = self.config
         if not text:  # a topic that is compacted has such
             return None
@@ -147,35 +145,58 @@ class JsonDecoder:
             raise ValueError(f"is a JSON {type(made).__name__}, no object")
         event = False
         if config.kind is not None:
-            kind = _field(made, config.kind)
-            event = kind in config.events if config.events else kind is not None
-            if not event and config.requests and kind not in config.requests:
+            kind = field_of(made, config.kind)
+            event = _is_one(kind, config.events) if config.events else kind is not None
+            named = _is_one(kind, config.requests)
+            event &= not named
+            if not event and config.requests and not named:
                 return None
+        if session == NO_KEY and not event and config.columns.session_id is None:
+            raise ValueError(
+                "has no key, and `columns` name no session. Name its field as "
+                "`messages.columns.session_id`"
+            )
         if config.request_id is None:
-            return id_of_bytes(b"%d %d " % (session, time) + text), event, made
-        return _id(_field(made, config.request_id), config.request_id), event, made
+            return _Message(id_of_bytes(b"%d %d " % (session, time) + text), event, made)
+        return _Message(_id(field_of(made, config.request_id), config.request_id), event, made)
 
-    def _rows(self, objects: Sequence[Object], whose: str) -> tuple[pa.Table, Sequence[int]]:
-        """The columns of requests, and which of them they are of."""
-        try:
-            return self._conformed(objects, whose), range(len(objects))
-        except DataError:
-            if self.config.malformed == "raise":
-                raise
-        kept: list[int] = []
-        for i, one in enumerate(objects):
-            try:
-                self._conformed([one], whose)
-            except DataError:
-                continue
-            kept.append(i)
-        return self._conformed([objects[i] for i in kept], whose), kept
+    def _rows(
+        self, messages: pa.RecordBatch, found: Sequence[_Message | None], at: Sequence[int]
+    ) -> tuple[I64, pa.Table]:
+        """The columns of the requests at these places that fit, and the places of these."""
+        objects = [one.fields for i in at if (one := found[i]) is not None]
+        raises = self.config.malformed == "raise"
+        fits, rows, misfits = self._columns.of(objects, until_misfit=raises)
+        if misfits and raises:
+            place = at[min(misfits)]
+            session, time, text = (column[place].as_py() for column in messages.columns)
+            raise _misfit(session, time, text, misfits[min(misfits)])
+        return np.array([at[i] for i in fits], np.int64), rows
 
-    def _conformed(self, objects: Sequence[Object], whose: str) -> pa.Table:
-        chunk = pa.table(
-            {name: _array([_field(one, name) for one in objects]) for name in self._sources}
-        )
-        return conform(chunk, self.config.columns, whose, columns=self._columns)
+
+class _Message(NamedTuple):
+    """A message that is a request or an event."""
+
+    id: int
+    """Its request's."""
+    event: bool
+    fields: Mapping[str, Any]
+
+
+def _requests_of(found: Sequence[_Message | None]) -> Sequence[int]:
+    return [i for i, one in enumerate(found) if one is not None and not one.event]
+
+
+def _misfit(session: int, time: int, text: bytes, why: str) -> DataError:
+    return DataError(
+        f"a message of time {time} and session {session}: {why} It begins with {text[:60]!r}. Mend "
+        "its writer, or leave such messages out by `malformed: skip`."
+    )
+
+
+def _is_one(kind: Any, named: Sequence[Kind]) -> bool:
+    """Whether a kind is among those named; true is not the number 1."""
+    return any(kind == one and isinstance(kind, bool) == isinstance(one, bool) for one in named)
 
 
 def id_of_bytes(key: bytes) -> int:
@@ -185,56 +206,23 @@ def id_of_bytes(key: bytes) -> int:
     return int.from_bytes(key, "little", signed=True)
 
 
+NO_KEY = id_of_bytes(b"")
+"""The session of a message that has no key, or one of no bytes."""
+
+
 def _id(value: Any, field: str) -> int:
-    """The number of a request: a whole number, or what spells one, is itself."""
+    """The number of a request: a whole number of 64 bits, or what spells one, is itself."""
     match value:
-        case bool() | None | float() | list() | dict():
-            raise ValueError(f"its field {field!r} is {json.dumps(value)[:60]}, which is no id")
         case str():
-            if value.isascii() and value.isdigit() and (value == "0" or value[0] != "0"):
+            digits = value.removeprefix("-")
+            spells = digits.isascii() and digits.isdigit() and len(digits) < 20
+            if spells and str(int(value)) == value:
                 return _id(int(value), field)
-            return int.from_bytes(blake2b(value.encode(), digest_size=8).digest(), "little") - 2**63
-    return int((value + 2**63) % 2**64 - 2**63)
+            return _hashed(value)
+        case int() if not isinstance(value, bool):
+            return value if -(2**63) <= value < 2**63 else _hashed(str(value))
+    raise ValueError(f"its field {field!r} is {json.dumps(value)[:60]}, which is no id")
 
 
-def _field(made: Mapping[str, Any], path: str) -> Any:
-    """The value of a field, a dotted name being one of an object within; none where it is not."""
-    if path in made:
-        return made[path]
-    found: Any = made
-    for name in path.split("."):
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(name)
-    return found
-
-
-def _array(values: Sequence[Any]) -> pa.Array:
-    """The values as Arrow has them, which has one type in a column: each a list where any is, and
-    all texts where some are."""
-    if any(isinstance(value, list) for value in values):
-        values = [
-            value if value is None or isinstance(value, list) else [value] for value in values
-        ]
-    try:
-        return pa.array([_each(_number, value) for value in values])
-    except (pa.ArrowException, TypeError, OverflowError):
-        return pa.array([_each(_text, value) for value in values])
-
-
-def _each(do: Callable[[Any], Any], value: Any) -> Any:
-    return [_each(do, one) for one in value] if isinstance(value, list) else do(value)
-
-
-def _number(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) else value
-
-
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(_number(value))
-
-
-def _whose(times: I64, at: Sequence[int]) -> str:
-    if not at:
-        return "messages"
-    return f"requests of times {times[at].min()} to {times[at].max()}"
+def _hashed(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

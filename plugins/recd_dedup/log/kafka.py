@@ -10,22 +10,23 @@ from __future__ import annotations
 import heapq
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
+from hashlib import blake2b
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_dedup.log.json_messages import id_of_bytes
+from recd_dedup.log.json_messages import NO_KEY, id_of_bytes
 from recd_dedup.log.shards import check_messages, session_shards
 from recd_plugins.api import CapabilityError, Config, Context, DataError, Range, RegistryError
 from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message, Producer
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 __all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
 
@@ -33,6 +34,10 @@ KEY = struct.Struct("<q")
 """A key of this log's own messages; of others a key may be any bytes."""
 BLOCK = 1024
 """The offsets of a partition that are read as one, where those of several are merged."""
+BLOCK_BYTES = 16 << 20
+"""The bytes of messages that are read as one: a block ends with the one that has them full."""
+AHEAD_KIB = 32 << 10
+"""What clients of all partitions that are merged hold ahead of the reader, in KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,12 @@ class _Scan:
         self.latest: int | None = None
         self._first, self._second = first, second
 
+    def has_come(self, quiet_ms: int | None) -> bool:
+        """Whether what comes later can say no more: of a backlog only so much is read."""
+        if self.past is None or self.latest is None:
+            return False
+        return quiet_ms is None or self.latest >= self._second + quiet_ms
+
     def take(self, found: Sequence[Message]) -> None:
         for message in found:
             time = message.timestamp()[1]
@@ -143,8 +154,11 @@ class KafkaLog:
             )
         producer = self._producer()
         sessions, timestamps = (column.to_numpy() for column in messages.columns[:2])
-        if messages.num_rows and timestamps.min() < 0:
-            raise DataError(f"Kafka has no timestamp {timestamps.min()}: they begin at 0.")
+        if messages.num_rows and timestamps.min() < 1:
+            raise DataError(
+                f"Kafka has no timestamp {timestamps.min()}: they begin at 1, and for 0 its client "
+                "writes the time at which it sends. Give each message its time in ms since 1970."
+            )
         shards = session_shards(sessions, self.shards).tolist()
         rows = zip(sessions.tolist(), timestamps.tolist(), messages["message"], shards, strict=True)
         for session, timestamp, message, shard in rows:
@@ -184,7 +198,7 @@ class KafkaLog:
                 for part in self._parts(shard)
                 for low, high in [self._watermarks(consumer, part)]
             }
-        for placed in self._merged(self._blocks(part, *within) for part, within in bounds.items()):
+        for placed in self._merged(bounds):
             yield placed.messages
 
     @property
@@ -196,7 +210,7 @@ class KafkaLog:
         """By the times of messages: a part is a partition, a place the offset of a message.
 
         Each partition is read on from where the last call came to, until it has come to the second
-        time.
+        time (and past it by `quiet_ms`), and no further, however long its backlog.
         """
         if self._scanned != (first, second):
             self._scanned, self._scans = (first, second), {}
@@ -206,11 +220,15 @@ class KafkaLog:
             for part in parts:
                 begin = begins.get(part.name, 0)
                 scan = self._scans.setdefault(part.name, _Scan(begin, first, second))
-                low, high = self._watermarks(consumer, part)
-                if (scan.past is None or quiet is not None) and scan.place < high:
+                if scan.has_come(quiet):
+                    continue
+                low, high = self._watermarks(consumer, part, scan.place)
+                if scan.place < high:
                     scan.place = self._there(part, scan.place, low)
                     for found in self._fetched(consumer, part, scan.place, high):
                         scan.take(found)
+                        if scan.has_come(quiet):
+                            break
         scans = [(part, self._scans[part.name]) for part in parts]
         latest = max((scan.latest for _, scan in scans if scan.latest is not None), default=None)
         before = {part.name: scan.before for part, scan in scans if scan.before is not None}
@@ -229,20 +247,30 @@ class KafkaLog:
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         """The messages of a partition, in its order; those of several topics block by block, by
         their first times. Blocks are cut at places and at certain offsets, so always alike."""
-        streams = []
+        bounds_by_part: dict[_Partition, Sequence[int]] = {}
         for part in self._parts(shard):
             bounds = [one.get(part.name, 0) for one in places]
             if bounds[0] < bounds[-1]:
                 with closing(self._consumer()) as consumer:
-                    low, _ = self._watermarks(consumer, part)
+                    low, _ = self._watermarks(consumer, part, bounds[-1])
                 first = self._there(part, bounds[0], low)
-                streams.append(self._blocks(part, *(max(first, bound) for bound in bounds)))
-        yield from self._merged(streams)
+                bounds_by_part[part] = [max(first, bound) for bound in bounds]
+        yield from self._merged(bounds_by_part)
 
     def fingerprint(self) -> str:
+        """By the topics' names, where partitions begin and end, and their last messages: a topic
+        that was made anew may have as many."""
+        config = self.config
+        found: list[object] = [config.topics, config.route, config.times]
         with closing(self._consumer()) as consumer:
-            parts = [part for shard in range(self.shards) for part in self._parts(shard)]
-            return repr([self._watermarks(consumer, part) for part in parts])
+            for part in [part for shard in range(self.shards) for part in self._parts(shard)]:
+                low, high = self._watermarks(consumer, part)
+                last = max(low, high - 1)
+                digest = blake2b(digest_size=8)
+                for message in chain.from_iterable(self._fetched(consumer, part, last, high)):
+                    digest.update(repr(message.timestamp()).encode() + (message.value() or b""))
+                found.append((low, high, digest.hexdigest()))
+        return repr(found)
 
     def __enter__(self) -> KafkaLog:
         return self
@@ -258,7 +286,8 @@ class KafkaLog:
             for topic in self.config.topics
         ]
 
-    def _merged(self, streams: Iterable[Iterator[Placed]]) -> Iterator[Placed]:
+    def _merged(self, bounds: Mapping[_Partition, Sequence[int]]) -> Iterator[Placed]:
+        streams = (self._blocks(part, *within) for part, within in bounds.items())
         return heapq.merge(*streams, key=lambda one: pc.min(one.messages["timestamp"]).as_py())
 
     def _blocks(self, part: _Partition, *bounds: int) -> Iterator[Placed]:
@@ -269,12 +298,15 @@ class KafkaLog:
         with closing(self._consumer()) as consumer:
             for begin, end in pairwise(bounds):
                 block: list[Message] = []
+                size = 0
                 for found in self._fetched(consumer, part, begin, end):
                     for message in found:
-                        if block and message.offset() // BLOCK != block[0].offset() // BLOCK:
+                        full = block and message.offset() // BLOCK != block[0].offset() // BLOCK
+                        if full or size >= BLOCK_BYTES:
                             yield self._placed(part, block)
-                            block = []
+                            block, size = [], 0
                         block.append(message)
+                        size += len(message)
                 if block:
                     yield self._placed(part, block)
 
@@ -293,19 +325,27 @@ class KafkaLog:
         deadline = time.monotonic() + self.config.timeout_s
         while low < high:
             found = []
-            for message in consumer.consume(min(high - low, 4096), timeout=0.1):
+            for message in consumer.consume(min(high - low, BLOCK), timeout=0.1):
                 if not message.error():
                     found.append(message)
                     low = max(low, message.offset() + 1)
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     low = max(low, message.offset())
+                elif message.error().code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise DataError(
+                        f"{part}: message {low:,} was deleted while it was read (the topic's "
+                        "retention), or the topic was made anew. Keep longer, or begin again."
+                    )
                 else:
                     raise self._error(f"reading {part}: {message.error()}")
             kept = [message for message in found if message.offset() < high]
             if found:
                 deadline = time.monotonic() + self.config.timeout_s
             elif low < high and time.monotonic() > deadline:
-                raise self._error(f"{part}: is silent at message {low:,} of {high:,}")
+                raise self._error(
+                    f"{part}: is silent at message {low:,} of {high:,} (a transaction that is "
+                    "still open ends later)"
+                )
             if kept:
                 yield kept
 
@@ -339,27 +379,32 @@ class KafkaLog:
                 "those of its key. Have producers key them by session, or write `route: message`, "
                 "and let `messages.columns` name the session."
             )
-        return 0
+        return NO_KEY
 
     def _consumer(self) -> Consumer:
-        from confluent_kafka import Consumer
+        from confluent_kafka import Consumer, KafkaException
 
-        consumer = Consumer(
-            {
-                **self._common,
-                "group.id": "recd-log",  # never joined: partitions are assigned
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
-            }
-        )
+        merged = len(self.config.topics) * (self.shards if self.route == "message" else 1)
+        options = {
+            "queued.max.messages.kbytes": max(1, AHEAD_KIB // merged),
+            "fetch.queue.backoff.ms": 5,  # by default a second, once so much is held
+            **self._common,
+            "group.id": "recd-log",  # never joined: partitions are assigned
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
+        }
+        try:
+            consumer = Consumer(options)
+        except KafkaException as error:
+            raise self._no_client(error) from error
         self._check_topics(consumer)
         return consumer
 
     def _producer(self) -> Producer:
         if self._made is None:
-            from confluent_kafka import Producer
+            from confluent_kafka import KafkaException, Producer
 
             options = {
                 **self._common,
@@ -369,7 +414,10 @@ class KafkaLog:
                 "batch.size": self.config.batch_bytes,
                 "delivery.timeout.ms": int(self.config.timeout_s * 1000),
             }
-            producer = Producer(options)
+            try:
+                producer = Producer(options)
+            except KafkaException as error:
+                raise self._no_client(error) from error
             self._check_topics(producer)
             self._made = producer
         return self._made
@@ -411,8 +459,9 @@ class KafkaLog:
                 "the brokers, or split it."
             ) from error
 
-    def _watermarks(self, consumer: Consumer, part: _Partition) -> tuple[int, int]:
-        """The first message that is there, and the end."""
+    def _watermarks(self, consumer: Consumer, part: _Partition, place: int = 0) -> tuple[int, int]:
+        """The first message that is there, and the end, which is at a place that was read up to or
+        later."""
         from confluent_kafka import KafkaException, TopicPartition
 
         where = TopicPartition(part.topic, part.partition)
@@ -420,6 +469,12 @@ class KafkaLog:
             low, high = consumer.get_watermark_offsets(where, timeout=self.config.timeout_s)
         except KafkaException as error:
             raise self._error(f"{part}: {error}") from error
+        if high < place:
+            raise DataError(
+                f"{part}: ends at message {high:,}, and was read up to {place:,} before. The topic "
+                "was made anew, or brokers lost what was in it. Begin with another folder "
+                "(`folder` of registry.yaml)."
+            )
         return low, high
 
     def _there(self, part: _Partition, place: int, low: int) -> int:
@@ -442,6 +497,13 @@ class KafkaLog:
         if self._failed:
             failed, self._failed = self._failed, []
             raise self._error(f"{len(failed):,} messages were not taken: {failed[0]}")
+
+    def _no_client(self, error: KafkaException) -> RegistryError:
+        return RegistryError(
+            f"librdkafka takes no such options: {error.args[0].str()}. Mend `log.client`: each is "
+            "named as librdkafka's CONFIGURATION.md has it.",
+            "client",
+        )
 
     def _error(self, what: str) -> CapabilityError:
         return CapabilityError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +16,15 @@ from recd_dedup.log.codec import Decoder, MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.shards import ZstdShards
-from recd_plugins.api import Config, Context, LogStore, Range, RegistryError
+from recd_plugins.api import Config, Context, LogStore, Range, RecdError, RegistryError
 from recd_plugins.api.data import (
+    SPLITS,
     Dataset,
     Progress,
     Schema,
     Split,
     Tables,
+    TableWriter,
     silent,
     write_whole,
 )
@@ -75,7 +78,8 @@ class LoggedConfig(Config):
 
 
 class LoggedSamples(Dataset):
-    """Joins anew for each split; `reports` says what each of the joins met."""
+    """Joins once for both splits as tables, and else anew for each; `reports` says what each of
+    these joins met."""
 
     def __init__(self, config: LoggedConfig, log: LogStore) -> None:
         self.config = config
@@ -88,23 +92,45 @@ class LoggedSamples(Dataset):
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         report = self.reports[split] = JoinReport()
-        decoder = self.config.decoder()
-        for stream in joined(self._log, self.schema, self.config.join, report, decoder):
-            for samples in stream:
-                yield self.config.of_split(samples, split)
+        for samples in self._samples(report):
+            yield self.config.of_split(samples, split)
 
     def fingerprint(self) -> str:
         return self._log.fingerprint()
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
-        """The splits as tables, and join.json beside them: the report on the whole log."""
+        """The splits as tables, in one pass over a log that may grow meanwhile, and join.json
+        beside them: the report on the whole log."""
+        if not any((folder / split).exists() for split in SPLITS):
+            report = self.reports["train"] = JoinReport()
+            self._write(folder, report, progress)
         tables = super().prepare(folder, progress)
         if self.reports:
-            report = next(iter(self.reports.values()))  # both splits join the whole log
+            report = next(iter(self.reports.values()))  # each is of the whole log
             report.tell("dataset: logged")
             found = report.to_dict() | self._unsealed()
             write_whole(folder / "join.json", json.dumps(found, indent=2))
         return tables
+
+    def _write(self, folder: Path, report: JoinReport, progress: Progress) -> None:
+        try:
+            with (
+                TableWriter(folder / "train", self.schema) as train,
+                TableWriter(folder / "test", self.schema) as test,
+            ):
+                for samples in self._samples(report):
+                    train.write(self.config.of_split(samples, "train"))
+                    test.write(self.config.of_split(samples, "test"))
+                    progress("joining requests and events", report.samples, None)
+        except RecdError:
+            with suppress(OSError):
+                folder.rmdir()
+            raise
+
+    def _samples(self, report: JoinReport) -> Iterator[pa.Table]:
+        decoder = self.config.decoder()
+        for stream in joined(self._log, self.schema, self.config.join, report, decoder):
+            yield from stream
 
     def _unsealed(self) -> dict[str, dict[str, int]]:
         """Counts of files that no writer has sealed: how many, their messages, and bytes that are

@@ -38,7 +38,8 @@ class Cuts:
     behind: tuple[str, ...]
     """The writers that have not come so far, in words; they may still write what is earlier."""
     latest: int | None
-    """The latest timestamp that has been written; none where nothing has."""
+    """The latest timestamp that was met, which is the latest written while somebody is behind; none
+    where nothing was written."""
     ended: bool
     """Whether nobody writes any more, and the writer that came furthest has closed."""
 
