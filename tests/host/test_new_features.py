@@ -168,7 +168,8 @@ def test_a_schema_that_says_what_is_not_made_is_named(
     if dedup:
         registry["dedup"] = {"use": "exact", "groups": dedup}
     with pytest.raises(
-        PluginError, match=r"cross made the keys .*'crossed'\] of .* its `schema` says .*'crosed'\]"
+        PluginError,
+        match=r"'cross' of .* made the keys .*'crossed'\] of .* its `schema` says .*'crosed'\]",
     ):
         list(rp.load(registry).loader(0, 1))
 

@@ -318,7 +318,7 @@ class KafkaLog:
     ) -> Iterator[list[Message]]:
         """The messages from offset `low` up to `high`, some at a time. Not each offset has one:
         where transactions end, or what was compacted was."""
-        from confluent_kafka import KafkaError, TopicPartition
+        from confluent_kafka import TopicPartition
 
         where = TopicPartition(part.topic, part.partition, low)
         consumer.assign([where])
@@ -329,9 +329,9 @@ class KafkaLog:
                 if not message.error():
                     found.append(message)
                     low = max(low, message.offset() + 1)
-                elif message.error().code() == KafkaError._PARTITION_EOF:
+                elif message.error().name() == "_PARTITION_EOF":
                     low = max(low, message.offset())
-                elif message.error().code() == KafkaError._AUTO_OFFSET_RESET:
+                elif message.error().name() == "_AUTO_OFFSET_RESET":
                     raise DataError(
                         f"{part}: message {low:,} was deleted while it was read (the topic's "
                         "retention), or the topic was made anew. Keep longer, or begin again."
