@@ -14,9 +14,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.rows.slots import SLOT_BYTES
 from recd_scars.hot_batches import hot_rows
 from recd_scars.hot_batches.hot_rows import BELOW, BY_BIT, BY_SLOT, SMALL, HotRows, way_to
-from recd_scars.hot_batches.row_slots import BYTES_PER_ROW, slots_of
 
 HUGE = 10**11
 
@@ -47,7 +47,7 @@ def of_one_id(**ids: np.ndarray) -> SparseFeatures:
     ],
 )
 def test_slots_are_for_huge_tables_of_few_hot_rows(hot: int, end: int, way: int) -> None:
-    assert BYTES_PER_ROW == 20
+    assert SLOT_BYTES == 20
     assert way_to(hot, end) == way
 
 
@@ -98,17 +98,8 @@ def test_slots_answer_as_bits_do(data: st.DataObject) -> None:
     for small in (SMALL, -1.0):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hot_rows, "SMALL", small)
-            patch.setattr(hot_rows, "BYTES_PER_ROW", 20 if small > 0 else 0)
+            patch.setattr(hot_rows, "SLOT_BYTES", 20 if small > 0 else 0)
             found.append(HotRows(plan, {"table": ["a"]}).samples(features).tolist())
     assert found[0] == found[1]
     ends = np.cumsum([0, *lengths])
     assert found[0] == [set(rows).issuperset(ids[begin:end]) for begin, end in pairwise(ends)]
-
-
-@pytest.mark.parametrize("step", [1, 2**20, 2**32, 2**40 + 1])
-def test_rows_at_equal_distances_find_slots(step: int) -> None:
-    """Ids are often such, as those that begin with a number of their kind."""
-    rows = np.arange(20_000) * step
-    slots = slots_of(rows)
-    assert len(slots) < 2.6 * len(rows)
-    assert set(slots.tolist()) == set(rows.tolist())

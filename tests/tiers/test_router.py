@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.tiers.router import Hits, RankedBitmap, RoutedIds, Router, Segments
+from recd_plugins.tiers import router
+from recd_plugins.tiers.router import (
+    Hits,
+    RankedBitmap,
+    RoutedIds,
+    Router,
+    Segments,
+    is_listed,
+)
 
 Route = Callable[[Router, Tensor, Segments], RoutedIds]
 WAYS: list[Route] = [Router.route, Router.route_by_ops]
@@ -28,18 +37,18 @@ def as_lists(routed: RoutedIds) -> list[list[int]]:
 
 @pytest.mark.parametrize("route", WAYS)
 def test_hot_ids_find_their_positions_and_the_others_miss(route: Route) -> None:
-    router = Router([10, 5], [tensor(7, 2), tensor(4)], [tensor(3), tensor(0)])
+    made = Router([10, 5], [tensor(7, 2), tensor(4)], [tensor(3), tensor(0)])
     ids = tensor(2, 3, 9, 7, 4, 0, 1)
-    found = route(router, ids, Segments(lengths=(4, 3), tables=(0, 1)))
+    found = route(made, ids, Segments(lengths=(4, 3), tables=(0, 1)))
     # Replicated rows: 2, 7, 10 + 4. Rows of a node: 3, 10 + 0.
     assert as_lists(found) == [[2, 6], [0, 3, 4], [0, 1, 2], [1, 5], [0, 1]]
 
 
 @pytest.mark.parametrize("route", WAYS)
 def test_ids_out_of_range_and_of_unknown_tables_miss(route: Route) -> None:
-    router = Router([2, 2], [tensor(0, 1), tensor(0, 1)], [tensor(), tensor()])
+    made = Router([2, 2], [tensor(0, 1), tensor(0, 1)], [tensor(), tensor()])
     ids = tensor(-1, 2, 1, -(2**63), 2**63 - 1, 0, 1)
-    found = route(router, ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
+    found = route(made, ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
     assert as_lists(found) == [[0, 1, 3, 4, 5, 6], [2], [1], [], []]
     assert found.outside == 6
 
@@ -68,12 +77,22 @@ def routings(
     return num_rows, *tiers, ids
 
 
+@contextmanager
+def in_slots(most: int) -> Iterator[None]:
+    """Tables of more rows than `most` are taken for huge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(router, "SMALL", most * router.BITS_PER_ROW / 8)
+        patch.setattr(router, "SLOT_AND_NUMBER", 0)
+        yield
+
+
 @pytest.mark.parametrize("route", WAYS)
 @settings(max_examples=at_most(50))
-@given(drawn=routings())
+@given(drawn=routings(), huge=st.sampled_from([0, 100, 200]))
 def test_routing_is_that_of_a_dict(
     route: Route,
     drawn: tuple[Sequence[int], list[list[int]], list[list[int]], list[list[int]]],
+    huge: int,
 ) -> None:
     num_rows, replicated, per_node, ids = drawn
     known = [
@@ -85,14 +104,16 @@ def test_routing_is_that_of_a_dict(
         }
         for tier in (replicated, per_node)
     ]
-    router = Router(
-        num_rows,
-        [tensor(*rows) for rows in replicated],
-        [tensor(*rows) for rows in per_node],
-    )
+    with in_slots(huge):
+        made = Router(
+            num_rows,
+            [tensor(*rows) for rows in replicated],
+            [tensor(*rows) for rows in per_node],
+        )
     keys = [(table, row) for table, rows in enumerate(ids) for row in rows]
     segments = Segments(tuple(map(len, ids)), tuple(range(len(ids))))
-    found = route(router, tensor(*(row for _, row in keys)), segments)
+    found = route(made, tensor(*(row for _, row in keys)), segments)
+    assert found.outside == sum(not 0 <= row < num_rows[table] for table, row in keys)
     expected = [[i for i, key in enumerate(keys) if not any(key in tier for tier in known)]]
     for tier in known:
         at = [i for i, key in enumerate(keys) if key in tier]
@@ -100,10 +121,52 @@ def test_routing_is_that_of_a_dict(
     assert as_lists(found) == expected
 
 
+@pytest.mark.parametrize("route", WAYS)
+def test_a_table_beyond_memory_is_routed_by_its_hot_rows(route: Route) -> None:
+    """Bits of it would be 18 GB."""
+    draw, huge = torch.Generator().manual_seed(0), 10**11
+    hot = torch.randint(0, huge, (100_000,), generator=draw).unique()
+    hot = hot[torch.randperm(len(hot), generator=draw)]
+    tiers = [[tensor(), tensor(3), hot[:60_000]], [tensor(), tensor(9), hot[60_000:]]]
+    made = Router([huge, 50, huge], *tiers)
+    assert made.nbytes < 31 * len(hot)
+    ids = torch.cat([hot[50_000:70_000], hot[:5] + 1, tensor(-1, huge, huge - 1, 3, 9, 10)])
+    every = Segments((len(ids) - 3, 3, 4), (2, 1, 0))
+    found = route(made, torch.cat([ids, tensor(0, huge - 1, huge, -1)]), every)
+    order = torch.cat([hot[:60_000].sort().values, hot[60_000:].sort().values])
+    assert found.outside == 4
+    assert found.missed.tolist() == [*range(20_000, 20_008), *range(20_010, 20_015)]
+    assert torch.equal(order[found.replicated.positions[:-1] - 1], ids[:10_000])
+    assert torch.equal(order[60_000:][found.per_node.positions[:-1] - 1], ids[10_000:20_000])
+    assert found.replicated.at.tolist() == [*range(10_000), 20_008]
+    assert [tier.positions[-1] for tier in found[1:3]] == [0, 0]
+
+
+def test_a_router_of_models_on_the_meta_device_has_no_slots() -> None:
+    rows = torch.empty(3, dtype=torch.int64, device="meta")
+    made = Router([10**11], [rows], [rows], torch.device("meta"))
+    assert made.nbytes < 10_000
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "count", "listed"),
+    [
+        (59 * 10**8, 1, False),
+        (60 * 10**8, 1, True),
+        (10**11, 604_166_666, True),
+        (10**11, 604_166_667, False),
+        (10**11, 0, True),
+        (10**13, 2**30 + 1, False),
+    ],
+)
+def test_huge_tables_of_few_hot_rows_have_no_bits(num_rows: int, count: int, listed: bool) -> None:
+    assert is_listed(num_rows, count) == listed
+
+
 def test_a_router_takes_less_than_two_bits_a_row() -> None:
     rows = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(0))[:80_000]
-    router = Router([1_000_000], [rows[:20_000]], [rows[20_000:]])
-    assert router.nbytes * 8 < 1.6 * 1_000_000  # 1.45, and 1.45 for each hot row
+    made = Router([1_000_000], [rows[:20_000]], [rows[20_000:]])
+    assert made.nbytes * 8 < 1.6 * 1_000_000  # 1.45, and 1.45 for each hot row
 
 
 @pytest.mark.parametrize(
@@ -119,14 +182,14 @@ def test_many_rows_and_ids_are_routed_as_by_ops(replicated: int, per_node: int) 
     ]
     replicated_rows = [rows[: len(rows) * replicated // 150_000] for rows in hot]
     per_node_rows = [rows[len(some) :] for rows, some in zip(hot, replicated_rows, strict=True)]
-    router = Router(num_rows, replicated_rows, per_node_rows)
+    made = Router(num_rows, replicated_rows, per_node_rows)
     lengths = (700, 256, 0, 1_000, 44)
     ids = torch.randint(-10, 120_010, (sum(lengths),), generator=draw)
     segments = Segments(lengths, (0, 2, 1, -1, 0))
-    found = as_lists(router.route(ids, segments))
-    by_ops = router.route_by_ops(ids, segments)
+    found = as_lists(made.route(ids, segments))
+    by_ops = made.route_by_ops(ids, segments)
     assert found == as_lists(by_ops)
-    assert router.route(ids, segments).missed_lengths == by_ops.missed_lengths
+    assert made.route(ids, segments).missed_lengths == by_ops.missed_lengths
     assert sum(by_ops.missed_lengths) == len(by_ops.missed)
     assert [len(found[1]) > 0, len(found[3]) > 0] == [replicated > 0, per_node > 0]
 
@@ -149,7 +212,7 @@ def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> No
 
 
 def test_hits_and_misses_are_typed_for_torch() -> None:
-    router = Router([4], [tensor(1)], [tensor(2)])
-    missed, replicated, per_node, *_ = router.route(tensor(0, 1, 2), Segments((3,), (0,)))
+    made = Router([4], [tensor(1)], [tensor(2)])
+    missed, replicated, per_node, *_ = made.route(tensor(0, 1, 2), Segments((3,), (0,)))
     assert isinstance(replicated, Hits)
     assert {t.dtype for t in (missed, *replicated, *per_node)} == {torch.int64}

@@ -12,8 +12,14 @@ import numpy.typing as npt
 
 from recd_plugins.api.batch import JoinedFeatures, SparseFeatures
 from recd_plugins.api.planning import TablePlan, TierPlan
-from recd_plugins.api.rows import array_like, kernel
-from recd_scars.hot_batches.row_slots import BYTES_PER_ROW, MOST_ROWS, among_slots, slots_of
+from recd_plugins.api.rows import (
+    MOST_IN_SLOTS,
+    SLOT_BYTES,
+    among_slots,
+    array_like,
+    kernel,
+    slots_of,
+)
 
 __all__ = ["HotRows"]
 
@@ -125,8 +131,8 @@ def way_to(hot: int, end: int) -> int:
     bits, unless these are many and slots take less."""
     if hot == end:
         return BELOW
-    less = end / 8 > max(SMALL, BYTES_PER_ROW * hot)
-    return BY_SLOT if less and hot <= MOST_ROWS else BY_BIT
+    less = end / 8 > max(SMALL, SLOT_BYTES * hot)
+    return BY_SLOT if less and hot <= MOST_IN_SLOTS else BY_BIT
 
 
 @kernel

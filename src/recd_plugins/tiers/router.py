@@ -1,5 +1,5 @@
 """The router: it finds the tier that an id is read from, and its position there, by 1.45 bits a row
-of the tables.
+of the tables; of huge ones, by 30 bytes a row that has a replica.
 
 All tables of a router lie one after another in one space of rows. A bitmap holds the rows that
 have replicas; a second one, over these alone, says which of the two tiers has each. A tier's
@@ -7,6 +7,9 @@ positions count its rows in ascending order:
 
     n = rank of the row in the first,  p = rank of n in the second
     position = p  in `replicated`,  n - p  in `per_node`
+
+Of a huge table, whose bits would take more memory, that space has those rows alone that have
+replicas, in ascending order: slots say which of them an id is, on CUDA a search.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.memory import numbers_on, prefetch
+from recd_plugins.sparse.rows.slots import MOST_IN_SLOTS, SLOT_BYTES, numbers_in, slot_of, slots_of
 
 __all__ = ["Hits", "RankedBitmap", "RoutedIds", "Router", "Segments"]
 
+I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
 U64s: TypeAlias = npt.NDArray[np.uint64]
 
@@ -46,6 +51,12 @@ BIT = U64(6)
 """Bits that the number of a row's bit in its word takes."""
 BLOCK = 256
 """Ids that are routed at a time: what is known of them stays in the cache."""
+SMALL = 1 << 30
+"""Bytes of a table's bits that are never too much: an id takes half as long again, or three times
+as long, by slots."""
+BITS_PER_ROW = 1.45
+SLOT_AND_NUMBER = 1.5 * SLOT_BYTES
+"""Bytes for each row that has a replica, of a table whose rows are in slots."""
 NUMBER = U64(8)
 """Bits that an id's number in its block takes."""
 
@@ -96,20 +107,25 @@ class Router:
     ) -> None:
         """The tables have `num_rows` rows, of which each has these (int64) in either tier."""
         self._num_rows = tuple(num_rows)
-        self._starts = tuple(accumulate(num_rows, initial=0))
+        self._listed = _Listed(num_rows, replicated, per_node, device)
+        self._starts = tuple(accumulate(map(self._listed.space, range(len(num_rows))), initial=0))
         replicated_rows, per_node_rows = (
             torch.cat(
                 [torch.empty(0, dtype=torch.int64, device=device)]
-                + [rows.to(device) + start for rows, start in zip(tier, self._starts, strict=False)]
+                + [
+                    self._listed.numbers(table, rows.to(device)) + self._starts[table]
+                    for table, rows in enumerate(tier)
+                ]
             )
             for tier in (replicated, per_node)
         )
+        self._listed.forget()
         self._copied = RankedBitmap(torch.cat([replicated_rows, per_node_rows]), self._starts[-1])
         self._replicated = RankedBitmap(self._copied.rank(replicated_rows), self._copied.count)
 
     @property
     def nbytes(self) -> int:
-        return self._copied.nbytes + self._replicated.nbytes
+        return self._copied.nbytes + self._replicated.nbytes + self._listed.nbytes
 
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """Find the rows of `ids` [N] int64. Ids of no row miss, and are counted."""
@@ -119,6 +135,9 @@ class Router:
             ids.contiguous().numpy(),
             np.array(segments.lengths, np.int64),
             *self._rows_of(segments),
+            *self._listed.of_tables(segments.tables),
+            self._listed.slots,
+            self._listed.number_of_slot,
             self._copied.words.numpy(),
             self._copied.ranks.numpy(),
             self._replicated.words.numpy(),
@@ -146,7 +165,12 @@ class Router:
         feature = torch.repeat_interleave(lengths, output_size=len(ids))
         known = (ids >= 0) & (ids < sizes_of[feature])
         rows = torch.where(known, ids + starts_of[feature], 0)
+        listed = self._listed.search(ids, segments)
+        for part, numbers, found in listed:
+            rows[part] = torch.where(found, numbers + starts_of[feature[part]], 0)
         hit = known & self._copied.holds(rows)
+        for part, _, found in listed:
+            hit[part] &= found
         numbers = self._copied.rank(rows)
         replicated = hit & self._replicated.holds(torch.where(hit, numbers, 0))
         before = torch.nn.functional.pad((~hit).cumsum(0), (1, 0))
@@ -172,6 +196,92 @@ class Router:
         starts = [self._starts[table] if table >= 0 else 0 for table in tables]
         sizes = [self._num_rows[table] if table >= 0 else 0 for table in tables]
         return np.array(starts, np.int64), np.array(sizes, np.int64)
+
+
+class _Listed:
+    """The rows that have replicas, of those tables alone whose bits would take more memory."""
+
+    def __init__(
+        self,
+        num_rows: Sequence[int],
+        replicated: Sequence[Tensor],
+        per_node: Sequence[Tensor],
+        device: torch.device | None,
+    ) -> None:
+        self._num_rows = tuple(num_rows)
+        self._on_cpu = device is None or device.type == "cpu"
+        self._rows: dict[int, Tensor] = {}
+        """[n] of each such table, ascending; row 0 where none has a replica."""
+        self._slots: dict[int, tuple[int, int]] = {}
+        """Where the slots of each such table begin, and how many it has."""
+        slots, numbers, start = [np.empty(0, np.uint64)], [np.empty(0, np.int32)], 0
+        for table, tiers in enumerate(zip(replicated, per_node, strict=True)):
+            if not is_listed(num_rows[table], sum(map(len, tiers))):
+                continue
+            rows = torch.cat([one.to(device) for one in tiers]).sort().values
+            rows = self._rows[table] = rows if len(rows) else rows.new_zeros(1)
+            if not self._on_cpu:
+                continue
+            slots.append(slots_of(rows.numpy()))
+            numbers.append(numbers_in(slots[-1], rows.numpy()))
+            self._slots[table] = start, len(slots[-1])
+            start += len(slots[-1])
+        self._spaces = {table: len(rows) for table, rows in self._rows.items()}
+        self.slots, self.number_of_slot = np.concatenate(slots), np.concatenate(numbers)
+
+    def forget(self) -> None:
+        """Keep the rows in slots alone where these are read, on the CPU."""
+        if self._on_cpu:
+            self._rows.clear()
+
+    @property
+    def nbytes(self) -> int:
+        on_device = sum(rows.nbytes for rows in self._rows.values())
+        return self.slots.nbytes + self.number_of_slot.nbytes + on_device
+
+    def space(self, table: int) -> int:
+        """The rows that the table takes in the space of rows."""
+        return self._spaces.get(table, self._num_rows[table])
+
+    def numbers(self, table: int, rows: Tensor) -> Tensor:
+        """Rows of the table as numbers in its part of the space: their own, or their places among
+        those that are listed."""
+        return torch.searchsorted(self._rows[table], rows) if table in self._rows else rows
+
+    def of_tables(self, tables: Sequence[int]) -> tuple[I64, I64]:
+        """Where the slots of each feature's table begin [F], and how many it has (or 0) [F]."""
+        if not self._slots:
+            nothing = np.zeros(len(tables), np.int64)
+            return nothing, nothing
+        begins_and_sizes = [self._slots.get(table, (0, 0)) for table in tables]
+        begins, sizes = np.array(begins_and_sizes, np.int64).reshape(-1, 2).T.copy()
+        return begins, sizes
+
+    def search(self, ids: Tensor, segments: Segments) -> list[tuple[slice, Tensor, Tensor]]:
+        """Of each feature whose table is listed: which of the ids are its, their numbers, and
+        whether these are theirs."""
+        found, begin = [], 0
+        for length, table in zip(segments.lengths, segments.tables, strict=True):
+            if table in self._spaces and length:
+                part, rows = slice(begin, begin + length), self._of(table)
+                numbers = torch.searchsorted(rows, ids[part]).clamp_(max=len(rows) - 1)
+                found.append((part, numbers, rows[numbers] == ids[part]))
+            begin += length
+        return found
+
+    def _of(self, table: int) -> Tensor:
+        """[n]: the rows of the table that are listed, ascending."""
+        if table in self._rows:
+            return self._rows[table]
+        start, size = self._slots[table]
+        return torch.from_numpy(np.unique(self.slots[start : start + size]).astype(np.int64))
+
+
+def is_listed(num_rows: int, count: int) -> bool:
+    """Whether `count` rows that have replicas take less memory than bits of all rows of a huge
+    table."""
+    bits = num_rows * BITS_PER_ROW / 8
+    return bits > max(SMALL, SLOT_AND_NUMBER * count) and count <= MOST_IN_SLOTS
 
 
 class RankedBitmap:
@@ -231,6 +341,10 @@ def _route(
     lengths: I64,
     starts: I64,
     sizes: I64,
+    slot_starts: I64,
+    num_slots: I64,
+    slots: U64s,
+    number_of_slot: I32,
     words: I64,
     ranks: I64,
     tier_words: I64,
@@ -241,9 +355,11 @@ def _route(
     """Returns missed, replicated (which, positions), per node (which, positions), and how many
     ids are of no row.
 
-    `starts` and `sizes` are those of each feature's table. `words` and `ranks` are the bitmap of
-    the rows that have replicas, `tier_words` and `tier_ranks` that of the replicated ones among
-    these; without `two_tiers` all are in one tier, and the second bitmap is not read.
+    `starts` and `sizes` are those of each feature's table; `slot_starts` and `num_slots` say which
+    of all `slots` it has, if any, and `number_of_slot` is the number of each one's row. `words` and
+    `ranks` are the bitmap of the rows that have replicas, `tier_words` and `tier_ranks` that of the
+    replicated ones among these; without `two_tiers` all are in one tier, and the second bitmap is
+    not read.
 
     A block of ids is taken in passes: the first only asks for their words, so that the
     processor has as many cache misses under way as it can. No branch depends on an id.
@@ -261,10 +377,25 @@ def _route(
     num_missed = num_replicated = num_per_node = outside = first = U64(0)
     for segment in range(lengths.size):
         start, size = U64(starts[segment]), U64(sizes[segment])
+        slot_start, of_table = U64(slot_starts[segment]), U64(num_slots[segment])
         end = first + U64(lengths[segment])
         while first < end:
             count = min(end - first, U64(BLOCK))
-            i = U64(0)
+            if of_table:
+                outside += _ask_slots(
+                    ids[first : first + count],
+                    size,
+                    slots,
+                    slot_start,
+                    of_table,
+                    number_of_slot,
+                    start,
+                    ranks,
+                    known,
+                    word,
+                    packed,
+                )
+            i = count if of_table else U64(0)
             while i < count:
                 number = U64(ids[first + i])
                 known[i] = number < size  # a negative id is huge
@@ -304,6 +435,34 @@ def _route(
         node_positions[:num_per_node],
         outside,
     )
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _ask_slots(
+    ids: I64,
+    size: np.uint64,
+    slots: U64s,
+    slot_start: np.uint64,
+    num_slots: np.uint64,
+    number_of_slot: I32,
+    start: np.uint64,
+    ranks: I64,
+    known: U64s,
+    word: U64s,
+    packed: U64s,
+) -> Any:
+    """The first pass over a block of ids of a table whose rows are in slots; how many are of no
+    row."""
+    outside = U64(0)
+    for i in range(len(ids)):
+        number = U64(ids[i])
+        outside += ONE - U64(number < size)
+        slot = slot_of(number, slot_start, num_slots, slots)
+        known[i] = slots[slot] == number
+        row = start + U64(number_of_slot[slot])
+        word[i] = word_of(row)
+        packed[i] = rank_and_bit(ranks, row, word[i])
+    return outside
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]

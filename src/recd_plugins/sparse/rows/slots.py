@@ -1,8 +1,8 @@
-"""The hot rows of a huge table in slots, of which there are 2.5 for each hot row, however many rows
+"""Some rows of a huge table in slots, of which there are 2.5 for each of them, however many rows
 the table has.
 
-A row is in one of the two slots that its hash names, so that two reads say whether it is hot, and
-no branch depends on the row (cuckoo hashing).
+A row is in one of the two slots that its hash names, so that two reads say whether it is one of
+them, and no branch depends on the row (cuckoo hashing).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from recd_plugins.api.rows import kernel
+from recd_plugins.compat.kernels import kernel
 
-__all__ = ["BYTES_PER_ROW", "MOST_ROWS", "among_slots", "slots_of"]
+__all__ = ["MOST_IN_SLOTS", "SLOT_BYTES", "among_slots", "numbers_in", "slot_of", "slots_of"]
 
+I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
 U64s: TypeAlias = npt.NDArray[np.uint64]
 
@@ -29,9 +30,10 @@ SHIFT, HALF = U64(33), U64(32)
 """Bits of the hash that name a slot."""
 ROOM = 2.5
 """Slots for each row: with fewer than two, rows find no place."""
-BYTES_PER_ROW = ROOM * U64(0).nbytes
-MOST_ROWS = 1 << 30
-"""Hot rows of a table that slots are made for, at most: half a hash names no more slots."""
+SLOT_BYTES = ROOM * U64(0).nbytes
+"""Bytes of slots for each row."""
+MOST_IN_SLOTS = 1 << 30
+"""Rows that slots are made for, at most: half a hash names no more slots."""
 MOVES = 500
 """Rows that make way for one, at most, before all are put in more slots."""
 
@@ -44,11 +46,25 @@ def slots_of(rows: I64) -> U64s:
     return slots
 
 
+def numbers_in(slots: U64s, rows: I64) -> I32:
+    """The number of each slot's row among the ascending `rows` that `slots_of` was given."""
+    numbers = np.zeros(len(slots), np.int32)  # free slots repeat the first row
+    _number(slots, rows, numbers)
+    return numbers
+
+
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def among_slots(number: np.uint64, start: np.uint64, size: np.uint64, slots: U64s) -> Any:
     """Whether a row is in `slots[start : start + size]`: 0 or 1."""
     one, other = _places(number, size)
     return np.uint8(slots[start + one] == number) | np.uint8(slots[start + other] == number)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def slot_of(number: np.uint64, start: np.uint64, size: np.uint64, slots: U64s) -> Any:
+    """The slot that a row is in, if it is in any; some slot, if not."""
+    one, other = _places(number, size)
+    return start + (one if slots[start + one] == number else other)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
@@ -64,8 +80,8 @@ def _places(number: np.uint64, size: np.uint64) -> Any:
 @kernel
 def _fill(slots: U64s, rows: I64) -> bool:
     """Put each row in one of its slots, from which a row that is there goes to its other one; false
-    where one finds no place. In the end free slots repeat the first row, so that all are of a hot
-    one."""
+    where one finds no place. In the end free slots repeat the first row, so that none says what is
+    not."""
     size = U64(len(slots))
     for row in rows:
         moved = U64(row)
@@ -82,3 +98,10 @@ def _fill(slots: U64s, rows: I64) -> bool:
         if slots[place] == FREE:
             slots[place] = U64(rows[0])
     return True
+
+
+@kernel
+def _number(slots: U64s, rows: I64, numbers: I32) -> None:
+    size = U64(len(slots))
+    for number in range(len(rows)):
+        numbers[slot_of(U64(rows[number]), U64(0), size, slots)] = number
