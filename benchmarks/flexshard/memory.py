@@ -71,7 +71,8 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     assert world is not None
     nodes = Nodes(world, ranks_per_node)
     layout = TierLayout(num_rows, ranks_per_node)
-    home = HomeTable(0, torch.zeros(0, dim), (torch.zeros(0, 1),))
+    none = torch.zeros(0, dim)
+    home = HomeTable(0, none, (torch.zeros(0, 1),), none)
     gradients = torch.ones(num_rows, dim)
     dist.barrier()
     give_back()
