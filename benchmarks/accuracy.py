@@ -73,8 +73,12 @@ class Run:
     seed: int
 
     def registry(self, folder: Path, steps: int | None) -> dict[str, Any]:
-        registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": str(folder / "data")}
-        registry |= DATASETS[self.dataset] | ORDERS[self.order]
+        registry: dict[str, Any] = {
+            "plugins": ["recd_dlrm", "recd_dedup"],
+            "folder": str(folder / "data"),
+            **DATASETS[self.dataset],
+            **ORDERS[self.order],
+        }
         name = f"{self.dataset}-{self.order}-{'ikjt' if self.dedup else 'kjt'}-{self.seed}"
         train = {"ranks": 2, "device": "cpu", "seed": self.seed, "run": str(folder / name)}
         train |= {"log_every": 5, "checkpoint_every": 0}

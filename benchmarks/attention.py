@@ -59,7 +59,7 @@ class Padded(nn.Module):
         assert self.pooling.positions is not None
         longest = int(lengths.max())
         offsets = F.pad(lengths.cumsum(0), (1, 0))
-        x = torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [longest])
+        x: Tensor = torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [longest])
         column = torch.arange(longest)
         x = x + self.pooling.positions((lengths.unsqueeze(1) - 1 - column).clamp(min=0))
         padding = column >= lengths.unsqueeze(1)
@@ -78,7 +78,7 @@ class Nested(nn.Module):
         assert self.pooling.positions is not None
         offsets = F.pad(lengths.cumsum(0), (1, 0))
         ages = torch.repeat_interleave(offsets[1:], lengths) - 1 - torch.arange(len(values))
-        x = values + self.pooling.positions(ages)
+        x: Tensor = values + self.pooling.positions(ages)
         for layer in self.pooling.encoder.layers:
             attention = layer.self_attn
             packed = F.linear(layer.norm1(x), attention.in_proj_weight, attention.in_proj_bias)
@@ -91,6 +91,7 @@ class Nested(nn.Module):
             x = x + attention.out_proj(seen.reshape(x.shape))
             x = x + layer.linear2(layer.activation(layer.linear1(layer.norm2(x))))
         rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        assert self.pooling.encoder.norm is not None
         x = self.pooling.encoder.norm(x)
         return x.new_zeros(len(lengths), DIM).index_add(0, rows, x) / lengths.unsqueeze(1)
 
@@ -174,11 +175,13 @@ def sharing(
     adapted = DedupPooling(pooling)
 
     def all_samples() -> Tensor:
-        return adapted(expand_values(values, lengths, lookup), lengths_of_all, query)
+        pooled: Tensor = adapted(expand_values(values, lengths, lookup), lengths_of_all, query)
+        return pooled
 
     def unique_samples() -> Tensor:
         jagged = Unexpanded.values(values, lengths, lookup, numel)
-        return adapted(jagged, Unexpanded.rows(lengths, lookup), query)
+        pooled: Tensor = adapted(jagged, Unexpanded.rows(lengths, lookup), query)
+        return pooled
 
     return {
         "all samples": step(adapted, values, all_samples),
@@ -202,7 +205,7 @@ def expanding(rows: int) -> dict[str, Side]:
     def padded() -> Tensor:
         offsets = F.pad(lengths.cumsum(0), (1, 0))
         dense = torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [int(lengths.max())])
-        chosen = dense.index_select(0, lookup)
+        chosen: Tensor = dense.index_select(0, lookup)
         return chosen[torch.arange(chosen.shape[1]) < lengths[lookup].unsqueeze(1)]
 
     ways: dict[str, Side] = {

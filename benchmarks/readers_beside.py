@@ -10,6 +10,7 @@ not installed is left out, and `settings` names it.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -116,7 +117,7 @@ def _ray(table: Table) -> int:
     import ray
 
     if not ray.is_initialized():  # in the round that does not count
-        ray.init("local", log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+        ray.init("local", log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
     files = [str(file) for file in table.files]
     batches = (

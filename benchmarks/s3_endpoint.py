@@ -31,6 +31,8 @@ class Request(NamedTuple):
     fault: Fault
 
 
+Headers = list[tuple[str, str]]
+
 Faults = Callable[[int, str, str], Fault]
 """From a request's number, method and path to what happens to it."""
 
@@ -95,7 +97,7 @@ class Proxy:
     def wait(self) -> None:
         self._closed.wait(self.stall)
 
-    def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, list, bytes]:
+    def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Headers, bytes]:
         upstream = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=60)
         headers = {k: v for k, v in handler.headers.items() if k.lower() not in DROPPED}
         try:
@@ -139,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _any
 
-    def _send(self, status: int, headers: list, content: bytes, length: int) -> None:
+    def _send(self, status: int, headers: Headers, content: bytes, length: int) -> None:
         with suppress(OSError):  # the client may have gone away
             self.send_response_only(status)
             for name, value in headers:

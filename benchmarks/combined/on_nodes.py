@@ -48,7 +48,9 @@ def on_nodes(
     # Plain TorchRec all-reduces nothing but the dense gradients.
     size = sum(steps[PLAIN].traffic["all_reduce"].values())
     gradients = torch.zeros(round(size) // 4)
-    once = OnceANode(dist.group.WORLD, workload.ranks_per_node)
+    world = dist.group.WORLD
+    assert world is not None
+    once = OnceANode(world, workload.ranks_per_node)
     ways: dict[bool, Callable[[], object]] = {
         False: lambda: dist.all_reduce(gradients),
         True: lambda: once.all_reduce(gradients).wait(),

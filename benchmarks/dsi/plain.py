@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 __all__ = [
@@ -174,7 +175,7 @@ def clamp_dense(column: Sequence[float], low: float, high: float) -> list[float]
     return [min(max(number, low), high) for number in column]
 
 
-PLAIN = {
+PLAIN: dict[str, Callable[..., Any]] = {
     "sigrid_hash": sigrid_hash,
     "positive_modulus": positive_modulus,
     "clamp": clamp,
@@ -190,7 +191,7 @@ PLAIN = {
 }
 """By record; those of pairs take two features."""
 
-PLAIN_DENSE = {
+PLAIN_DENSE: dict[str, Callable[..., Any]] = {
     "bucketize": bucketize,
     "logit": logit,
     "box_cox": box_cox,

@@ -25,8 +25,12 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.trainer.checkpoints.checkpoint import check_whole, write_json
-from recd_plugins.trainer.checkpoints.files import digest_of, write_digest
+from recd_plugins.trainer.checkpoints.files import (
+    check_whole,
+    digest_of,
+    write_digest,
+    write_json,
+)
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 
 __all__ = ["DAMAGE"]

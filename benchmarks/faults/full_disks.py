@@ -26,7 +26,7 @@ from recd_plugins.api.data import MESSAGES
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.trainer.checkpoints.checkpoint import check_whole
+from recd_plugins.trainer.checkpoints.files import check_whole
 from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = ["FULL_DISKS", "take_own_mounts"]

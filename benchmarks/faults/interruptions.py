@@ -33,7 +33,7 @@ LINES = 20
 """Lines of metrics that the job prints."""
 
 TRAIN = {
-    **JOB["train"],  # type: ignore[dict-item]
+    **JOB["train"],
     "ranks": RANKS,
     "batch_size": 16,
     "steps": 10 * LINES,
@@ -43,7 +43,7 @@ TRAIN = {
     "hang_after": HANG_AFTER,
 }
 
-DATASET = {**JOB["dataset"], "samples": 2_048}  # type: ignore[dict-item]
+DATASET = {**JOB["dataset"], "samples": 2_048}
 """Some three epochs, each of which starts workers of its own, where there are any."""
 WITH_WORKERS = 0.2
 """The share of jobs whose ranks have others read for them."""
@@ -166,7 +166,7 @@ def _hang(how: str, rank: int, step: int, workers: int) -> Case:
         place.write("hanging.py", HANGING)
         os.mkfifo(place.folder / "a_fifo")
         callback = f"callbacks=[{{use: hangs, rank: {rank}, step: {step}, how: {how}}}]"
-        plugins = f"plugins={[*JOB['plugins'], './hanging.py']}"  # type: ignore[misc]
+        plugins = f"plugins={[*JOB['plugins'], './hanging.py']}"
         ended = place.recd("train", plugins, callback, _patience(), limit=LIMIT)
         yield from _of_interest(ended, (1,))
         if f"rank {rank} hangs" not in ended.errors or "hanging.py" not in ended.errors:

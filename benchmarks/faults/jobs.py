@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,7 +15,7 @@ from recd_plugins.data.read_log import with_digest
 
 __all__ = ["JOB", "RUN", "furnish", "written"]
 
-JOB: Mapping[str, object] = {
+JOB: Mapping[str, Any] = {
     "plugins": ["recd_dlrm", "recd_dedup", "recd_flexshard", "recd_scars"],
     "dataset": {
         "use": "random",

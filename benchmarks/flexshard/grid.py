@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side, tables
 from benchmarks.flexshard.workload import TABLE, Workload
@@ -18,6 +19,7 @@ __all__ = [
     "NO_SKEW",
     "QUICK_GRID",
     "SATURATED",
+    "TIERS",
     "Setting",
     "candidates",
     "chosen",
@@ -99,6 +101,9 @@ SATURATED = Setting(
 """Every rank looks up every hot row in every step."""
 NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=128)
 
+TIERS: tuple[tuple[Literal[2, 3], str], ...] = ((2, "DP"), (3, "DP, Flex"))
+"""How many tiers a candidate has, homes among them, and the paper's names of the others."""
+
 
 def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
     """The plan of `goal: auto`, at no more than `budget` bytes a rank over row-wise."""
@@ -115,7 +120,7 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
     for level, alone in levels.items():
         every.append(alone)
-        for tiers, name in ((2, "DP"), (3, "DP, Flex")):
+        for tiers, name in TIERS:
             ledger = choose(
                 tables(workload), prices, goal="budget", tiers=tiers, budget=BUDGET, coalesce=level
             )

@@ -24,8 +24,8 @@ def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:
     """Random ids, so that nearly each is a cache miss: no locality flatters it."""
     draw = torch.Generator().manual_seed(0)
     rows = torch.randperm(num_rows, generator=draw)[:hot]
-    everywhere, shared = rows[: int(REPLICATED * hot)], rows[int(REPLICATED * hot) :]
-    made = Router([num_rows], [everywhere], [shared])
+    everywhere, in_nodes = rows[: int(REPLICATED * hot)], rows[int(REPLICATED * hot) :]
+    made = Router([num_rows], [everywhere], [in_nodes])
     asked = torch.randint(0, num_rows, (ids,), generator=draw)
     some = torch.rand(ids, generator=draw) < HOT_SHARE
     asked[some] = rows[torch.randint(0, hot, (int(some.sum()),), generator=draw)]

@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> list[Figure]:
             "program itself."
         )
     parts = _chosen(parser, options.part)
-    load, figures = os.getloadavg()[0], []
+    load = os.getloadavg()[0]
+    figures: list[Figure] = []
     for number, part in enumerate(parts, 1):
         began = time.monotonic()
         setting = Setting(device=device, quick=options.quick, seconds=part.seconds)

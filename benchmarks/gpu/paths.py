@@ -21,7 +21,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.gpu.parts import Part, Setting
 from benchmarks.harness import Figure
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack, load
 from recd_plugins.testing.parity import Reference, reference_of
@@ -145,9 +144,9 @@ def _trained(
     batches, losses, steps = noted(), [], stack.registry.train.steps
     for step in range(steps):
         if path.moves and step == steps // 2:
-            planner = stack.planner()
-            assert isinstance(planner, Tiered)
-            planner.retier(seen[step - 2 : step], dist.group.WORLD)
+            world = dist.group.WORLD
+            assert world is not None
+            stack.retiering_planner().retier(seen[step - 2 : step], world)
         losses.append(job.pipeline.progress(batches)[0].item())
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, losses)

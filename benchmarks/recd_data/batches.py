@@ -239,7 +239,7 @@ def wire(table: Table, groups: Groups, batch_size: int) -> list[Figure]:
 
 def _columns(table: Table, groups: Groups, batch_size: int) -> list[Columns]:
     """The features of the groups of some batches, each column in memory of its own."""
-    found = []
+    found: list[Columns] = []
     for batch in batches(table, batch_size, BATCHES):
         features = batch.features.to_dict()
         found.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,6 +12,7 @@ from recd_dedup.dedup.converters import Exact
 from recd_dsi.transforms import FirstX, SigridHash
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.order import SessionOrder
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
@@ -82,9 +82,9 @@ def batches(table: Table, batch_size: int, count: int) -> Iterator[Batch]:
 
 
 def _loader(
-    table: Table, sessions: str, batch_size: int, transform: BatchTransform | None
+    table: Table, sessions: SessionOrder, batch_size: int, transform: BatchTransform | None
 ) -> Loader:
-    config = dataclasses.replace(LocalReaderConfig(), sessions=sessions)
+    config = LocalReaderConfig(sessions=sessions)
     return build_local_reader(config, Context()).loader(
         table,
         rank=0,

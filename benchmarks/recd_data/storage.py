@@ -118,6 +118,7 @@ def _strongly_packed(table: Table) -> int:
     """Bytes of the same stripes at zstd 3 in pages of 8 MiB, without dictionaries."""
     total = 0
     for file in table.files:
+        assert isinstance(file, Path)  # the benchmark wrote it
         packed = file.with_suffix(".strong")
         with pq.ParquetFile(file) as source:
             writer = pq.ParquetWriter(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
@@ -266,6 +266,6 @@ def _pipeline(job: EmulatedJob, tiers: TierPlan | None, dedup: bool) -> Any:
     return TrainPipelineSparseDist(sharded, torch.optim.SGD(dense, lr=0.01), CPU)
 
 
-def median(seconds: list[float]) -> float:
+def median(seconds: Sequence[float]) -> float:
     """Milliseconds of the middle step."""
     return 1000 * statistics.median(seconds)

@@ -104,11 +104,11 @@ def picture(ink: Ink) -> str:
         body.append(f'<path d="M{WIDTH - 290} {y - 4} h24" stroke="{colour}" stroke-width="3"/>')
         body.append(_text(WIDTH - 258, y, name, ink.text))
     for name, step in modelled_steps(whole, cluster).items():
-        x, y = _at(step)
-        body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{ink.text}"/>')
+        x, across = _at(step)
+        body.append(f'<circle cx="{x:.1f}" cy="{across:.1f}" r="4.5" fill="{ink.text}"/>')
         words = f"{name}: {step.ms:.0f} ms, {step.memory / GB:.1f} GiB"
         right, down, anchor = BESIDE[name]
-        body.append(_text(x + right, y + down, words, ink.text, anchor))
+        body.append(_text(x + right, across + down, words, ink.text, anchor))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '

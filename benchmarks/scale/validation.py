@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
@@ -138,7 +138,7 @@ class Validated:
     @property
     def error(self) -> float:
         """The forecast over the fact, less 1."""
-        return self.step.ms / median(list(self.seconds)) - 1
+        return self.step.ms / median(self.seconds) - 1
 
 
 def validated(settings: Sequence[ValidationSetting], rounds: int) -> Iterator[Validated]:
@@ -232,7 +232,7 @@ class _Known:
 
 def _calls_take(cluster: Cluster, share: float) -> Cluster:
     """The cluster with so much of its calls' latencies."""
-    links = {
+    links: dict[str, Any] = {
         name: dataclasses.replace(link, latency_ms=share * link.latency_ms)
         for name, link in vars(cluster).items()
         if isinstance(link, Link)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import Figure, alternate, spread
@@ -13,6 +14,7 @@ from benchmarks.service.processes import cores, on_cores, worker_of
 from benchmarks.service.rates import ONE, ROWS_TARGETS, WAYS, rows_of
 from benchmarks.service.registries import KINDS, LOCAL, service, stack_of
 from recd_dsi.service.reader import end_workers
+from recd_plugins.data.batch import Batch
 
 __all__ = ["missing_cores", "own_core"]
 
@@ -35,16 +37,10 @@ def own_core(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Ite
         local = stack_of(folder, kind, LOCAL, **sizes).loader(0, 1)
         ours = service(stack_of(folder, kind, {**ONE, **WAYS[WAY]}, **sizes))
         worker, here = worker_of(ours), os.getpid()
-
-        def alone(local=local, here=here) -> int:
-            with on_cores({here: first}):
-                return rows_of(local)
-
-        def beside(ours=ours, here=here, worker=worker) -> int:
-            with on_cores({here: second, worker: first}):
-                return rows_of(ours)
-
-        sides: dict[str, Callable[[], int]] = {"local": alone, "service": beside}
+        sides = {
+            "local": partial(_epoch, local, {here: first}),
+            "service": partial(_epoch, ours, {here: second, worker: first}),
+        }
         measured = alternate(sides, rounds, of=f"one worker on a core of its own, {kind} batches")
         end_workers()
         pairs = zip(measured["local"], measured["service"], strict=True)
@@ -64,3 +60,9 @@ def own_core(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Ite
             note=f"{rows['service']:,.0f} and {rows['local']:,.0f} rows/s; the client has another "
             "core, as on a machine of its own",
         )
+
+
+def _epoch(loader: Iterable[Batch], on: Mapping[int, int]) -> int:
+    """The rows of an epoch, while these processes have the cores that are named."""
+    with on_cores(on):
+        return rows_of(loader)

@@ -15,8 +15,9 @@ __all__ = ["cores", "on_cores", "processor_seconds", "worker_of"]
 
 def cores() -> list[int]:
     """The cores that this process may have; none where the system does not say, or pins nothing."""
-    found = getattr(os, "sched_getaffinity", lambda _: set())(0)
-    return sorted(found)
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    return sorted(os.sched_getaffinity(0))
 
 
 def processor_seconds(pid: int) -> float:

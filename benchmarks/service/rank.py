@@ -45,8 +45,9 @@ def run_rank(registry: dict[str, Any], folder: Path, at: list[int], pipe: Connec
             pipe.send_bytes(f"holds {loader.about()['held_bytes']}".encode())
 
     try:
-        loader = rp.load(registry).loader(0, 1)
-        assert isinstance(loader, ServiceLoader)
+        opened = rp.load(registry).loader(0, 1)
+        assert isinstance(opened, ServiceLoader)
+        loader = opened
         _train(loader, folder, wait)
     except RecdError as error:
         pipe.send_bytes(f"error {error}".encode())
@@ -91,7 +92,7 @@ def _train(loader: Loader, folder: Path, wait: Callable[[int], None]) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                print(loss.item().hex(), _digest(batch), file=losses, flush=True)
+                print(float(loss).hex(), _digest(batch), file=losses, flush=True)
                 step += 1
                 if step % STEPS_OF_A_CHECKPOINT == 0:
                     _save(folder, model, optimizer, {**loader.state_dict(), "step": step})
@@ -109,7 +110,9 @@ def _save(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
     part = folder / f"part-{CHECKPOINT}"
-    arrays = {name: one.detach().numpy() for name, one in _tensors(model, optimizer).items()}
+    arrays: dict[str, Any] = {
+        name: one.detach().numpy() for name, one in _tensors(model, optimizer).items()
+    }
     np.savez(part, state=np.array(json.dumps(state)), **arrays)
     part.rename(folder / CHECKPOINT)
 

@@ -134,4 +134,4 @@ def _taken(batch: pa.Table, label: str, dense: tuple[str, ...], names: list[str]
     torch.from_numpy(np.stack([batch[name].to_numpy() for name in dense], axis=1))
     torch.from_numpy(np.array(batch[label].to_numpy()))
     features.values().sum()
-    return batch.num_rows
+    return len(batch)

@@ -132,8 +132,10 @@ class Service:
         for process in (self.rank, self.coordinator):
             process.kill()
             process.join()
-        for one in (*self._proxies.values(), *self.open):
-            one.close()
+        for proxy in self._proxies.values():
+            proxy.close()
+        for connection in self.open:
+            connection.close()
         for worker in self.strangers:
             worker.stop()
 

@@ -118,7 +118,7 @@ def run(trainer: Trainer, fetched: Path, steps: int, *, edited: bool, off: bool 
 def losses_apart(one: Side, other: Side) -> float:
     """The largest difference of any step's loss, as a share of it."""
     return max(
-        abs(mine - theirs) / max(abs(mine), 1e-12)
+        float(abs(mine - theirs) / max(abs(mine), 1e-12))
         for pair in zip(one.found["losses"], other.found["losses"], strict=True)
         for mine, theirs in zip(*pair, strict=True)
     )

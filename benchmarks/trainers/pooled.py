@@ -26,6 +26,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.flexshard.grid import TIERS
 from benchmarks.flexshard.steps import QUICK_ROUNDS
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Limit, Report, main, spread
@@ -299,12 +300,12 @@ class _Sides:
         """Those, and others with replicas."""
         yield from self.without_replicas()
         for level in LEVELS:
-            for tiers, name in ((2, "DP"), (3, "DP, Flex")):
+            for tiers, name in TIERS:
                 ledger = choose(
                     self.tables,
                     self.prices,
                     goal="budget",
-                    tiers=tiers,  # type: ignore[arg-type]
+                    tiers=tiers,
                     budget=BUDGET_GB * GB,
                     coalesce=level,
                 )

@@ -124,7 +124,7 @@ def _step(pipeline: Any, batches: Iterator[Any]) -> tuple[float, int]:
 def _collectives(pipeline: Any, batches: Iterator[Any]) -> float:
     """Bytes of a step that this rank handed over, as `recd train` counts them, without those of
     the dense parameters' gradients."""
-    dense = sum(
+    dense: int = sum(
         each.numel() for group in pipeline._optimizer.param_groups for each in group["params"]
     )
     counter = TrafficCounter()

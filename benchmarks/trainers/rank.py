@@ -212,7 +212,7 @@ def main(job: str) -> None:
         if watch.model is None:
             watch.made(self, sizes)
 
-    DistributedModelParallel.__init__ = wrapped  # type: ignore[method-assign]
+    DistributedModelParallel.__init__ = wrapped
     torchrec.datasets.random._RandomRecBatch._generate_batch = skewed
     if importlib.util.find_spec("faiss"):
         import faiss

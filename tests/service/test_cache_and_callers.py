@@ -488,7 +488,7 @@ def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_th
     first = Coordinator()
     address, port = first.address, first.port
     for number in (1, 2, 3):
-        join(Known(number), address, NO_CREDENTIALS)  # type: ignore[arg-type]
+        join(Known(number), address, NO_CREDENTIALS)
     fleet = Fleet(NO_CREDENTIALS, 3)
     watch_members(fleet, address, NO_CREDENTIALS, "ab", 0, 3)
     until(lambda: len(fleet.remotes()) == 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import my_plugin
 import pytest
@@ -25,7 +26,7 @@ def test_a_value_counts_half_after_each_half_life() -> None:
 
 
 @pytest.mark.parametrize("record", [*my_plugin.recd_pooling(), *my_plugin.recd_dataset()])
-def test_records_keep_the_contracts_of_their_slots(record: Record) -> None:
+def test_records_keep_the_contracts_of_their_slots(record: Record[Any, Any]) -> None:
     check_record(record)
 
 

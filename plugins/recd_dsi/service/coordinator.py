@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -30,9 +31,6 @@ from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
 from recd_dsi.service.scaling import Scaling
 from recd_plugins.api import DataError
-
-if TYPE_CHECKING:
-    from recd_dsi.service.worker import Worker
 
 __all__ = ["Coordinator", "Members", "join", "watch_members"]
 
@@ -236,7 +234,14 @@ class Coordinator(flight.FlightServerBase):
         return [("heartbeat", "A worker is there."), ("workers", "Who is there.")]
 
 
-def join(worker: Worker, coordinator: str, credentials: Credentials) -> None:
+class Joins(Protocol):
+    """A worker, or what says that one is there."""
+
+    def about(self) -> Mapping[str, Any]:
+        """Its id, its address, and what it delivers: what a heartbeat carries."""
+
+
+def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
     """Have a worker say for as long as it lives that it is there."""
     caller = Caller(coordinator, credentials)
 
