@@ -115,7 +115,7 @@ def test_samples_and_counts_are_those_of_a_plain_join(first: int, tmp_path: Path
         assert samples == expected, seed
         assert counts["events"] == sum(one.event for one in messages), seed
         assert counts["positives"] + counts["duplicate_events"] == of_requests, seed
-        others = counts["late_events"] + counts["orphan_events"]
+        others = counts["late_events"] + counts["orphan_events"] - counts["recovered_events"]
         assert others == counts["events"] - of_requests, seed
 
 

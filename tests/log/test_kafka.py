@@ -249,4 +249,4 @@ def test_a_partition_that_holds_other_messages_is_refused(brokers, tmp_path):
             period.verify()
             manifest = period.manifest
     with pytest.raises(DataError, match="messages lie there now, with digest"):
-        LogPeriod(growing, log, manifest).verify()
+        LogPeriod(growing, log, manifest, lambda number: {}).verify()

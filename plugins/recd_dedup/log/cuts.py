@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow.compute as pc
+
 from recd_dedup.log.marks import FOLDER, Marks, lives
 from recd_dedup.log.sealed import SealedFiles
 from recd_dedup.log.shard_file import (
@@ -11,6 +13,7 @@ from recd_dedup.log.shard_file import (
     files_of_log,
     frames_between,
     name_of,
+    read_block,
     shard_of,
 )
 from recd_plugins.api.data import Cuts, Location
@@ -80,8 +83,9 @@ class WriterCuts:
         )
 
     def _whole(self, writer: str, marks: Marks | None) -> tuple[dict[str, int], int | None]:
-        """The ends of a writer's files as far as they are whole, and the latest start of a block
-        after its marks."""
+        """The ends of a writer's files as far as they are whole, and the latest time in what it
+        wrote after its marks. Of a writer without marks, whose files may be long, the latest start
+        of a block stands for that."""
         if writer not in self._left:
             marked = {} if marks is None else self._named(writer, marks.ends(len(marks.times)))
             ends, latest = dict(marked), []
@@ -91,8 +95,14 @@ class WriterCuts:
                     continue  # it ended before it wrote anything
                 begin = marked.get(name, 0)
                 for frame in frames_between(file, shard, begin, None, self._damaged):
+                    time = frame.first
+                    if marks is not None:
+                        messages = read_block(frame, self._damaged)
+                        if messages is None:
+                            continue  # a torn tail, or damage that is left out
+                        time = pc.max(messages["timestamp"]).as_py()
                     ends[name] = frame.end
-                    latest.append(frame.first)
+                    latest.append(time)
             self._left[writer] = ends, max(latest, default=None)
         return self._left[writer]
 

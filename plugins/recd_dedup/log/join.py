@@ -23,7 +23,7 @@ from recd_dedup.log.codec import MessageCodec, Requests
 from recd_plugins.api import Config, LogStore, Range
 from recd_plugins.api.data import IDS, Schema
 
-__all__ = ["Join", "JoinConfig", "JoinReport", "joined", "samples_of", "streams_of"]
+__all__ = ["Join", "JoinConfig", "JoinReport", "as_samples", "joined", "samples_of", "streams_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class JoinConfig(Config):
     redelivery."""
     remember_ms: Annotated[int, Range(ge=0)] = 60 * 60_000
     """The time after its window for which a request's id is known, to spot duplicates and late
-    events."""
+    events; a period of `growing_log` knows all of its own."""
 
 
 @dataclass(eq=False)
@@ -68,16 +68,14 @@ class Join:
         self._early: dict[int, list[int]] = {}
         """Times of events whose request is yet to come, by its id."""
 
-    def add(self, messages: pa.RecordBatch, first: int | None = None) -> Iterator[pa.Table]:
-        """Take in a block; yields the samples that nothing can change any more. `first`: the first
-        time of the block, of which these are a part; blocks come in that order."""
+    def add(self, messages: pa.RecordBatch) -> Iterator[pa.Table]:
+        """Take in a block; yields the samples that nothing can change any more. Blocks come in the
+        order of their first times."""
+        if not messages.num_rows:
+            return
         times = messages["timestamp"].to_numpy()
-        if first is None:
-            if not messages.num_rows:
-                return
-            first = int(times.min())
         self.report.disordered += int((times < self._watermark - self.config.disorder_ms).sum())
-        self._watermark = max(self._watermark, first)
+        self._watermark = max(self._watermark, int(times.min()))
         requests, events = self._codec.decode(messages)
         self._take_requests(requests)
         self.report.events += events.ids.size
@@ -140,7 +138,7 @@ class Join:
         kept = []
         for group in self._groups:
             if group.rows is not None and group.last + window < time:
-                yield self._samples(group.rows, group.positive)
+                yield as_samples(self._schema, group.rows, group.positive, self.report)
                 group.rows = None
             if group.rows is None and group.last + window + self.config.remember_ms < time:
                 for request in group.ids:
@@ -148,19 +146,6 @@ class Join:
             else:
                 kept.append(group)
         self._groups = kept
-
-    def _samples(self, rows: pa.Table, positive: NDArray[np.bool_]) -> pa.Table:
-        schema = self._schema
-        columns = {name: rows[name].combine_chunks() for name in rows.column_names}
-        columns[schema.label] = pa.array(positive.astype(np.float32))
-        for name in (*schema.dense, *schema.sparse_names):
-            column = columns[name]
-            if column.null_count:
-                self.report.missing.setdefault(name, 0)
-                self.report.missing[name] += column.null_count
-                columns[name] = _filled(column)
-        self.report.samples += rows.num_rows
-        return pa.table(columns).select(schema.columns).cast(schema.arrow())
 
 
 def streams_of(store: LogStore) -> Iterator[Iterator[pa.RecordBatch]]:
@@ -191,6 +176,23 @@ def joined(
     No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
     """
     return [samples_of(stream, schema, config, report) for stream in streams_of(store)]
+
+
+def as_samples(
+    schema: Schema, rows: pa.Table, positive: NDArray[np.bool_], report: JoinReport
+) -> pa.Table:
+    """Rows of requests and their labels, in the columns of a table; missing features are filled,
+    and counted."""
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    columns[schema.label] = pa.array(positive.astype(np.float32))
+    for name in (*schema.dense, *schema.sparse_names):
+        column = columns[name]
+        if column.null_count:
+            report.missing.setdefault(name, 0)
+            report.missing[name] += column.null_count
+            columns[name] = _filled(column)
+    report.samples += rows.num_rows
+    return pa.table(columns).select(schema.columns).cast(schema.arrow())
 
 
 def _filled(column: pa.Array) -> pa.Array:
