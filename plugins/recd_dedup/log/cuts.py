@@ -8,6 +8,7 @@ from recd_dedup.log.marks import FOLDER, Marks, lives
 from recd_dedup.log.sealed import SealedFiles
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
+    SEAL_BYTES,
     Damaged,
     file_name,
     files_of_log,
@@ -33,6 +34,8 @@ class WriterCuts:
         self._marks: dict[str, Marks] = {}
         self._left: dict[str, tuple[dict[str, int], int | None]] = {}
         """The ends of the files that killed writers left, and the latest time in them."""
+        self._finished: set[str] = set()
+        """Writers that add no more marks, once all that they have are read."""
         self._unmarked = {file.stem for file in files_of_log(folder)}
         """Writers of before there were marks, but for those that turn out to have some."""
 
@@ -51,11 +54,14 @@ class WriterCuts:
         for writer in sorted({*self._marks, *sealed, *self._unmarked}):
             marks = self._marks.get(writer)
             # Whether it lives comes first: what it added until it died is then read.
-            final = writer in sealed or marks is None or not lives(marks.file)
+            final = writer in {*sealed, *self._finished} or marks is None or not lives(marks.file)
             living |= not final
             times = closed if writer in sealed else left
             if marks is not None:
-                marks.read_on()
+                if writer not in self._finished:
+                    marks.read_on()
+                if final:
+                    self._finished.add(writer)
                 before |= self._named(writer, marks.ends(marks.count_before(first)))
                 times += marks.times[-1:]
                 if (count := marks.count_before(second)) < len(marks.times):
@@ -64,7 +70,14 @@ class WriterCuts:
             if final:
                 if writer in sealed and marks is not None:
                     # It marks before it seals; its list lacks files where the disk was full.
-                    past |= self._named(writer, marks.ends(len(marks.times)))
+                    by_marks = self._named(writer, marks.ends(len(marks.times)))
+                    closed_at = {name: end - SEAL_BYTES for name, end in sealed[writer].items()}
+                    past |= by_marks | closed_at
+                    if all(by_marks.get(name) == end for name, end in closed_at.items()):
+                        continue
+                    # No mark is forced to the disk: a crash of the machine has taken some.
+                    _, time = self._whole(writer, marks)
+                    times += [] if time is None else [time]
                     continue
                 whole, time = self._whole(writer, marks)
                 past |= sealed.get(writer) or whole

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -161,7 +161,7 @@ class GrowingLogDataset(GrowingDataset):
         self._check_clock(cuts)
         ended = self.config.ends_when_sealed and cuts.ended
         if not ended and (cuts.behind or cuts.latest is None or cuts.latest < past):
-            raise NotClosed(_waits_for(cuts, past), cuts.behind)
+            raise NotClosed(self._waits_for(cuts, past), cuts.behind)
         closed_before = {} if before is None else before.ends
         counted, new, latest = _Digest(), 0, start - 1
         for shard in range(self._log.shards):
@@ -186,6 +186,21 @@ class GrowingLogDataset(GrowingDataset):
         write_whole(self._file(number), json.dumps(dataclasses.asdict(found), indent=1))
         return found
 
+    def _waits_for(self, cuts: Cuts, past: int) -> str:
+        behind = "; ".join(cuts.behind[:3])
+        if len(cuts.behind) > 3:
+            behind += f" and {len(cuts.behind) - 3} more"
+        if cuts.latest is None:
+            come = f"no writer has come to {self._log.name}"
+        else:
+            come = f"messages come up to {cuts.latest}, and nobody writes any more: "
+            come += (
+                "the writer that came furthest was killed, and the next one has not begun"
+                if self.config.ends_when_sealed
+                else "have a writer go on, or set `ends_when_sealed`"
+            )
+        return f"{behind or come}; it closes at {past}"
+
     def _check_clock(self, cuts: Cuts) -> None:
         """`DataError` where a message would close all periods to come before their time."""
         now = int(self._clock() * 1000)
@@ -203,12 +218,30 @@ class GrowingLogDataset(GrowingDataset):
         config = self.config
         if config.until is not None and config.origin + number * config.period_ms >= config.until:
             return True
-        ended = self._folder / "ended.json"
-        return ended.exists() and number >= json.loads(ended.read_text())["before"]
+        file = self._folder / "ended.json"
+        found = self._read_json(file)
+        try:
+            return found is not None and number >= int(found["before"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(file, str(error)) from error
+
+    @staticmethod
+    def _read_json(file: Path) -> Mapping[str, Any] | None:
+        if not file.exists():
+            return None
+        try:
+            found: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
+        except ValueError as error:
+            raise _unreadable(file, str(error)) from error
+        return found
 
     def _manifest(self, number: int) -> PeriodManifest | None:
         file = self._file(number)
-        return PeriodManifest(**json.loads(file.read_text())) if file.exists() else None
+        found = self._read_json(file)
+        try:
+            return None if found is None else PeriodManifest(**found)
+        except TypeError as error:
+            raise _unreadable(file, str(error)) from error
 
     def _ends_of(self, number: int) -> Mapping[str, int]:
         if (found := self._manifest(number)) is None:
@@ -337,11 +370,11 @@ def _first_time(placed: Placed) -> int:
     return first
 
 
-def _waits_for(cuts: Cuts, past: int) -> str:
-    behind = "; ".join(cuts.behind[:3])
-    more = f" and {len(cuts.behind) - 3} more" if len(cuts.behind) > 3 else ""
-    come = "no writer has come" if cuts.latest is None else f"messages come up to {cuts.latest}"
-    return f"{behind or come}{more}, and it closes at {past}"
+def _unreadable(file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file}: is damaged, or of another version ({why}). Take it from a copy, or remove it: it "
+        "is made again from the log, and a resume says where that gives another period."
+    )
 
 
 def build_growing_log(config: GrowingLogConfig, context: Context) -> GrowingLogDataset:
