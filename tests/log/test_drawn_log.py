@@ -1,9 +1,14 @@
-"""Rung 2 (drawn): what several writers add, late and twice, becomes the samples of a plain join."""
+"""Rung 2 (drawn): what several writers add, late and twice, becomes the samples of a plain join.
+What they add in any other way, until they are killed, is counted once."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +22,8 @@ from recd_dedup.log.growing_log import GrowingLogConfig, GrowingLogDataset, buil
 from recd_dedup.log.join import JoinConfig
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.data.dataset import SPLITS
+from recd_plugins.data.growing import NotClosed
+from recd_plugins.data.messages import LogRoute
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
 from recd_plugins.slots import Context
 
@@ -88,6 +95,36 @@ def written(folder: Path, messages: list[Message], seed: int) -> ZstdShards:
     return opened()
 
 
+def grown(
+    opened: Callable[[], ZstdShards], messages: list[Message], seed: int, look: Callable[[], object]
+) -> None:
+    """The log, by writers whose clocks jump and who are killed, looked at now and then; the last
+    one comes furthest."""
+    draw = random.Random(seed)
+    writers = [opened() for _ in range(draw.choice([1, 2, 3]))]
+    ahead = [0] * len(writers)
+    said: dict[Message, Message] = {}  # copies have one time
+    for message in messages:
+        n = draw.randrange(len(writers))
+        if draw.random() < 0.03:
+            ahead[n] = draw.choice([0, -1000, 400, 2500])
+        at = dataclasses.replace(message, time=message.time + ahead[n])
+        writers[n].append(said.setdefault(message, at).record())
+        if draw.random() < 0.2:
+            writers[n].flush()
+        if draw.random() < 0.03:  # what waits for a block is lost, and a write is cut off
+            for file in writers[n]._files.values():
+                os.write(file._file, draw.choice([b"", b"RBLK", b"\0" * 40]))
+            writers[n]._end_marks()
+            writers[n] = opened()
+        if draw.random() < 0.1:
+            look()
+    for writer in writers:
+        writer.close()
+    with opened() as log:
+        log.append(Message(10**5, 0, max(one.time for one in messages) + 3000, event=True).record())
+
+
 def plainly(messages: list[Message], join: JoinConfig) -> tuple[dict[int, tuple[int, float]], int]:
     """By its id, the time and the label of each request; and how many events are of one."""
     times = {one.of: one.time for one in messages if not one.event}
@@ -115,8 +152,54 @@ def test_samples_and_counts_are_those_of_a_plain_join(first: int, tmp_path: Path
         assert samples == expected, seed
         assert counts["events"] == sum(one.event for one in messages), seed
         assert counts["positives"] + counts["duplicate_events"] == of_requests, seed
-        others = counts["late_events"] + counts["orphan_events"]
+        others = counts["late_events"] + counts["orphan_events"] - counts["recovered_events"]
         assert others == counts["events"] - of_requests, seed
+
+
+@pytest.mark.parametrize("seed", range(100, 103))
+def test_a_log_that_grows_in_any_way_is_counted_once(seed: int, tmp_path: Path) -> None:
+    join, period_ms, messages = drawn(seed)
+    config = GrowingLogConfig(
+        schema=SCHEMA, join=join, origin=ORIGIN, period_ms=5 * period_ms, ends_when_sealed=True
+    )
+    draw = random.Random(seed)
+    route: LogRoute = draw.choice(["session", "message"])
+
+    def opened() -> ZstdShards:
+        size = draw.choice([1, 100, 1000])
+        shards = ZstdShardsConfig(shards=2, route=route, fsync="never", block_bytes=size)
+        return ZstdShards(shards, tmp_path / "log")
+
+    def periods(folder: Path) -> GrowingLogDataset:
+        """Those of a process that has just begun."""
+        return build_growing_log(config, Context(folder=folder, neighbours={"log": opened()}))
+
+    seen: list[str] = []
+
+    def look() -> None:
+        with suppress(NotClosed):
+            while (period := periods(tmp_path).period(len(seen))) is not None:
+                seen.append(period.fingerprint())
+
+    grown(opened, messages, seed, look)
+    samples, counts = taken(periods(tmp_path), tmp_path)
+    assert [*digests(periods(tmp_path))][: len(seen)] == seen
+    assert taken(periods(tmp_path), tmp_path / "again") == (samples, counts)
+    late, later = (periods(tmp_path / name) for name in ("late", "later"))
+    assert [*digests(late)] == [*digests(later)]
+    whole = [batch for shard in range(2) for batch in opened().read(shard)]
+    events = sum(int(CODEC.heads(batch).events.sum()) for batch in whole)
+    requests = sum(batch.num_rows for batch in whole) - events
+    names = ("samples", "duplicate_requests", "late_requests")
+    assert sum(counts[name] for name in names) == requests
+    assert counts["events"] == events
+
+
+def digests(dataset: GrowingLogDataset) -> Iterator[str]:
+    number = 0
+    while (period := dataset.period(number)) is not None:
+        yield period.fingerprint()
+        number += 1
 
 
 def taken(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pyarrow.compute as pc
+
 from recd_dedup.log.marks import FOLDER, Marks, lives
 from recd_dedup.log.sealed import SealedFiles
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
+    SEAL_BYTES,
     Damaged,
     file_name,
     files_of_log,
     frames_between,
     name_of,
+    read_block,
     shard_of,
 )
 from recd_plugins.api.data import Cuts, Location
@@ -30,6 +34,8 @@ class WriterCuts:
         self._marks: dict[str, Marks] = {}
         self._left: dict[str, tuple[dict[str, int], int | None]] = {}
         """The ends of the files that killed writers left, and the latest time in them."""
+        self._finished: set[str] = set()
+        """Writers that add no more marks, once all that they have are read."""
         self._unmarked = {file.stem for file in files_of_log(folder)}
         """Writers of before there were marks, but for those that turn out to have some."""
 
@@ -48,11 +54,14 @@ class WriterCuts:
         for writer in sorted({*self._marks, *sealed, *self._unmarked}):
             marks = self._marks.get(writer)
             # Whether it lives comes first: what it added until it died is then read.
-            final = writer in sealed or marks is None or not lives(marks.file)
+            final = writer in {*sealed, *self._finished} or marks is None or not lives(marks.file)
             living |= not final
             times = closed if writer in sealed else left
             if marks is not None:
-                marks.read_on()
+                if writer not in self._finished:
+                    marks.read_on()
+                if final:
+                    self._finished.add(writer)
                 before |= self._named(writer, marks.ends(marks.count_before(first)))
                 times += marks.times[-1:]
                 if (count := marks.count_before(second)) < len(marks.times):
@@ -61,7 +70,14 @@ class WriterCuts:
             if final:
                 if writer in sealed and marks is not None:
                     # It marks before it seals; its list lacks files where the disk was full.
-                    past |= self._named(writer, marks.ends(len(marks.times)))
+                    by_marks = self._named(writer, marks.ends(len(marks.times)))
+                    closed_at = {name: end - SEAL_BYTES for name, end in sealed[writer].items()}
+                    past |= by_marks | closed_at
+                    if all(by_marks.get(name) == end for name, end in closed_at.items()):
+                        continue
+                    # No mark is forced to the disk: a crash of the machine has taken some.
+                    _, time = self._whole(writer, marks)
+                    times += [] if time is None else [time]
                     continue
                 whole, time = self._whole(writer, marks)
                 past |= sealed.get(writer) or whole
@@ -80,8 +96,9 @@ class WriterCuts:
         )
 
     def _whole(self, writer: str, marks: Marks | None) -> tuple[dict[str, int], int | None]:
-        """The ends of a writer's files as far as they are whole, and the latest start of a block
-        after its marks."""
+        """The ends of a writer's files as far as they are whole, and the latest time in what it
+        wrote after its marks. Of a writer without marks, whose files may be long, the latest start
+        of a block stands for that."""
         if writer not in self._left:
             marked = {} if marks is None else self._named(writer, marks.ends(len(marks.times)))
             ends, latest = dict(marked), []
@@ -91,8 +108,14 @@ class WriterCuts:
                     continue  # it ended before it wrote anything
                 begin = marked.get(name, 0)
                 for frame in frames_between(file, shard, begin, None, self._damaged):
+                    time = frame.first
+                    if marks is not None:
+                        messages = read_block(frame, self._damaged)
+                        if messages is None:
+                            continue  # a torn tail, or damage that is left out
+                        time = pc.max(messages["timestamp"]).as_py()
                     ends[name] = frame.end
-                    latest.append(frame.first)
+                    latest.append(time)
             self._left[writer] = ends, max(latest, default=None)
         return self._left[writer]
 

@@ -17,20 +17,19 @@ import hashlib
 import heapq
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_dedup.hashing import I64
 from recd_dedup.log.codec import flat
-from recd_dedup.log.join import Join, JoinReport
 from recd_dedup.log.logged_dataset import LoggedConfig
+from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
 from recd_plugins.api import Context, DataError, GrowingLog, Range, RegistryError
 from recd_plugins.api.data import (
     SPLITS,
@@ -108,8 +107,16 @@ class PeriodManifest:
 class GrowingLogDataset(GrowingDataset):
     """The periods of a log, whose manifests lie in a folder of the registry's."""
 
-    def __init__(self, config: GrowingLogConfig, log: GrowingLog, folder: Path) -> None:
+    def __init__(
+        self,
+        config: GrowingLogConfig,
+        log: GrowingLog,
+        folder: Path,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` gives this machine's time, in seconds since 1970."""
         self.config = config
+        self._clock = clock
         self.patience, self.keep = config.patience, config.keep
         self._log = log
         decides = [config.origin, config.period_ms, dataclasses.asdict(config.join), log.name]
@@ -140,7 +147,7 @@ class GrowingLogDataset(GrowingDataset):
                     if self._ends_before(missing):
                         return None
                     there = self._manifest(missing) or self._close(missing)
-        return None if there is None else LogPeriod(self.config, self._log, there)
+        return None if there is None else LogPeriod(self.config, self._log, there, self._ends_of)
 
     def _close(self, number: int) -> PeriodManifest | None:
         """Write the manifest of a period that is closed; none where the data end before it."""
@@ -152,21 +159,25 @@ class GrowingLogDataset(GrowingDataset):
         # An event may be so much earlier than its request, which is the next period's.
         cuts = self._log.cuts(begins, end - join.disorder_ms, past)
         self._check_clock(cuts)
-        if self.config.ends_when_sealed and cuts.ended:
-            if cuts.latest is None or cuts.latest < start:
-                write_whole(self._folder / "ended.json", json.dumps({"before": number}))
-                return None
-        elif cuts.behind or cuts.latest is None or cuts.latest < past:
-            raise NotClosed(_waits_for(cuts, past), cuts.behind)
-        counted = _Digest()
+        ended = self.config.ends_when_sealed and cuts.ended
+        if not ended and (cuts.behind or cuts.latest is None or cuts.latest < past):
+            raise NotClosed(self._waits_for(cuts, past), cuts.behind)
+        closed_before = {} if before is None else before.ends
+        counted, new, latest = _Digest(), 0, start - 1
         for shard in range(self._log.shards):
-            for placed in self._log.between(shard, begins, cuts.past):
-                counted.add(placed.messages)
+            for part, place, messages in self._log.between(shard, begins, closed_before, cuts.past):
+                counted.add(messages)
+                new += place >= closed_before.get(part, 0)
+                latest = max(latest, pc.max(messages["timestamp"]).as_py())
+        # What came late, after the last request's period had closed, is one period's to count.
+        if ended and not new and latest < start:
+            write_whole(self._folder / "ended.json", json.dumps({"before": number}))
+            return None
         found = PeriodManifest(
             number=number,
             begins=begins,
             ends=cuts.past,
-            closed_before={} if before is None else before.ends,
+            closed_before=closed_before,
             next=cuts.before,
             messages=counted.messages,
             digest=counted.hex(),
@@ -175,28 +186,70 @@ class GrowingLogDataset(GrowingDataset):
         write_whole(self._file(number), json.dumps(dataclasses.asdict(found), indent=1))
         return found
 
+    def _waits_for(self, cuts: Cuts, past: int) -> str:
+        behind = "; ".join(cuts.behind[:3])
+        if len(cuts.behind) > 3:
+            behind += f" and {len(cuts.behind) - 3} more"
+        if cuts.latest is None:
+            come = f"no writer has come to {self._log.name}"
+        else:
+            come = f"messages come up to {cuts.latest}, and nobody writes any more: "
+            come += (
+                "the writer that came furthest was killed, and the next one has not begun"
+                if self.config.ends_when_sealed
+                else "have a writer go on, or set `ends_when_sealed`"
+            )
+        return f"{behind or come}; it closes at {past}"
+
     def _check_clock(self, cuts: Cuts) -> None:
         """`DataError` where a message would close all periods to come before their time."""
-        now = int(time.time() * 1000)
+        now = int(self._clock() * 1000)
         if cuts.latest is not None and cuts.latest > now + AHEAD_MS:
             raise DataError(
                 f"{self._log.name}: a message has the time {cuts.latest}, and it is {now} by this "
                 "machine's clock, in ms since 1970. Later periods would close there, and what its "
                 "writer adds would be in none. Have the service write ms, and take what it wrote "
                 "out of the log (of shard files: all files of the writer whose marks/*.log has "
-                "that time), or begin a log anew."
+                "that time), or begin a log anew. If it is this clock that is wrong, set it: "
+                "nothing has closed by it."
             )
 
     def _ends_before(self, number: int) -> bool:
         config = self.config
         if config.until is not None and config.origin + number * config.period_ms >= config.until:
             return True
-        ended = self._folder / "ended.json"
-        return ended.exists() and number >= json.loads(ended.read_text())["before"]
+        file = self._folder / "ended.json"
+        found = self._read_json(file)
+        try:
+            return found is not None and number >= int(found["before"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(file, str(error)) from error
+
+    @staticmethod
+    def _read_json(file: Path) -> Mapping[str, Any] | None:
+        if not file.exists():
+            return None
+        try:
+            found: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
+        except ValueError as error:
+            raise _unreadable(file, str(error)) from error
+        return found
 
     def _manifest(self, number: int) -> PeriodManifest | None:
         file = self._file(number)
-        return PeriodManifest(**json.loads(file.read_text())) if file.exists() else None
+        found = self._read_json(file)
+        try:
+            return None if found is None else PeriodManifest(**found)
+        except TypeError as error:
+            raise _unreadable(file, str(error)) from error
+
+    def _ends_of(self, number: int) -> Mapping[str, int]:
+        if (found := self._manifest(number)) is None:
+            raise DataError(
+                f"{self._file(number)}: is not there, and a later period counts by it which events "
+                "came when. Take it from a copy, or start a new run, with another `folder`."
+            )
+        return found.ends
 
     def _file(self, number: int) -> Path:
         return self._folder / f"period-{number:06}.json"
@@ -205,9 +258,16 @@ class GrowingLogDataset(GrowingDataset):
 class LogPeriod(Period):
     """The samples of one period."""
 
-    def __init__(self, config: GrowingLogConfig, log: GrowingLog, manifest: PeriodManifest) -> None:
+    def __init__(
+        self,
+        config: GrowingLogConfig,
+        log: GrowingLog,
+        manifest: PeriodManifest,
+        ends_of: Callable[[int], Mapping[str, int]],
+    ) -> None:
+        """`ends_of` gives the places at which an earlier period closed."""
         self.config, self.manifest = config, manifest
-        self._log = log
+        self._log, self._ends_of = log, ends_of
 
     @property
     def schema(self) -> Schema:
@@ -241,10 +301,15 @@ class LogPeriod(Period):
         return {name: found[name] for name in COUNTS}
 
     def verify(self) -> None:
-        found = _Digest()
+        found, one = _Digest(), self.manifest
+        places = (
+            one.begins,
+            one.closed_before,
+            one.ends,
+        )  # as it closed: they may decide the order
         try:
             for shard in range(self._log.shards):
-                for placed in self._log.between(shard, self.manifest.begins, self.manifest.ends):
+                for placed in self._log.between(shard, *places):
                     found.add(placed.messages)
         except DataError as error:
             raise self._changed(str(error).rstrip(".")) from error
@@ -265,115 +330,25 @@ class LogPeriod(Period):
         """The samples of each stream of the log; the report is whole at the end."""
         shards = range(self._log.shards)
         by_session = self._log.route == "session"
+        join = PeriodJoin(self.config.decoder(), self.config.join, self._bounds(), report)
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
-            messages = _Messages(self, self._log, group)
-            join = Join(self.schema, self.config.join, report, self.config.decoder())
-            for first, taken in messages:
-                yield from join.add(taken, first)
-            yield from join.finish()
-            messages.report(report)
-        report.settle()
+            yield from join.samples(partial(self._read, group))
 
+    def _bounds(self) -> PeriodBounds:
+        config, number = self.config, self.manifest.number
+        first = PeriodBounds.first(number, config.period_ms, config.join)
+        return PeriodBounds(
+            number=number,
+            start=config.origin + number * config.period_ms,
+            length=config.period_ms,
+            ends=[*(self._ends_of(one) for one in range(first, number)), self.manifest.ends],
+        )
 
-@dataclass(kw_only=True)
-class PeriodReport(JoinReport):
-    """What came in a period, each message in one period alone; an orphan is an event whose request
-    is in no period, or came longer before it than the window."""
-
-    late_requests: int = 0
-    """Requests of this period or an earlier one that came when theirs had closed."""
-
-    def __post_init__(self) -> None:
-        self._events = self._late = self._orphans = 0
-
-    def count(self, *, events: int, late: int, orphans: int) -> None:
-        """The events of a stream, of which the join sees only what may be the period's own, and
-        some that are its neighbours'."""
-        self._events += events
-        self._late += late
-        self._orphans += orphans
-
-    def settle(self) -> None:
-        """The numbers of events in the place of the join's."""
-        self.events, self.orphan_events = self._events, self._orphans
-        self.late_events += self._late
-
-
-COUNTS = (
-    "samples",
-    "positives",
-    "duplicate_requests",
-    "late_requests",
-    "events",
-    "duplicate_events",
-    "late_events",
-    "orphan_events",
-    "left_out",
-)
-"""The numbers of a report that a run's metrics have."""
-
-
-class _Messages:
-    """The messages of some shards that a period's join takes, counted as they pass."""
-
-    def __init__(self, period: LogPeriod, log: GrowingLog, shards: Sequence[int]) -> None:
-        config, self._manifest = period.config, period.manifest
-        self._join, self._decoder = config.join, config.decoder()
-        self._start = config.origin + self._manifest.number * config.period_ms
-        self._end = self._start + config.period_ms
-        one = self._manifest
-        places = (one.begins, one.closed_before, one.ends)
-        streams = (log.between(shard, *places) for shard in shards)
-        self._placed = heapq.merge(*streams, key=_first_time)
-        self._events = self._late_requests = self._left_out = 0
-        self._heads: dict[str, list[I64]] = {"known": [], "overdue": [], "open": []}
-        """Ids and times [2, n] of requests of the period and later ones; of events that may be
-        late, and that may be orphans."""
-
-    def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """What the join takes of each block, and the first time of all of it: by the first of what
-        it takes it would hear of a later time before an earlier one of another writer."""
-        start, end, window = self._start, self._end, self._join.window_ms
-        for part, place, messages in self._placed:
-            heads = self._decoder.heads(messages)
-            times = messages["timestamp"].to_numpy()
-            new = place >= self._manifest.closed_before.get(part, 0)
-            requests, events = heads.requests, heads.events
-            own = requests & (times >= start) & (times < end)
-            for name, which in (
-                ("known", requests & (times >= start)),
-                ("overdue", events & (times < start + window) & new),
-                ("open", events & (times >= start + window) & (times < end + window)),
-            ):
-                self._heads[name].append(np.stack([heads.ids[which], times[which]]))
-            if new:
-                self._events += int(events.sum())
-                self._left_out += int((~requests & ~events).sum())
-                self._late_requests += int((requests & (times < start)).sum())
-            takes = events & (times >= start - self._join.disorder_ms) & (times < end + window)
-            yield int(times.min()), messages.filter(pa.array(own | takes))
-
-    def report(self, report: PeriodReport) -> None:
-        """Count what has passed."""
-        none = np.empty((2, 0), np.int64)
-        heads = {name: np.hstack([none, *found]) for name, found in self._heads.items()}
-        known, times = heads["known"]
-        order = np.argsort(times, kind="stable")
-        ids, first = np.unique(known[order], return_index=True)
-        asked = times[order[first]]
-
-        def unknown_and_early(name: str) -> tuple[int, int]:
-            """Events without a request, and those so long before it that they are another's."""
-            events, at = heads[name]
-            has = np.isin(events, ids)
-            due = asked[np.searchsorted(ids, events[has])] - self._join.disorder_ms
-            return int((~has).sum()), int((at[has] < due).sum())
-
-        late, early = unknown_and_early("overdue")
-        orphans = early + sum(unknown_and_early("open"))
-        report.count(events=self._events, late=late, orphans=orphans)
-        report.late_requests += self._late_requests
-        report.left_out += self._left_out
+    def _read(self, shards: Sequence[int]) -> Iterator[Placed]:
+        """The messages of a stream, cut where periods closed."""
+        places = (self.manifest.begins, *self._bounds().ends)
+        streams = (self._log.between(shard, *places) for shard in shards)
+        return heapq.merge(*streams, key=_first_time)
 
 
 class _Digest:
@@ -401,11 +376,11 @@ def _first_time(placed: Placed) -> int:
     return first
 
 
-def _waits_for(cuts: Cuts, past: int) -> str:
-    behind = "; ".join(cuts.behind[:3])
-    more = f" and {len(cuts.behind) - 3} more" if len(cuts.behind) > 3 else ""
-    come = "no writer has come" if cuts.latest is None else f"messages come up to {cuts.latest}"
-    return f"{behind or come}{more}, and it closes at {past}"
+def _unreadable(file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file}: is damaged, or of another version ({why}). Take it from a copy, or remove it: it "
+        "is made again from the log, and a resume says where that gives another period."
+    )
 
 
 def build_growing_log(config: GrowingLogConfig, context: Context) -> GrowingLogDataset:

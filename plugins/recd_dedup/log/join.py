@@ -24,7 +24,7 @@ from recd_dedup.log.codec import Decoder, MessageCodec, Requests
 from recd_plugins.api import Config, LogStore, NoticeWarning, Range
 from recd_plugins.api.data import IDS, Schema
 
-__all__ = ["Join", "JoinConfig", "JoinReport", "joined", "samples_of", "streams_of"]
+__all__ = ["Join", "JoinConfig", "JoinReport", "as_samples", "joined", "samples_of", "streams_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class JoinConfig(Config):
     redelivery."""
     remember_ms: Annotated[int, Range(ge=0)] = 60 * 60_000
     """The time after its window for which a request's id is known, to spot duplicates and late
-    events."""
+    events; a period of `growing_log` knows all of its own."""
 
 
 @dataclass(eq=False)
@@ -74,16 +74,14 @@ class Join:
         self._early: dict[int, list[int]] = {}
         """Times of events whose request is yet to come, by its id."""
 
-    def add(self, messages: pa.RecordBatch, first: int | None = None) -> Iterator[pa.Table]:
-        """Take in a block; yields the samples that nothing can change any more. `first`: the first
-        time of the block, of which these are a part; blocks come in that order."""
+    def add(self, messages: pa.RecordBatch) -> Iterator[pa.Table]:
+        """Take in a block; yields the samples that nothing can change any more. Blocks come in the
+        order of their first times."""
+        if not messages.num_rows:
+            return
         times = messages["timestamp"].to_numpy()
-        if first is None:
-            if not messages.num_rows:
-                return
-            first = int(times.min())
         self.report.disordered += int((times < self._watermark - self.config.disorder_ms).sum())
-        self._watermark = max(self._watermark, first)
+        self._watermark = max(self._watermark, int(times.min()))
         requests, events = self._decoder.decode(messages)
         self.report.left_out += messages.num_rows - requests.ids.size - events.ids.size
         self._take_requests(requests)
@@ -147,7 +145,7 @@ class Join:
         kept = []
         for group in self._groups:
             if group.rows is not None and group.last + window < time:
-                yield self._samples(group.rows, group.positive)
+                yield as_samples(self._schema, group.rows, group.positive, self.report)
                 group.rows = None
             if group.rows is None and group.last + window + self.config.remember_ms < time:
                 for request in group.ids:
@@ -155,23 +153,6 @@ class Join:
             else:
                 kept.append(group)
         self._groups = kept
-
-    def _samples(self, rows: pa.Table, positive: NDArray[np.bool_]) -> pa.Table:
-        schema = self._schema
-        columns = {name: rows[name].combine_chunks() for name in rows.column_names}
-        if schema.label in columns:  # a message's own
-            positive = columns[schema.label].to_numpy() > 0
-            self.report.positives += int(positive.sum())
-        else:
-            columns[schema.label] = pa.array(positive.astype(np.float32))
-        for name in (*schema.dense, *schema.sparse_names):
-            column = columns[name]
-            if column.null_count:
-                self.report.missing.setdefault(name, 0)
-                self.report.missing[name] += column.null_count
-                columns[name] = _filled(column)
-        self.report.samples += rows.num_rows
-        return pa.table(columns).select(schema.columns).cast(schema.arrow())
 
 
 def streams_of(store: LogStore) -> Iterator[Iterator[pa.RecordBatch]]:
@@ -210,6 +191,26 @@ def joined(
     No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
     """
     return [samples_of(stream, schema, config, report, decoder) for stream in streams_of(store)]
+
+
+def as_samples(
+    schema: Schema, rows: pa.Table, positive: NDArray[np.bool_], report: JoinReport
+) -> pa.Table:
+    """Rows of requests and their labels, in the columns of a table; missing features are filled,
+    and counted."""
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    if schema.label in columns:  # a message's own
+        report.positives += int((columns[schema.label].to_numpy() > 0).sum())
+    else:
+        columns[schema.label] = pa.array(positive.astype(np.float32))
+    for name in (*schema.dense, *schema.sparse_names):
+        column = columns[name]
+        if column.null_count:
+            report.missing.setdefault(name, 0)
+            report.missing[name] += column.null_count
+            columns[name] = _filled(column)
+    report.samples += rows.num_rows
+    return pa.table(columns).select(schema.columns).cast(schema.arrow())
 
 
 def _filled(column: pa.Array) -> pa.Array:
@@ -272,7 +273,7 @@ class JoinReport:
             doubts.append(
                 "many events are late, or of no request: raise `join.window_ms`, if they take long"
             )
-        if self.disordered:
+        if self.disordered and self.samples >= ENOUGH:
             doubts.append("raise `join.disorder_ms`")
         if doubts:
             warnings.warn(f"{log}: {'; '.join(doubts)}. {self}.", NoticeWarning, stacklevel=2)

@@ -120,7 +120,8 @@ class Marks:
         if checksum != f"{crc32(text):08x}".encode():
             raise DataError(
                 f"{self.file}, byte {self._offset:,}: this mark is damaged. Take the file from a "
-                "copy."
+                "copy; or, if its writer has ended, remove it, and the writer's log files are read "
+                "without."
             )
         mark = json.loads(text)
         for name, end in mark["ends"].items():

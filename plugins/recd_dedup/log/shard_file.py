@@ -76,6 +76,7 @@ CRC = struct.Struct("<I")
 TRAILER = struct.Struct("<QQ32s")
 FILE_BYTES = FILE.size + CRC.size
 FRAME_BYTES = FRAME.size + CRC.size
+SEAL_BYTES = FRAME_BYTES + TRAILER.size
 SHARD = "shard-"
 """The begin of the name of a log shard's folder, before its number."""
 
@@ -197,8 +198,16 @@ def frames_between(
     torn tail. What was once there and cannot be read is damage."""
     offset = max(begin, FILE_BYTES)
     with file.open("rb") as opened:
-        if opened.read(FILE_BYTES) != file_head(shard):
-            raise DataError(f"{file}: is no log file of shard {shard}. Take it out of the log.")
+        head = opened.read(FILE_BYTES)
+        if len(head) < FILE_BYTES and end is not None:
+            _cut_short(file, len(head), end, damaged)
+            return
+        if head != file_head(shard):
+            raise DataError(
+                f"{file}: is no log file of shard {shard}: its first {FILE_BYTES} bytes say "
+                "otherwise. Take it from a copy, or out of the log if it was put into the wrong "
+                "folder."
+            )
         while end is None or offset < end:
             frame = _parsed(file, offset, _at(opened, offset, FRAME_BYTES))
             if frame is None or frame.end > _size(opened):

@@ -13,6 +13,7 @@ A log is written on a disk, for its files grow; copied to a store, it is read th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import json
@@ -20,7 +21,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args
 from zlib import crc32
@@ -32,7 +33,7 @@ import zstandard
 
 from recd_dedup.hashing import I64, bucket_of, mix
 from recd_dedup.log.cuts import WriterCuts
-from recd_dedup.log.marks import WriterMarks
+from recd_dedup.log.marks import FOLDER, WriterMarks
 from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
@@ -83,10 +84,17 @@ class Manifest:
     def of(cls, folder: Location) -> Manifest | None:
         """The manifest of a folder; None where no log has begun."""
         file = folder / NAME
-        if not file.exists():
-            return None
+        with _readable():
+            if isinstance(folder, Path) and folder.is_file():
+                raise DataError(
+                    f"{folder}: is a file, where a log's folder is looked for. Set `log.folder` to "
+                    "the folder that its writers write to."
+                )
+            if not file.exists():
+                return None
+            text = file.read_bytes()
         try:
-            found = json.loads(file.read_text("utf-8"))
+            found = json.loads(text.decode("utf-8"))
             manifest = cls(**found)
             known = isinstance(manifest.shards, int) and manifest.shards > 0
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
@@ -308,7 +316,21 @@ class ZstdShards:
         """By the marks of the writers: a part is a file, a place a byte of it."""
         if self._cuts is None:
             self._cuts = WriterCuts(self.folder, self._sealed, self.config.damaged)
-        return self._cuts.at(first, second)
+        with _readable():
+            found = self._cuts.at(first, second)
+        if found.latest is None and not found.behind:
+            return replace(found, behind=(f"no writer has come to {self.name}{self._holds()}",))
+        return found
+
+    def _holds(self) -> str:
+        """What is found in the place of a log, in words."""
+        if not isinstance(self.folder, Path):
+            return ""
+        if not self.folder.exists():
+            return ", which is not there"
+        found = sorted(one.name for one in self.folder.iterdir() if not one.name.startswith("."))
+        others = [name for name in found if name not in (NAME, FOLDER, "sealed")]
+        return f", which holds {others[0]!r} and no log" if others and NAME not in found else ""
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         """Whole blocks, by which all places are cut; those of several files come by their first
@@ -320,7 +342,7 @@ class ZstdShards:
             for name, end in sorted(ends.items())
             if (self.folder / name).parent == folder and begins.get(name, 0) < end
         ]
-        try:
+        with _readable():
             for frame in heapq.merge(*files, key=lambda frame: frame.first):
                 messages = read_block(frame, damaged)
                 if messages is not None:
@@ -329,11 +351,6 @@ class ZstdShards:
                     raise DataError(
                         f"{frame}: was whole before, and is not now. Take it from a copy."
                     )
-        except FileNotFoundError as error:
-            raise DataError(
-                f"{error.filename}: is not there, and messages of it are asked for. Take it from a "
-                "copy."
-            ) from error
 
     def fingerprint(self) -> str:
         files = [file for shard in range(self.shards) for file in shard_files(self.folder, shard)]
@@ -416,6 +433,23 @@ class ZstdShards:
             self._files[shard] = ShardFile(path, shard, self.config.fsync)
         self._files[shard].append(block.packed(self._compressor))
         block.clear()
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Inside, a file that is gone, or not for this process, is named."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{error.filename}: is not there, and was there before, or should be. Take it from a "
+            "copy."
+        ) from error
+    except PermissionError as error:
+        raise DataError(
+            f"{error.filename}: may not be read by this process ({error.strerror}). Give its user "
+            "the right to read all of the log's folder."
+        ) from error
 
 
 def check_messages(messages: pa.RecordBatch) -> None:
