@@ -487,8 +487,10 @@ class Maker:
                 self._cursors.pop(place, None)
                 raise batch or PluginError(f"an epoch ended before batch {key.batch}.")
             number = cursor.advance()
-            self._give(key._replace(batch=number), batch_to_record(batch))
+            record = batch_to_record(batch)
+            # Before: whoever has the batch, and asks, finds it counted.
             self.made, self.rows = self.made + 1, self.rows + len(batch)
+            self._give(key._replace(batch=number), record)
             if number == key.batch:
                 if cursor.ended:
                     self._cursors.pop(place, None)
