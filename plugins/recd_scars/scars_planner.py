@@ -59,7 +59,10 @@ if TYPE_CHECKING:
     from recd_plugins.api.batch import Batch, OwnBatches
     from recd_scars.hot_batches import Yielded
 
-__all__ = ["ScarsPlanner", "build_scars"]
+__all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
+
+TOLD = 1 << 26
+"""Bytes for finding hot samples that a plan tells of."""
 
 
 class ScarsPlanner(TierPlanner, OrdersBatches):
@@ -301,6 +304,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             chosen = self._sized(tables, self._on, self._memory)
         else:
             chosen = self._planned(self._policy, model, tables, topology, world_size)
+        if self._config.hot_batches and (told := memory_of_hot_rows(tables, chosen.sizes)):
+            chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{told}")
         if self._config.home != "host":
             return chosen
         self.served = Served.of(
@@ -456,6 +461,23 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     @property
     def _budget(self) -> float:
         return (self._config.budget_gb or 0.0) * GB
+
+
+def memory_of_hot_rows(tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]) -> str:
+    """What a plan says of the memory that finds hot samples; nothing, where it is little."""
+    if sum(table.rows.num_rows for table in tables.values()) < 8 * TOLD:
+        return ""
+    from recd_scars.hot_batches.hot_rows import most_bytes
+
+    taken = sum(
+        most_bytes(size.replicated, tables[name].rows.num_rows) for name, size in sizes.items()
+    )
+    if taken < TOLD:
+        return ""
+    return (
+        f"hot batches: to find hot samples takes a rank up to {taken / 2**20:,.0f} MiB more, which "
+        "no budget counts"
+    )
 
 
 def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:

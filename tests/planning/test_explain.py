@@ -65,6 +65,22 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
     assert f"hot: {hot['plan']:.3g} ms, row-wise {hot['row_wise']:.3g}, coalesced" in text
 
 
+def test_it_tells_of_the_memory_that_finds_replicas_of_large_tables() -> None:
+    def told(rows: int, replicated: int) -> list[str]:
+        table = SequenceTable(name="large", rows=uniform(rows, 1), dim=64)
+        sizes = {"large": TableSizes(replicated=replicated, coalesce="rank")}
+        made = PlanReport(
+            ledger=Ledger.of({"large": table}, sizes, PRICES), goal="budget", budget=1e9
+        )
+        return [line for line in made.lines() if line.startswith("memory: ") and "find" in line]
+
+    assert told(4 * 10**8, 1000) == []  # 63.6 MiB
+    (bits,) = told(6 * 10**9, 10**6)
+    assert bits.startswith("memory: 955 MiB more a rank, which no budget counts, to find the rows")
+    (slots,) = told(10**11, 10**7)
+    assert slots.startswith("memory: 289 MiB more a rank")
+
+
 def test_a_step_without_a_lookup_takes_no_time() -> None:
     """As on one rank that counted batches without any id."""
     one = dataclasses.replace(PRICES, cluster=Cluster.of(Topology(ranks_per_node=1), 1))

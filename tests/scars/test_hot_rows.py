@@ -12,11 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.planning.access.parametric import uniform
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.rows.slots import SLOT_BYTES
 from recd_scars.hot_batches import hot_rows
-from recd_scars.hot_batches.hot_rows import BELOW, BY_BIT, BY_SLOT, SMALL, HotRows, way_to
+from recd_scars.hot_batches.hot_rows import (
+    BELOW,
+    BY_BIT,
+    BY_SLOT,
+    SMALL,
+    HotRows,
+    most_bytes,
+    way_to,
+)
+from recd_scars.scars_planner import memory_of_hot_rows
 
 HUGE = 10**11
 
@@ -51,6 +62,22 @@ def test_slots_are_for_huge_tables_of_few_hot_rows(hot: int, end: int, way: int)
     assert way_to(hot, end) == way
 
 
+def test_a_plan_tells_of_the_memory_that_finds_hot_samples() -> None:
+    def told(**tables: tuple[int, int]) -> str:
+        return memory_of_hot_rows(
+            {
+                name: SequenceTable(name=name, rows=uniform(num_rows, 1), dim=16)
+                for name, (num_rows, _) in tables.items()
+            },
+            {name: TableSizes(replicated=hot) for name, (_, hot) in tables.items()},
+        )
+
+    assert told(large=(2**29 - 1, 2**24)) == ""  # slots of fewer rows than 64 MiB has bits
+    assert told(whole=(10**9, 10**9), none=(HUGE, 0), small=(1000, 9)) == ""
+    assert "up to 191 MiB more" in told(large=(HUGE, 10**7), whole=(10**6, 10**6))
+    assert "up to 119 MiB more" in told(large=(10**9, 10**8))  # of bits
+
+
 def test_rows_of_tables_beyond_memory_are_classified_in_memory_for_the_hot_ones() -> None:
     draw = np.random.default_rng(0)
     hot = np.unique(draw.integers(0, HUGE, 100_000))
@@ -60,6 +87,8 @@ def test_rows_of_tables_beyond_memory_are_classified_in_memory_for_the_hot_ones(
         {"huge": ["a", "b"], "small": ["b", "c"], "whole": ["d"]},
     )
     assert rows.nbytes < 2.1e6  # 12 GB of bits
+    most = most_bytes(len(hot), HUGE) + most_bytes(700, 1000) + most_bytes(50, 50)
+    assert rows.nbytes == pytest.approx(most, rel=0.001)
     size = 20_000
     drawn = [np.concatenate([hot, hot + 1, [-1, 0, 2**63 - 1]]), hot, np.arange(-3, 1003)]
     ids = [*map(draw.choice, drawn, [size] * 3), draw.integers(-1, 51, size)]

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.tiers import router
+from recd_plugins.planning import router_memory
+from recd_plugins.planning.router_memory import is_listed, router_bytes
 from recd_plugins.tiers.router import (
     Hits,
     RankedBitmap,
     RoutedIds,
     Router,
     Segments,
-    is_listed,
 )
 
 Route = Callable[[Router, Tensor, Segments], RoutedIds]
@@ -81,8 +81,8 @@ def routings(
 def in_slots(most: int) -> Iterator[None]:
     """Tables of more rows than `most` are taken for huge."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router, "SMALL", most * router.BITS_PER_ROW / 8)
-        patch.setattr(router, "SLOT_AND_NUMBER", 0)
+        patch.setattr(router_memory, "SMALL", most * router_memory.BITS_PER_ROW / 8)
+        patch.setattr(router_memory, "SLOT_AND_NUMBER", 0)
         yield
 
 
@@ -129,6 +129,8 @@ def test_a_table_beyond_memory_is_routed_by_its_hot_rows(route: Route) -> None:
     hot = hot[torch.randperm(len(hot), generator=draw)]
     tiers = [[tensor(), tensor(3), hot[:60_000]], [tensor(), tensor(9), hot[60_000:]]]
     made = Router([huge, 50, huge], *tiers)
+    counted = router_bytes(huge, len(hot)) + router_bytes(huge, 0) + router_bytes(50, 2)
+    assert made.nbytes == pytest.approx(counted, rel=0.01)
     assert made.nbytes < 31 * len(hot)
     ids = torch.cat([hot[50_000:70_000], hot[:5] + 1, tensor(-1, huge, huge - 1, 3, 9, 10)])
     every = Segments((len(ids) - 3, 3, 4), (2, 1, 0))
@@ -151,10 +153,10 @@ def test_a_router_of_models_on_the_meta_device_has_no_slots() -> None:
 @pytest.mark.parametrize(
     ("num_rows", "count", "listed"),
     [
-        (59 * 10**8, 1, False),
-        (60 * 10**8, 1, True),
-        (10**11, 604_166_666, True),
-        (10**11, 604_166_667, False),
+        (64 * 10**8, 1, False),
+        (65 * 10**8, 1, True),
+        (10**11, 556_098_090, True),
+        (10**11, 556_098_091, False),
         (10**11, 0, True),
         (10**13, 2**30 + 1, False),
     ],
@@ -167,6 +169,7 @@ def test_a_router_takes_less_than_two_bits_a_row() -> None:
     rows = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(0))[:80_000]
     made = Router([1_000_000], [rows[:20_000]], [rows[20_000:]])
     assert made.nbytes * 8 < 1.6 * 1_000_000  # 1.45, and 1.45 for each hot row
+    assert made.nbytes == pytest.approx(router_bytes(1_000_000, 80_000), rel=0.01)
 
 
 @pytest.mark.parametrize(

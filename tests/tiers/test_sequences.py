@@ -59,6 +59,7 @@ def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int, coalesce: Coalesce
         ByTiers(1, seed=7),
         ByTiers(4, seed=7),
         ByTiers(2, seed=5, chunk_rows=4),
+        ByTiers(2, seed=7, in_slots=True),
     ],
     ids=[
         "rank",
@@ -69,6 +70,7 @@ def test_any_rows_in_any_tier(gloo_pool: GlooPool, seed: int, coalesce: Coalesce
         "nodes of one",
         "one node",
         "many chunks",
+        "in slots",
     ],
 )
 def test_each_way_to_the_rows(gloo_pool: GlooPool, arrange: ByTiers) -> None:

@@ -24,6 +24,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.planning import router_memory
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
@@ -44,6 +45,9 @@ DIM = 8
 MEANS = 4e-6
 """Of a collection that takes a mean, row-wise TorchRec divides all bags by their ids plus 1e-6:
 gradients are a millionth smaller, and the squares that an optimizer keeps twice that."""
+
+SLOTS = router_memory.SMALL, router_memory.SLOT_AND_NUMBER
+"""From which sizes on slots find the rows of a table."""
 
 DrawnTiers = Literal["replicated", "per_node", "both", "none"]
 
@@ -165,9 +169,13 @@ class ByTiers:
     tiers: DrawnTiers = "both"
     coalesce: Coalesce = "none"
     chunk_rows: int = 1 << 15
+    in_slots: bool = False
+    """Whether all tables are taken for huge, so that slots find the rows that have replicas."""
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         world_size = torch.distributed.get_world_size()
+        slots = (0, 0.0) if self.in_slots else SLOTS  # a rank's process has the next test too
+        router_memory.SMALL, router_memory.SLOT_AND_NUMBER = slots
         arranged = BySharding("row_wise")(model, optimizer)
         plan = tier_plan(self, world_size // self.ranks_per_node)
         cluster = TierCluster(plan, chunk_rows=self.chunk_rows)

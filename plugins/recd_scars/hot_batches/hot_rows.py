@@ -135,6 +135,12 @@ def way_to(hot: int, end: int) -> int:
     return BY_SLOT if less and hot <= MOST_IN_SLOTS else BY_BIT
 
 
+def most_bytes(hot: int, num_rows: int) -> float:
+    """The most memory that so many hot rows take, wherever they lie in a table of so many rows."""
+    way = way_to(hot, num_rows)
+    return 0 if way == BELOW or not hot else SLOT_BYTES * hot if way == BY_SLOT else num_rows / 8
+
+
 @kernel
 def _set(bits: U8, rows: npt.NDArray[Any]) -> None:
     for at in range(len(rows)):

@@ -14,6 +14,7 @@ import numpy as np
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
 from recd_plugins.planning.remembered import remembered
+from recd_plugins.planning.router_memory import router_bytes
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
@@ -241,6 +242,16 @@ class Ledger:
     def static_memory(self) -> float:
         """The part of the memory that stays from step to step."""
         return float(np.mean(self.cost.static_memory))
+
+    @cached_property
+    def router_memory(self) -> float:
+        """Bytes by which a rank finds the rows that have replicas, beside `memory`: no budget is
+        for them."""
+        return sum(
+            router_bytes(one.table.rows.num_rows, one.sizes.replicated + one.sizes.per_node)
+            for one in self.tables.values()
+            if not one.is_torchrecs
+        )
 
     @cached_property
     def calls(self) -> dict[str, int]:

@@ -28,8 +28,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.planning.router_memory import is_listed
 from recd_plugins.sparse.rows.memory import numbers_on, prefetch
-from recd_plugins.sparse.rows.slots import MOST_IN_SLOTS, SLOT_BYTES, numbers_in, slot_of, slots_of
+from recd_plugins.sparse.rows.slots import numbers_in, slot_of, slots_of
 
 __all__ = ["Hits", "RankedBitmap", "RoutedIds", "Router", "Segments"]
 
@@ -51,12 +52,6 @@ BIT = U64(6)
 """Bits that the number of a row's bit in its word takes."""
 BLOCK = 256
 """Ids that are routed at a time: what is known of them stays in the cache."""
-SMALL = 1 << 30
-"""Bytes of a table's bits that are never too much: an id takes half as long again, or three times
-as long, by slots."""
-BITS_PER_ROW = 1.45
-SLOT_AND_NUMBER = 1.5 * SLOT_BYTES
-"""Bytes for each row that has a replica, of a table whose rows are in slots."""
 NUMBER = U64(8)
 """Bits that an id's number in its block takes."""
 
@@ -275,13 +270,6 @@ class _Listed:
             return self._rows[table]
         start, size = self._slots[table]
         return torch.from_numpy(np.unique(self.slots[start : start + size]).astype(np.int64))
-
-
-def is_listed(num_rows: int, count: int) -> bool:
-    """Whether `count` rows that have replicas take less memory than bits of all rows of a huge
-    table."""
-    bits = num_rows * BITS_PER_ROW / 8
-    return bits > max(SMALL, SLOT_AND_NUMBER * count) and count <= MOST_IN_SLOTS
 
 
 class RankedBitmap:

@@ -35,6 +35,8 @@ LINKS = {
 }
 POINTS = 60
 """The number of points of a coverage curve."""
+TOLD = 1 << 26
+"""Bytes of routers that a report tells of: of fewer, they are few beside tables that large."""
 LEAST_MS = 1e-4
 """Milliseconds that are shown: a topology that nobody measured has lookups of next to none."""
 
@@ -280,6 +282,11 @@ class PlanReport:
             f"{in_bytes(stays, sign=True)} that stay, which a budget is for, and "
             f"{in_bytes(extra - stays, sign=True)} of buffers while a step exchanges"
         )
+        if plan.router_memory >= TOLD:
+            yield (
+                f"memory: {in_bytes(plan.router_memory)} more a rank, which no budget counts, to "
+                "find the rows that have replicas among those of large tables"
+            )
 
     def _alternatives(self) -> Iterator[str]:
         """The plans that each collection might have had, and why it has what it has."""

@@ -138,8 +138,10 @@ class StepForecast:
 
     @property
     def memory(self) -> float:
-        """Bytes a rank: tables, what a step moves of them, dense parameters and activations."""
-        return self.ledger.memory + self.compute.memory(self.batch_size, self.unique)
+        """Bytes a rank: tables, what a step moves of them and what finds their replicas, dense
+        parameters and activations."""
+        tables = self.ledger.memory + self.ledger.router_memory
+        return tables + self.compute.memory(self.batch_size, self.unique)
 
     @cached_property
     def bytes_by_link(self) -> dict[str, float]:
