@@ -20,11 +20,13 @@ from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shards import session_shards
+from recd_dedup.log.snapshot import Snapshot
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.growing import NotClosed
 from recd_plugins.errors import CapabilityError, DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (extra `kafka`)")
@@ -329,6 +331,31 @@ def test_requests_and_clicks_of_others_lie_in_two_topics(brokers, tmp_path):
             period.verify()
     with pytest.raises(CapabilityError, match="is read alone"):
         log.append(messages_of(numbered(1)))
+
+
+def test_tables_of_a_topic_that_others_write_to_stay_those_of_its_first_look(brokers, tmp_path):
+    """Ranks, workers and a resume ask for them one after the other."""
+    with opened(brokers, "meanwhile") as log:
+        log.append(messages_of(numbered(50)))
+
+    def looked(folder: str = "data") -> Snapshot:
+        return Snapshot(opened(brokers, "meanwhile"), tmp_path / folder)
+
+    first = looked().fingerprint()
+    with opened(brokers, "meanwhile") as log:
+        log.append(messages_of(numbered(30, first=50)))
+    with pytest.warns(NoticeWarning, match=r"30 messages came after .*remove .*topics-.*json"):
+        assert looked().fingerprint() == first
+    other = looked("other")
+    assert sorted(everything(other)) == sorted(numbered(80))
+    assert other.fingerprint() != first
+    with pytest.warns(NoticeWarning, match="are not read"):
+        assert sorted(everything(looked())) == sorted(numbered(50))
+    # A topic that was made anew has other messages there, or fewer.
+    (noted,) = (tmp_path / "other").glob("topics-*.json")
+    for place, digest in ((10, "0123456789abcdef"), (10**6, "")):
+        noted.write_text(json.dumps({str(shard): [place, digest] for shard in range(SHARDS)}))
+        assert looked("other").fingerprint() == other.fingerprint()
 
 
 def ids(row):

@@ -292,8 +292,8 @@ class LogPeriod(Period):
                     train.write(self.config.of_split(samples, "train"))
                     test.write(self.config.of_split(samples, "test"))
                     progress("joining requests and events", report.samples, None)
-                report.tell(f"period {self.manifest.number}")
                 write_whole(folder / JOINED, json.dumps(report.to_dict(), indent=2))
+            report.tell(f"period {self.manifest.number}")
         return super().prepare(folder, progress)
 
     def counts(self, folder: Path) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +21,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_dedup.log.codec import Decoder, MessageCodec, Requests
-from recd_plugins.api import Config, LogStore, NoticeWarning, Range
-from recd_plugins.api.data import IDS, Schema
+from recd_plugins.api import Config, NoticeWarning, Range
+from recd_plugins.api.data import IDS, LogRoute, Schema
 
-__all__ = ["Join", "JoinConfig", "JoinReport", "as_samples", "joined", "samples_of", "streams_of"]
+__all__ = [
+    "Join",
+    "JoinConfig",
+    "JoinReport",
+    "Readable",
+    "as_samples",
+    "joined",
+    "samples_of",
+    "streams_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +164,19 @@ class Join:
         self._groups = kept
 
 
-def streams_of(store: LogStore) -> Iterator[Iterator[pa.RecordBatch]]:
+class Readable(Protocol):
+    """A log, or the part of one, that is joined."""
+
+    @property
+    def shards(self) -> int: ...
+
+    @property
+    def route(self) -> LogRoute: ...
+
+    def read(self, shard: int) -> Iterator[pa.RecordBatch]: ...
+
+
+def streams_of(store: Readable) -> Iterator[Iterator[pa.RecordBatch]]:
     """The streams that can be joined by themselves: each shard of a log by session, else all shards
     merged."""
     shards = (store.read(shard) for shard in range(store.shards))
@@ -180,7 +201,7 @@ def samples_of(
 
 
 def joined(
-    store: LogStore,
+    store: Readable,
     schema: Schema,
     config: JoinConfig,
     report: JoinReport,

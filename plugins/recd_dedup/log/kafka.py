@@ -28,7 +28,7 @@ from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
-__all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
+__all__ = ["End", "KafkaConfig", "KafkaLog", "build_kafka"]
 
 KEY = struct.Struct("<q")
 """A key of this log's own messages; of others a key may be any bytes."""
@@ -93,6 +93,14 @@ class _Partition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}, partition {self.partition}"
+
+
+class End(NamedTuple):
+    """A place in a partition, and what is there."""
+
+    place: int
+    digest: str
+    """Of the message before it; none where it is deleted, or there was none."""
 
 
 class _Scan:
@@ -187,14 +195,14 @@ class KafkaLog:
         self.flush()
         self._made = None
 
-    def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """The messages that the shard holds when reading begins: each partition's in its order,
-        those of several topics block by block, by their first times."""
+    def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
+        """The messages that the shard holds when reading begins, or up to these places: each
+        partition's in its order, those of several topics block by block, by their first times."""
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.name}: has shards 0 to {self.shards - 1}, not {shard}.")
         with closing(self._consumer()) as consumer:
             bounds = {
-                part: (self._there(part, 0, low), high)
+                part: (self._there(part, 0, low), high if ends is None else ends[part.name])
                 for part in self._parts(shard)
                 for low, high in [self._watermarks(consumer, part)]
             }
@@ -215,7 +223,7 @@ class KafkaLog:
         if self._scanned != (first, second):
             self._scanned, self._scans = (first, second), {}
         quiet = self.config.quiet_ms
-        parts = [part for shard in range(self.shards) for part in self._parts(shard)]
+        parts = self._all_parts()
         with closing(self._consumer()) as consumer:
             for part in parts:
                 begin = begins.get(part.name, 0)
@@ -261,22 +269,37 @@ class KafkaLog:
         """By the topics' names, where partitions begin and end, and their last messages: a topic
         that was made anew may have as many."""
         config = self.config
-        found: list[object] = [config.topics, config.route, config.times]
         with closing(self._consumer()) as consumer:
-            for part in [part for shard in range(self.shards) for part in self._parts(shard)]:
+            begins = [self._watermarks(consumer, part)[0] for part in self._all_parts()]
+        return repr(
+            [config.topics, config.route, config.times, begins, sorted(self.ends().items())]
+        )
+
+    def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
+        """Where each partition ends, or each of these places, with a digest of the message before
+        it; of none where that is deleted."""
+        found = {}
+        with closing(self._consumer()) as consumer:
+            for part in self._all_parts():
                 low, high = self._watermarks(consumer, part)
-                last = max(low, high - 1)
-                digest = blake2b(digest_size=8)
-                for message in chain.from_iterable(self._fetched(consumer, part, last, high)):
-                    digest.update(repr(message.timestamp()).encode() + (message.value() or b""))
-                found.append((low, high, digest.hexdigest()))
-        return repr(found)
+                end = high if at is None else at[part.name]
+                last = self._fetched(consumer, part, end - 1, end) if low < end <= high else ()
+                held = [
+                    repr(message.timestamp()).encode() + (message.value() or b"")
+                    for message in chain.from_iterable(last)
+                ]
+                digests = [blake2b(one, digest_size=8).hexdigest() for one in held]
+                found[part.name] = End(end, "".join(digests))
+        return found
 
     def __enter__(self) -> KafkaLog:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _all_parts(self) -> list[_Partition]:
+        return [part for shard in range(self.shards) for part in self._parts(shard)]
 
     def _parts(self, shard: int) -> list[_Partition]:
         """The partitions of this number."""

@@ -15,7 +15,9 @@ from recd_dedup.hashing import uniforms
 from recd_dedup.log.codec import Decoder, MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
+from recd_dedup.log.kafka import KafkaLog
 from recd_dedup.log.shards import ZstdShards
+from recd_dedup.log.snapshot import Snapshot
 from recd_plugins.api import Config, Context, LogStore, Range, RecdError, RegistryError
 from recd_plugins.api.data import (
     SPLITS,
@@ -81,7 +83,7 @@ class LoggedSamples(Dataset):
     """Joins once for both splits as tables, and else anew for each; `reports` says what each of
     these joins met."""
 
-    def __init__(self, config: LoggedConfig, log: LogStore) -> None:
+    def __init__(self, config: LoggedConfig, log: LogStore | Snapshot) -> None:
         self.config = config
         self.reports: dict[Split, JoinReport] = {}
         self._log = log
@@ -107,9 +109,9 @@ class LoggedSamples(Dataset):
         tables = super().prepare(folder, progress)
         if self.reports:
             report = next(iter(self.reports.values()))  # each is of the whole log
-            report.tell("dataset: logged")
             found = report.to_dict() | self._unsealed()
             write_whole(folder / "join.json", json.dumps(found, indent=2))
+            report.tell("dataset: logged")
         return tables
 
     def _write(self, folder: Path, report: JoinReport, progress: Progress) -> None:
@@ -142,4 +144,7 @@ class LoggedSamples(Dataset):
 
 
 def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:
-    return LoggedSamples(config, context.neighbours["log"])
+    log: LogStore | Snapshot = context.neighbours["log"]
+    if isinstance(log, KafkaLog):  # others write to it while ranks and workers ask for tables
+        log = Snapshot(log, context.folder)
+    return LoggedSamples(config, log)
