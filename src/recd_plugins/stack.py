@@ -550,6 +550,7 @@ class Stack:
             given = brought.batches is not None or brought.profile is not None
             if self.registry.has_dataset and not given:
                 self._check_read(model)
+                self._usage.too_small(_too_small(model, self._features.schema))
                 planning.read_by_registry(group.rank(), group.size())
             else:
                 planning.read_by_trainer(brought)
@@ -763,6 +764,22 @@ class Stack:
             sharders=self._planning.sharders,
             known=lambda: self._planning.known,
         )
+
+
+def _too_small(model: nn.Module, schema: Schema) -> list[str]:
+    """The tables that have fewer rows than a feature of theirs has ids, in words; but for those
+    behind a managed collision, which gives each id a row."""
+    from recd_plugins.planning.model_tables import model_tables
+
+    num_ids = {one.name: one.num_ids for one in schema.sparse}
+    maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
+    return [
+        f"table {table.name} has {table.num_rows:,} rows, and {feature} {num_ids[feature]:,} ids"
+        for table in model_tables(model).values()
+        for feature in table.features
+        if num_ids.get(feature, 0) > table.num_rows
+        and not any(table.module.startswith(path) for path in maps)
+    ]
 
 
 def _looked_up(model: nn.Module) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recd_plugins as rp
 from recd_plugins.embedding.pooling import DedupPooling
@@ -300,6 +301,26 @@ def test_a_planner_that_leaves_a_module_out_is_named(
     assert not any("leaves out" in one for one in nothing)
     (said,) = (one for one in says if "leaves out" in one)
     assert f"sharding: plans_in_part may train otherwise: its plan leaves out {lacking}," in said
+
+
+def plans_own(registry: dict[str, Any], rows: int) -> list[str]:
+    """On a rank: the warnings of a plan of a model whose table has so many rows."""
+    table = EmbeddingBagConfig(
+        name="t", embedding_dim=4, num_embeddings=rows, feature_names=["cat_0", "cat_1"]
+    )
+    model = EmbeddingBagCollection(tables=[table], device=torch.device("meta"))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", NoticeWarning)
+        rp.load({**registry, "model": None}).plan(model)
+    return [str(one.message) for one in found]
+
+
+def test_a_table_without_a_row_for_each_id_is_told(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    ((said,),) = gloo_pool.run(plans_own, right, 8, world_size=1)
+    assert "model is not checked: table t has 8 rows, and cat_0 9 ids, table t has 8" in said
+    assert gloo_pool.run(plans_own, right, 9, world_size=1) == [[]]
 
 
 def pooling_of(right: dict[str, Any], use: str) -> Any:

@@ -270,6 +270,11 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         ),
         ("import sys\nsys.exit(3)\n", "raised SystemExit on import: 3."),
         ("import recd_plugins.absent\n", "raised ModuleNotFoundError on import"),
+        ("import recd_plugins.absent\n", "'recd_plugins.absent'. This is recd-plugins 0."),
+        (
+            "from recd_plugins.api import PoolingRecrd\n",
+            "docs/api.md has the names of it: did you mean 'PoolingRecord'? Run with --debug",
+        ),
         ("x = (\n", "raised SyntaxError on import"),
     ],
 )

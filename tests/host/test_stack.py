@@ -177,6 +177,21 @@ def test_tables_of_a_plugin_that_has_changed_since_are_told(tmp_path: Path) -> N
     rp.load({**values, "etl": ["same"]}).prepare()
 
 
+def test_batches_of_a_plugin_that_has_changed_since_are_others(tmp_path: Path) -> None:
+    plugin = tmp_path / "strangers_batches.py"
+    plugin.write_text(STRANGERS)
+    values = {"plugins": [str(plugin)], "folder": str(tmp_path), "dataset": "rows"}
+    before = rp.load(values).delivery()
+    assert rp.load(values).delivery().digest == before.digest
+    before.open()
+    plugin.write_text(f"{STRANGERS}# changed\n")
+    assert rp.load(values).delivery().digest != before.digest  # no cache has its batches
+    with pytest.raises(
+        RegistryError, match=r"has it of .* \(code .*, but here it is of .* \(code "
+    ):
+        before.open()  # as a worker whose file is another
+
+
 @pytest.mark.parametrize(
     ("part", "made", "says"),
     [

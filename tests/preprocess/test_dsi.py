@@ -410,6 +410,7 @@ def test_a_module_of_ones_own_is_an_exported_program(tmp_path: Path) -> None:
 def test_a_dense_transform_that_makes_something_else_is_named() -> None:
     class Odd:
         dense = True
+        takes: Any = ("x",)
 
         def __call__(self, columns: torch.Tensor, schema: Schema) -> Any:
             return columns.double()
@@ -422,6 +423,9 @@ def test_a_dense_transform_that_makes_something_else_is_named() -> None:
     transform = BatchTransform(batch_steps(steps_of([chosen], schema)))
     with pytest.raises(PluginError, match=r"'odd' made a tensor \[2, 1\] torch.float64, but its"):
         transform(random_batch(schema, 2, seed=0))
+    Odd.takes = "x"
+    with pytest.raises(PluginError, match=r"'odd': its `takes` is a text, .* `takes = \(\"x\",\)`"):
+        steps_of([chosen], schema)
 
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -52,6 +52,11 @@ class ChosenTransform:
         names = schema.dense if self.dense else schema.sparse_names
         kind = "dense column" if self.dense else "feature"
         own: tuple[str, ...] | None = getattr(self.transform, "takes", None)
+        if isinstance(own, str):
+            raise PluginError(
+                f"{self.who}: its `takes` is a text, where it must be a tuple of {kind}s: "
+                f'`takes = ("{own}",)`.'
+            )
         if own is not None and self.features != ("*",):
             raise RegistryError(
                 f"{self.who} names the features that it takes by options of its own "

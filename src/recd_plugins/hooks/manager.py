@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distribution, distributions
 from pathlib import Path
@@ -374,7 +376,21 @@ def _is_path(name: str) -> bool:
 def _broken(name: str, error: BaseException) -> PluginError:
     return PluginError(
         f"plugin {name!r} raised {type(error).__name__} on import: {error}. "
-        "Run with --debug for its traceback."
+        f"{_of_another_version(error)}Run with --debug for its traceback."
+    )
+
+
+def _of_another_version(error: BaseException) -> str:
+    """What to say of an import of ours that there is not."""
+    module = getattr(error, "name", None) or ""
+    if not isinstance(error, ImportError) or module.partition(".")[0] != PROJECT:
+        return ""
+    missing = re.match(r"cannot import name '(\w+)'", str(error))
+    known = getattr(sys.modules.get(module), "__all__", ()) if missing else ()
+    near = get_close_matches(missing[1], known, 1) if missing else []
+    return (
+        f"This is recd-plugins {distribution('recd-plugins').version}, and docs/api.md has the "
+        f"names of it{f': did you mean {near[0]!r}?' if near else '.'} "
     )
 
 

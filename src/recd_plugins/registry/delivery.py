@@ -18,6 +18,7 @@ from recd_plugins.errors import RegistryError, nearest
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.registry.prepare import Periods, prepared
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Delivery:
     base: str
     """The folder that relative paths of plugins start from."""
     providers: Mapping[str, str]
-    """The plugins, and their versions, that fill each slot."""
+    """The plugins, with their versions or the digests of their code, that fill each slot."""
     columns: Collection[str] | None = None
     """The features and dense columns that are read of the tables, where the model needs not all."""
 
@@ -72,7 +73,7 @@ class Delivery:
             "device": "cpu",
         }
         providers = {
-            slot: ", ".join(str(choice.provider) for choice in registry.chosen(slot))
+            slot: ", ".join(made_by(choice) for choice in registry.chosen(slot))
             for slot in SLOTS_OF_BATCHES
             if registry.chosen(slot) and slot in values
         }
@@ -122,11 +123,12 @@ class Delivery:
         """Read and check it as a registry, and stand ready to make batches by it."""
         registry = Registry.load(self.values, folder=Path(self.base))
         for slot, theirs in self.providers.items():
-            ours = ", ".join(str(choice.provider) for choice in registry.chosen(slot))
+            ours = ", ".join(made_by(choice) for choice in registry.chosen(slot))
             if ours != theirs:
                 raise RegistryError(
                     f"{slot}: the trainer has it of {theirs}, but here it is of {ours}; "
-                    f"{nearest(theirs, [ours])} Install the same versions."
+                    f"{nearest(theirs, [ours])} Install the same versions, "
+                    "and have the same files."
                 )
         return OpenDelivery(registry, self)
 

@@ -29,6 +29,7 @@ from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.slots import DedupConverter, Explains, Loader, ModelRecord, Reader
 from recd_plugins.slots.built import check_made
 
@@ -285,7 +286,8 @@ class FeatureSteps:
         decides = {slot: values.get(slot) for slot in DELIVERY}
         stripes = [(one.file.name, one.group, one.num_rows) for one in tables.train.stripes]
         settings = [train.batch_size, train.seed, train.threads, world_size, train.device]
-        text = json.dumps([decides, stripes, settings], sort_keys=True, default=str)
+        makers = [made_by(one) for slot in DELIVERY for one in self._registry.chosen(slot)]
+        text = json.dumps([decides, stripes, settings, makers], sort_keys=True, default=str)
         return Delivered(
             open_loader,
             world_size=world_size,

@@ -33,7 +33,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
-from recd_plugins.registry.table_code import note_code, outdated
+from recd_plugins.registry.plugin_code import note_code, outdated
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.slots.built import check_made
 from recd_plugins.storage.uri import Location, Uri

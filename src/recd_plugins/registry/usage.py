@@ -132,6 +132,19 @@ class Usage:
             )
         )
 
+    def too_small(self, tables: Sequence[str]) -> None:
+        """Tables have no row for some ids that batches may hold, as messages say of each."""
+        if tables:
+            self._give(
+                Unchecked(
+                    what="model",
+                    why=f"{listed(tables, 3)}: unless the model maps them, another row is trained "
+                    "in the place of an id that its table has no row for",
+                    cure="Size each table by the schema of its context: "
+                    "`context.require_schema().feature(name).num_ids`.",
+                )
+            )
+
     def left_out(self, reader: Choice, rows: int, read: int) -> None:
         """Rows of a period may be in no batch: no later epoch has them."""
         if read < rows:

@@ -1,5 +1,5 @@
-"""The code of a stranger's plugin that tables were written by: where it has changed since, its
-tables may have other rows than it would write now."""
+"""The code of a stranger's plugin, by its digest: where it has changed since it wrote tables, they
+may have other rows than it would write now, and a process with other code makes other batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from recd_plugins.compat.packages import OURS
@@ -15,10 +16,16 @@ from recd_plugins.notices import Outdated
 from recd_plugins.registry.choices import Choice
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["note_code", "outdated"]
+__all__ = ["made_by", "note_code", "outdated"]
 
 NOTE = "code.sha256"
 """The file beside the tables of a plugin: the digest of its code when it wrote them."""
+
+
+def made_by(choice: Choice) -> str:
+    """The provider of a choice with its version; of a stranger's, with the digest of its code."""
+    digest = _digest_of(choice)
+    return f"{choice.provider}" if digest is None else f"{choice.provider} (code {digest[:12]})"
 
 
 def note_code(choices: Sequence[Choice], folders: Sequence[Path]) -> None:
@@ -52,7 +59,10 @@ def outdated(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Out
 
 def _digest_of(choice: Choice) -> str | None:
     """The digest of a plugin's package, or of its one file; none of ours, whose version says it."""
-    module = inspect.getmodule(choice.record.build)
+    build = choice.record.build
+    while isinstance(build, partial):
+        build = build.func
+    module = inspect.getmodule(build)
     if choice.provider.distribution == OURS or module is None:
         return None
     package = sys.modules.get(module.__name__.partition(".")[0], module)
