@@ -81,7 +81,8 @@ class Log:
                 yield Placed(part, place, self.blocks[part][place])
 
     def samples(self, number: int, report: PeriodReport) -> list[tuple[int, int, float]]:
-        join = PeriodJoin(SCHEMA, self.join, self.bounds(number), report)
+        keep = (0, 500, 1 << 20)[number % 3]
+        join = PeriodJoin(SCHEMA, self.join, self.bounds(number), report, keep)
         rows = (
             row for table in join.samples(lambda: self.read(number)) for row in table.to_pylist()
         )
@@ -214,6 +215,6 @@ def test_a_log_that_changes_while_it_is_read_is_refused() -> None:
     ]
     for second in others[1:]:
         reads = iter([others[0], second])
-        join = PeriodJoin(SCHEMA, log.join, log.bounds(0), PeriodReport())
+        join = PeriodJoin(SCHEMA, log.join, log.bounds(0), PeriodReport(), keep=0)
         with pytest.raises(DataError, match="holds other messages than a moment ago"):
             [*join.samples(lambda reads=reads: iter(next(reads)))]
