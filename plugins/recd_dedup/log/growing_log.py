@@ -164,11 +164,13 @@ class GrowingLogDataset(GrowingDataset):
             raise NotClosed(self._waits_for(cuts, past), cuts.behind)
         closed_before = {} if before is None else before.ends
         counted, new, latest = _Digest(), 0, start - 1
+        places = (begins, closed_before, cuts.past) if ended else (begins, cuts.past)
         for shard in range(self._log.shards):
-            for part, place, messages in self._log.between(shard, begins, closed_before, cuts.past):
+            for part, place, messages in self._log.between(shard, *places):
                 counted.add(messages)
-                new += place >= closed_before.get(part, 0)
-                latest = max(latest, pc.max(messages["timestamp"]).as_py())
+                if ended:
+                    new += place >= closed_before.get(part, 0)
+                    latest = max(latest, pc.max(messages["timestamp"]).as_py())
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
             write_whole(self._folder / "ended.json", json.dumps({"before": number}))
