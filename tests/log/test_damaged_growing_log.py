@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -145,6 +146,22 @@ def test_what_comes_when_the_last_period_has_closed_is_counted_before_the_end(
         log.append(requests(1, 2))
     counts = counted(growing, tmp_path)
     assert (counts["samples"], counts["late_requests"]) == (REQUESTS, 2)
+
+
+def test_this_machines_clock_decides_nothing_but_whether_to_stop(tmp_path: Path) -> None:
+    written(tmp_path)
+    config = dataset(tmp_path).config
+    ends = ORIGIN / 1000 - 1e6, ORIGIN / 1000, 4e9
+    behind, right, ahead = (
+        GrowingLogDataset(config, opened(tmp_path), tmp_path / str(time), partial(float, time))
+        for time in ends
+    )
+    with pytest.raises(DataError, match=r"If it is this clock that is wrong, set it"):
+        behind.period(0)
+    for number in range(3):
+        ours, theirs = right.period(number), ahead.period(number)
+        assert ours is not None is not theirs
+        assert ours.fingerprint() == theirs.fingerprint()
 
 
 def cut(file: Path) -> None:

@@ -81,7 +81,8 @@ class Log:
                 yield Placed(part, place, self.blocks[part][place])
 
     def samples(self, number: int, report: PeriodReport) -> list[tuple[int, int, float]]:
-        join = PeriodJoin(CODEC, self.join, self.bounds(number), report)
+        keep = (0, 500, 1 << 20)[number % 3]
+        join = PeriodJoin(CODEC, self.join, self.bounds(number), report, keep)
         rows = (
             row for table in join.samples(lambda: self.read(number)) for row in table.to_pylist()
         )
@@ -197,6 +198,17 @@ def test_neither_a_time_that_jumps_nor_a_long_wait_makes_a_label_or_a_second_sam
     assert "most_waiting" not in report.to_dict()
 
 
+def test_an_event_is_late_where_its_request_may_have_been_an_earlier_periods() -> None:
+    events = (Message(9, 1_049, True), Message(8, 1_050, True), Message(7, 1_000, True))
+    later = (Message(5, 2_000, False), Message(6, 1_500, False))
+    log = one_part(events[0], *events, Message(7, 1_050, False), *later, ends=[7])
+    report = PeriodReport()
+    assert log.samples(0, report) == [(7, 1_050, 0.0)]
+    # That of 7 came with its request, but too long before it.
+    assert (report.late_events, report.orphan_events) == (2, 2)
+    assert report.disordered == 1  # that of 7; the period takes none of the later ones
+
+
 def test_of_copies_with_other_times_the_earliest_is_the_sample() -> None:
     times = (1_060, 1_050, 1_055)
     log = one_part(*(Message(7, time, False) for time in times), Message(7, 1_101, True), ends=[4])
@@ -214,6 +226,6 @@ def test_a_log_that_changes_while_it_is_read_is_refused() -> None:
     ]
     for second in others[1:]:
         reads = iter([others[0], second])
-        join = PeriodJoin(CODEC, log.join, log.bounds(0), PeriodReport())
+        join = PeriodJoin(CODEC, log.join, log.bounds(0), PeriodReport(), keep=0)
         with pytest.raises(DataError, match="holds other messages than a moment ago"):
             [*join.samples(lambda reads=reads: iter(next(reads)))]

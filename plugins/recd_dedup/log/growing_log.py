@@ -164,11 +164,13 @@ class GrowingLogDataset(GrowingDataset):
             raise NotClosed(self._waits_for(cuts, past), cuts.behind)
         closed_before = {} if before is None else before.ends
         counted, new, latest = _Digest(), 0, start - 1
+        places = (begins, closed_before, cuts.past) if ended else (begins, cuts.past)
         for shard in range(self._log.shards):
-            for part, place, messages in self._log.between(shard, begins, closed_before, cuts.past):
-                counted.add(messages)
-                new += place >= closed_before.get(part, 0)
-                latest = max(latest, pc.max(messages["timestamp"]).as_py())
+            for placed in self._log.between(shard, *places):
+                counted.add(placed)
+                if ended:
+                    new += placed.place >= closed_before.get(placed.part, 0)
+                    latest = max(latest, pc.max(placed.messages["timestamp"]).as_py())
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
             write_whole(self._folder / "ended.json", json.dumps({"before": number}))
@@ -302,15 +304,10 @@ class LogPeriod(Period):
 
     def verify(self) -> None:
         found, one = _Digest(), self.manifest
-        places = (
-            one.begins,
-            one.closed_before,
-            one.ends,
-        )  # as it closed: they may decide the order
         try:
             for shard in range(self._log.shards):
-                for placed in self._log.between(shard, *places):
-                    found.add(placed.messages)
+                for placed in self._log.between(shard, one.begins, one.ends):
+                    found.add(placed)
         except DataError as error:
             raise self._changed(str(error).rstrip(".")) from error
         if (found.messages, found.hex()) != (self.manifest.messages, self.manifest.digest):
@@ -352,23 +349,29 @@ class LogPeriod(Period):
 
 
 class _Digest:
-    """Of messages, however they are cut into batches."""
+    """Of messages, in the order of each part, however they are cut into batches and merged."""
 
     def __init__(self) -> None:
         self.messages = 0
-        self._parts = [hashlib.sha256() for _ in range(4)]
+        self._parts: dict[str, list[Any]] = {}
+        """A hash for each column, by part."""
 
-    def add(self, messages: pa.RecordBatch) -> None:
-        sessions, times, texts = messages.columns
+    def add(self, placed: Placed) -> None:
+        sessions, times, texts = placed.messages.columns
         lengths = pc.binary_length(texts)
         columns = (sessions.to_numpy(), times.to_numpy(), lengths.to_numpy(), flat(texts))
-        for part, column in zip(self._parts, columns, strict=True):
-            part.update(np.ascontiguousarray(column).data)
-        self.messages += messages.num_rows
+        hashes = self._parts.setdefault(placed.part, [hashlib.sha256() for _ in columns])
+        for each, column in zip(hashes, columns, strict=True):
+            each.update(np.ascontiguousarray(column).data)
+        self.messages += placed.messages.num_rows
 
     def hex(self) -> str:
-        whole = b"".join(part.digest() for part in self._parts)
-        return hashlib.sha256(whole).hexdigest()[:32]
+        whole = hashlib.sha256()
+        for part, hashes in sorted(self._parts.items()):
+            whole.update(hashlib.sha256(part.encode()).digest())
+            for each in hashes:
+                whole.update(each.digest())
+        return whole.hexdigest()[:32]
 
 
 def _first_time(placed: Placed) -> int:

@@ -1,8 +1,8 @@
 """The join of a period: all that came of its requests is known before a row is written.
 
-The messages between a period's places are read twice: first their heads, by which labels and counts
-are decided, then the features of its requests. So neither the order of messages nor a writer's
-clock that jumps decides anything that their times and places have not decided already.
+The messages between a period's places are gone through twice: first their heads, by which labels
+and counts are decided, then the features of its requests. So neither the order of messages nor a
+writer's clock that jumps decides anything that their times and places have not decided already.
 
 Let t be the time of an event, and a the period in which it came: the first one that closed behind
 its place. Where no request takes it, it is counted in the period max(a, that of t - window), which
@@ -18,7 +18,7 @@ where all copies of a request have one time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ from recd_plugins.api import DataError
 from recd_plugins.api.data import Placed
 
 __all__ = ["COUNTS", "PeriodBounds", "PeriodJoin", "PeriodReport"]
+
+KEPT = 64 << 20
+"""Bytes of messages that a stream keeps in memory for its second reading."""
 
 COUNTS = (
     "samples",
@@ -134,6 +137,28 @@ class _Asked:
         return self.ids[at] == ids, at
 
 
+class _Kept:
+    """What `read` gives, read again by a second iteration, or kept where it is small."""
+
+    def __init__(self, read: Callable[[], Iterator[Placed]], most: int) -> None:
+        self._read, self._room = read, most
+        self._blocks: list[Placed] = []
+        self._whole = False
+
+    def __iter__(self) -> Iterator[Placed]:
+        if self._whole:
+            yield from self._blocks
+            return
+        for placed in self._read():
+            self._room -= placed.messages.nbytes
+            if self._room >= 0:
+                self._blocks.append(placed)
+            else:
+                self._blocks.clear()
+            yield placed
+        self._whole = self._room >= 0
+
+
 class PeriodJoin:
     """Joins the messages of a period, one stream after another; the report counts all of them."""
 
@@ -143,14 +168,18 @@ class PeriodJoin:
         config: JoinConfig,
         bounds: PeriodBounds,
         report: PeriodReport,
+        keep: int = KEPT,
     ) -> None:
+        """`keep`: the bytes of a stream that are kept in memory; a longer one is read twice."""
+        self._keep = keep
         self._decoder, self._config, self._bounds = decoder, config, bounds
         self._report = report
 
     def samples(self, read: Callable[[], Iterator[Placed]]) -> Iterator[pa.Table]:
         """The samples of a stream that `read` reads from the period's begin to its end, in the
         order of their requests."""
-        requests, events = self._heads(read())
+        stream = _Kept(read, self._keep)
+        requests, events = self._heads(stream)
         own = requests.where(requests.times < self._bounds.end)
         asked = _Asked(own)
         kept = np.zeros(own.ids.size, np.bool_)
@@ -161,7 +190,7 @@ class PeriodJoin:
         self._report.requests += own.ids.size
         self._report.duplicate_requests += own.ids.size - asked.ids.size
         begin = 0
-        for part, place, messages in read():
+        for part, place, messages in stream:
             heads = self._decoder.heads(messages)
             here = np.flatnonzero(heads.requests & self._within(messages["timestamp"].to_numpy()))
             these = slice(begin, begin := begin + here.size)
@@ -178,7 +207,7 @@ class PeriodJoin:
         found: NDArray[np.bool_] = (times >= self._bounds.start) & (times < self._bounds.end)
         return found
 
-    def _heads(self, stream: Iterator[Placed]) -> tuple[_Heads, _Heads]:
+    def _heads(self, stream: Iterable[Placed]) -> tuple[_Heads, _Heads]:
         """Requests of the period and later ones, and events that the period takes or counts."""
         bounds, join, report = self._bounds, self._config, self._report
         first, last = bounds.start - join.disorder_ms, bounds.end + join.window_ms
