@@ -27,6 +27,7 @@ from drawn_table import Drawn, drawn
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.asked_types import types_asked
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
@@ -365,6 +366,6 @@ def imported(one: Drawn, path: Path, to: Path) -> list[dict[str, Any]]:
     schema = parse(ForeignSchema, schema_of(one.table.columns), "schema")
     names = [feature.name for feature in schema.sparse]
     found = survey(foreign_files([path]), {*schema.columns}, alone=True, ids=names)
-    made = TableImport(found.files, to, schema, found.read_by(schema), workers=2).run()
+    made = TableImport(found.files, to, schema, types_asked(found, schema), workers=2).run()
     (table,) = made.tables.values()
     return rows_as_told(Table.open(table))

@@ -22,6 +22,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing import whole_lines
+from recd_plugins.data.importing.asked_types import types_asked
 from recd_plugins.data.importing.padded_codes import first_padded
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
@@ -82,7 +83,7 @@ def imported(path: Path, to: Path, **feature: Any) -> tuple[Imported, list[dict[
     asked = {"label": "label", "session_id": None, "timestamp": None}
     schema = parse(ForeignSchema, {**asked, "sparse": [{**FEATURE, **feature}]}, "schema")
     found = survey(foreign_files([path]), {*schema.columns}, alone=True, ids=["zip"])
-    made = TableImport(found.files, to, schema, found.read_by(schema), workers=2).run()
+    made = TableImport(found.files, to, schema, types_asked(found, schema), workers=2).run()
     table = Table.open(to)
     return made, [row for stripe in table.stripes for row in table.read(stripe).to_pylist()]
 

@@ -124,3 +124,26 @@ def test_what_a_program_printed_is_no_id_as_a_whole(tmp_path: Path, printed: Any
     proposal = propose(survey(files))
     assert ("sparse" in proposal.schema) == (not why)
     assert any(why in one for one in proposal.doubts) or not why
+
+
+@pytest.mark.parametrize(
+    ("separator", "spelled", "right"),
+    [
+        ("|", "|", [None]),
+        ("|", "[|]", [None]),
+        ("|", "||", [None, None]),
+        ("|", "3|", ["3"]),
+        ("|", "[]", []),
+        (",", "[,]", [None]),
+        (",", '["", "a,b"]', ["", "a,b"]),
+        (",", "('a, b', 'c')", ["a, b", "c"]),
+        (",", "('a, b',)", ["a, b"]),
+        (",", "('x\\ty', 3)", ["x\ty", "3"]),
+        (",", "()", []),
+    ],
+)
+def test_an_element_that_is_empty_is_one_and_tuples_have_quotes(
+    separator: str, spelled: str, right: list[str | None]
+) -> None:
+    texts = pa.chunked_array([[spelled]])
+    assert split_texts(texts, separator, pa.list_(pa.string())).to_pylist() == [right]

@@ -142,6 +142,7 @@ def import_(
     how values become ids, for more files and for serving.
     """
     with reported(debug):
+        from recd_plugins.data.importing.asked_types import types_asked
         from recd_plugins.data.importing.negatives import Negatives, undrawn
         from recd_plugins.data.importing.proposal import propose
         from recd_plugins.data.importing.schema_file import load_schema_and_form, parsed
@@ -197,7 +198,7 @@ def import_(
                 found.files,
                 table,
                 asked,
-                found.read_by(asked),
+                types_asked(found, asked),
                 split=split,
                 negatives=drawn,
                 least_count=least_count,

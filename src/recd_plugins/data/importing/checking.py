@@ -19,6 +19,7 @@ from recd_plugins.data.conform.rows import column_problems, conform, roles_of
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.asked_types import types_asked
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
 from recd_plugins.data.importing.reading import Block, mapped
@@ -281,7 +282,7 @@ def _read_as(
         looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
         if schema is None:
             return looked_at.read_as
-        return looked_at.read_by(schema).naming(schema.hashed)
+        return types_asked(looked_at, schema).naming(schema.hashed)
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()
@@ -390,7 +391,7 @@ class _Reading:
             except Misfit as error:
                 name, kind = error.column, None
                 if self._schema is not None:
-                    kind = wider(read_as, name, self._schema.hashed, block.file)
+                    kind = wider(read_as, error, self._schema.hashed, block.file)
                 if kind is None:
                     if name in {one.column for one in misfits}:
                         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ __all__ = [
     "with_ids",
 ]
 
+WHOLE = re.compile(r"'-?\d+\.0*'")
 MEND = "Mend this value, or take the line out."
 
 
@@ -89,21 +91,28 @@ class Misfit(DataError):
         super().__init__(message)
         self.column = column
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the value is as 5.0, which is no text: pandas writes 5 so beside a null."""
+        return WHOLE.search(str(self)) is not None
+
 
 def wider(
-    read_as: ColumnTypes, column: str, hashed: Collection[str], file: ForeignFile
+    read_as: ColumnTypes, error: Misfit, hashed: Collection[str], file: ForeignFile
 ) -> pa.DataType | None:
-    """The type to read a column of text as some of whose values are not of its type; none if there
-    is none: ids and sessions that are `hashed` may be texts, and other whole numbers fractions. Of
-    lines of JSON ids may be beyond int64, or whole floats."""
+    """The type to read a column as of which a value is not of its type; none if there is none: ids
+    and sessions of text that are `hashed` may be whole floats, or texts, and other whole numbers
+    fractions. Of lines of JSON ids may be beyond int64, or whole floats."""
+    column = error.column
     kind = read_as.types.get(column)
     if kind is None or file.format == "parquet":
         return None
     inner = kind.value_type if pa.types.is_list(kind) else kind
+    inner = inner.field(0).type if pa.types.is_struct(inner) else inner
     others = {pa.int64(): pa.float64()}
     if column in hashed and file.format == "jsonl":
         others = {pa.int64(): pa.uint64(), pa.uint64(): pa.float64()}
-    elif column in hashed:
+    elif column in hashed and not (error.is_whole and inner == pa.int64()):
         texts = with_ids(kind, pa.string())
         return None if texts == kind else texts
     wide = others.get(inner)

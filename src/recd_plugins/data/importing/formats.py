@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +91,7 @@ def format_of(path: Location, form: TextForm, encoding: str) -> ForeignFile:
             f"{path}: its lines end in carriage returns alone. Write them with newlines: "
             f"tr '\\r' '\\n' < {path.name} > {path.stem}.unix{path.suffix}"
         )
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{") and (form.delimiter is None or _is_json(text)):
         return replace(_jsonl(path, text, compression), encoding=encoding, start=bom)
     if text.lstrip().startswith("[") and form.delimiter is None:
         raise _array_error(path, text)
@@ -140,6 +141,13 @@ def _parquet(path: Location) -> ForeignFile:
         roots=roots,
         nested={name: where for name, where in fields.items() if len(where) > 1},
     )
+
+
+def _is_json(text: str) -> bool:
+    """Whether the first line is an object, and names no column as {this}."""
+    with suppress(ValueError):
+        return isinstance(json.loads(text.strip().split("\n", 1)[0]), dict)
+    return False
 
 
 def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:

@@ -57,9 +57,9 @@ class ImportFolder:
         if there:
             raise DataError(f"{self._to}: is there already. Name another folder, or remove it.")
 
-    def begin(self, key: str) -> dict[str, str]:
+    def begin(self, key: str) -> dict[str, list[str]]:
         """Keep what this very import, which the key is of, has done; the columns that it had to
-        widen, each with the note of it. What another import left is removed."""
+        widen, each with the errors for which it did. What another import left is removed."""
         file = self.path / JOB
         if file.exists():
             job = json.loads(file.read_text())
@@ -68,7 +68,7 @@ class ImportFolder:
         self.begin_anew(key, {})
         return {}
 
-    def begin_anew(self, key: str, widened: Mapping[str, str]) -> None:
+    def begin_anew(self, key: str, widened: Mapping[str, Sequence[str]]) -> None:
         """Remove what is done, since other columns are widened than before."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,13 +15,12 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
-from recd_plugins.data.importing.escaped_quotes import doubled
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
 from recd_plugins.data.importing.json_rows import json_schema, read_json
 from recd_plugins.data.importing.reading import blocks, damaged, opened_parquet
 from recd_plugins.data.importing.struct_fields import ELEMENTS, MOST_FIELDS, field_at, fields_of
 from recd_plugins.data.importing.text_rows import text_rows
-from recd_plugins.data.importing.whole_lines import Lines
+from recd_plugins.data.importing.whole_lines import Lines, cut_lines, first_lines
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
@@ -254,53 +254,77 @@ def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
-    size = file.size
-    parts: list[pa.Table] = []
-    seen = 0
-    packed_share = 1.0
+    size, share = file.size, 1.0
     with input_file(file.path) as packed:
         if file.compression:
-            with pa.CompressedInputStream(packed, file.compression) as stream:
-                try:
-                    head = stream.read(PACKED_BYTES)[file.start :]
-                except (pa.ArrowException, OSError) as error:
-                    what = "cannot be unpacked"
-                    raise cut_short(file.path, file.compression, what, error) from error
-                packed_share = max(packed.tell(), 1) / size
-                ended = len(head) < PACKED_BYTES - file.start
-            spots = [head if ended else head[: head.rfind(b"\n") + 1]]
-            if ended:
-                packed_share = 1.0
+            head, ended, share = _unpacked_head(file, packed)
         else:
-            spots = list(_spots(packed, file.start, size))
-    first = 1 + file.lines_before
-    for number, spot in enumerate(spots):
-        if not spot.strip():  # a header alone
-            continue
-        if file.encoding == "utf-8":
-            spot = _readable(spot)
-        content = pa.py_buffer(
-            doubled(spot, file.delimiter, file.encoding) if file.escapes else spot
-        )
-        lines = Lines(file=file, raw=content, first=first)
+            ended = size - file.start <= FIRST_BYTES + SPOTS * SPOT_BYTES
+            packed.seek(file.start)
+            head = packed.read(size - file.start if ended else FIRST_BYTES)
+        lines = first_lines(file, head, ended=ended)
+        if lines is None and not ended:  # its first row is longer than that
+            cut = next(cut_lines(file, 0, 0))
+            lines, share = cut.lines, cut.read / size if file.compression else 1.0
+        if lines is None:  # a header alone
+            return pa.table({name: pa.array([], pa.string()) for name in file.names}), 0.0
+        parts, seen = [_sampled(lines, keys)], lines.raw.size
+        over_lines = file.format == "text" and lines.raw.to_pybytes().count(b"\n") > len(parts[0])
+        for spot in () if ended or file.compression else _spots(packed, file.start, size):
+            found = _rows_at(file, spot, keys, quotes=file.quotes and over_lines)
+            if found is not None:
+                parts.append(found[0])
+                seen += found[1]
+    found_rows = _stacked(parts, keys)
+    whole = (size - file.start) if not file.compression else seen / share
+    total = found_rows.num_rows * whole / max(seen, 1)
+    return found_rows, float(found_rows.num_rows) if seen >= whole else total
+
+
+def _unpacked_head(file: ForeignFile, packed: pa.NativeFile) -> tuple[bytes, bool, float]:
+    """What a compressed file begins with, whether it is all, and the share of the file that it was
+    packed in."""
+    with pa.CompressedInputStream(packed, file.compression) as stream:
         try:
-            rows = (
-                _json_sample(lines, keys)
-                if file.format == "jsonl"
-                else text_rows(lines, file.names, ColumnTypes())
-            )
-        except DataError:
-            if not number:
-                raise
-            continue  # a spot that begins within quotes
-        parts.append(rows)
-        seen += len(spot)
-    if not parts:
-        return pa.table({name: pa.array([], pa.string()) for name in file.names}), 0.0
-    found = _stacked(parts, keys)
-    whole = (size - file.start) if not file.compression else seen / packed_share
-    total = found.num_rows * whole / max(seen, 1)
-    return found, float(found.num_rows) if seen >= whole else total
+            head = stream.read(PACKED_BYTES)[file.start :]
+        except (pa.ArrowException, OSError) as error:
+            raise cut_short(file.path, file.compression, "cannot be unpacked", error) from error
+        ended = len(head) < PACKED_BYTES - file.start
+        return head, ended, 1.0 if ended else max(packed.tell(), 1) / file.size
+
+
+def _sampled(lines: Lines, keys: JsonKeys) -> pa.Table:
+    if lines.file.encoding == "utf-8":
+        lines = replace(lines, raw=pa.py_buffer(_readable(lines.raw.to_pybytes())))
+    if lines.file.format == "jsonl":
+        return _json_sample(lines, keys)
+    return text_rows(lines, lines.file.names, ColumnTypes())
+
+
+def _rows_at(
+    file: ForeignFile, spot: bytes, keys: JsonKeys, *, quotes: bool
+) -> tuple[pa.Table, int] | None:
+    """The whole rows of a spot, and their bytes. Where `quotes` go on over lines it may begin
+    within some: nothing where it can be read both ways, or in none."""
+    found = []
+    for start in _beginnings(spot, quotes=quotes):
+        with suppress(DataError):
+            lines = first_lines(file, spot[start:], ended=False)
+            if lines is not None:
+                found.append((_sampled(lines, keys), lines.raw.size))
+    return found[0] if len(found) == 1 else None
+
+
+def _beginnings(spot: bytes, *, quotes: bool) -> list[int]:
+    """Where the first row may begin: behind the first line, or behind the first that ends outside
+    of quotes, whether the spot begins within them or not."""
+    found: dict[int, int] = {}
+    end, within = 0, 0
+    while len(found) < 1 + quotes and (after := spot.find(b"\n", end) + 1):
+        within = (within + spot.count(b'"', end, after)) % 2 if quotes else 0
+        found.setdefault(within, after)
+        end = after
+    return [*found.values()]
 
 
 def _readable(spot: bytes) -> bytes:
@@ -313,21 +337,11 @@ def _readable(spot: bytes) -> bytes:
 
 
 def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
-    """Whole lines of the beginning, and from places all over the rest."""
-    if size - start <= FIRST_BYTES + SPOTS * SPOT_BYTES:
-        file.seek(start)
-        yield file.read(size - start)
-        return
-    file.seek(start)
-    first = file.read(FIRST_BYTES)
-    yield first[: first.rfind(b"\n") + 1]
+    """Bytes from places all over the rest, behind the beginning."""
     begin = start + FIRST_BYTES
     for index in range(SPOTS):
         file.seek(begin + (size - begin - SPOT_BYTES) * index // (SPOTS - 1))
-        data = file.read(SPOT_BYTES)
-        line, end = data.find(b"\n") + 1, data.rfind(b"\n") + 1
-        if line and line < end:
-            yield data[line:end]
+        yield file.read(SPOT_BYTES)
 
 
 def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:

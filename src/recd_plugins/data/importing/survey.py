@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
-from recd_plugins.data.foreign import ForeignSchema, TextDates
+from recd_plugins.data.foreign import TextDates
 from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
 from recd_plugins.data.importing.filled_lists import filling
 from recd_plugins.data.importing.foreign_file import ForeignFile
@@ -26,7 +26,7 @@ from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.data.importing.text_rows import GROUPED, TIME_FORMS, without_commas
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["ColumnSurvey", "Seems", "Survey", "is_text", "survey"]
+__all__ = ["ColumnSurvey", "Seems", "Survey", "id_type", "is_text", "survey"]
 
 BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 SEPARATORS = ("|", ";", ",", "\t", " ")
@@ -40,6 +40,7 @@ NUMBER = r"^\s*[-+]?\d+(\.\d*)?([eE][-+]?\d+)?\s*$"
 CODE = r"[\w.-]*\d[\w.-]*"
 """An id with a digit, as N55189."""
 CODES = rf"^({CODE}( {CODE})*)?$"
+WHOLE_FLOAT = r"^\s*-?\d+(\.0*)?\s*$"
 FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
 """Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
 BRACED = r"^(\{[^{}:]*\}|set\(\)|\(\s*-?\d+(\s*,\s*-?\d+)*\s*,?\s*\))$"
@@ -133,19 +134,6 @@ class Survey:
     sample: Mapping[str, pa.ChunkedArray] = field(default_factory=dict, repr=False, compare=False)
     """The rows that were looked at, by column."""
 
-    def read_by(self, schema: ForeignSchema) -> ColumnTypes:
-        """How columns are read. Those of text of which the sample has no value are read as a schema
-        has them: as numbers, unless texts may stand there; those of whole numbers with zeros before
-        them as numbers, if a schema has such."""
-        types = dict(self.read_as.types)
-        for column in self.columns if self.files[0].format == "text" else ():
-            kind, asked = types[column.name], _type_in(schema, column.name)
-            if not column.values and kind == pa.string():
-                types[column.name] = asked
-            elif asked != pa.string() and _are_padded(column):
-                types[column.name] = with_ids(kind, pa.int64())
-        return replace(self.read_as, types=types)
-
 
 def survey(
     files: Sequence[ForeignFile],
@@ -194,25 +182,6 @@ def survey(
         doubts=tuple(doubts),
         sample=columns,
     )
-
-
-def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
-    """The type of a column of text by its part in a schema."""
-    vectors = [one.name for one in schema.dense_columns if one.width is not None]
-    if name in (*schema.hashed, *vectors) or name not in schema.columns:
-        return pa.string()
-    if name == schema.timestamp:
-        texts = schema.timestamp_unit in get_args(TextDates)
-        return pa.string() if texts else pa.int64()
-    return pa.int64() if any(name == one.name for one in schema.sparse) else pa.float64()
-
-
-def _are_padded(column: ColumnSurvey) -> bool:
-    """Whether its texts are whole numbers, some of them as 007: a schema that says numbers may take
-    them for such."""
-    if column.seems != "texts" or column.seen is None:
-        return False
-    return bool(pc.all(pc.match_substring_regex(column.seen, r"^\s*-?\d{1,18}\s*$")).as_py())
 
 
 def _check_known(form: TextForm, known: Collection[str]) -> None:
@@ -316,7 +285,7 @@ def _typed(
             else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
                 column = _times(column) or column
         columns[name] = column
-        types[name] = column.type
+        types[name] = column.type if file.format == "parquet" else _with_weights(column.type)
     read_as = ColumnTypes(
         types=types,
         nulls=nulls,
@@ -330,12 +299,25 @@ def _typed(
     return columns, read_as
 
 
+def _with_weights(kind: pa.DataType) -> pa.DataType:
+    """The type, but that weights of ids may have fractions, as they may have in other places."""
+    if not is_list(kind) or not is_pair(kind.value_type):
+        return kind
+    one, weight = kind.value_type
+    return pa.list_(pa.struct([one, weight.with_type(pa.float64())]))
+
+
 def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence[str]]:
     """Texts in the narrowest type that holds all of them, and what else stands for nothing."""
     present = texts.drop_null()
     if not len(present):
         return texts, ()
     spelled = [one for one in MORE_NULLS if pc.any(pc.equal(present, one)).as_py()]
+    if {"nan", "NaN"}.intersection(spelled):  # among integers they make no fractions
+        less = pc.if_else(pc.is_in(texts, pa.array(spelled)), pa.scalar(None, pa.string()), texts)
+        integers = _as_narrow(less)
+        if integers is not None and pa.types.is_integer(integers.type):
+            return integers, spelled
     for also in ((), spelled) if spelled else ((),):
         less = (
             pc.if_else(pc.is_in(texts, pa.array(also)), pa.scalar(None, pa.string()), texts)
@@ -478,17 +460,22 @@ def _scored_separator(texts: pa.ChunkedArray) -> str:
 
 
 def _scored_lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
-    """Lists of ids with weights, the ids integers where all are; a code as 00123 is none."""
-    codes = pc.any(
-        pc.match_substring_regex(texts, r"(^|[\s|;,\[])-?(0[\dxX]|\d{19,})[^|;, ]*:")
-    ).as_py()
-    for ids in (pa.string(),) if codes else (pa.int64(), pa.string()):
-        kind = pa.struct([("id", ids), ("weight", pa.float64())])
-        try:
-            return split_texts(texts, separator, pa.list_(kind))
-        except pa.ArrowInvalid:
-            continue
-    raise AssertionError("texts hold any id")
+    """Lists of ids with weights, the ids numbers where all are whole ones."""
+    kind = pa.list_(pa.struct([("id", pa.string()), ("weight", pa.float64())]))
+    lists = split_texts(texts, separator, kind)
+    ids = id_type(pc.struct_field(pc.list_flatten(lists), "id"))
+    return split_texts(texts, separator, with_ids(kind, ids))
+
+
+def id_type(ids: pa.ChunkedArray) -> pa.DataType:
+    """The type of ids that have weights: integers, floats that are whole, as 5.0, or texts; a code
+    as 00123 is no number."""
+    if ids.null_count == len(ids):
+        return pa.int64()
+    numbers = _as_narrow(ids)
+    if numbers is None or not pa.types.is_floating(numbers.type):
+        return pa.int64() if numbers is not None and numbers.type == pa.int64() else pa.string()
+    return pa.float64() if _all_match(ids.drop_null(), WHOLE_FLOAT) else pa.string()
 
 
 def _lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:

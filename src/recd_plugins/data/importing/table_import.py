@@ -119,6 +119,7 @@ class TableImport:
         self._progress = progress
         self._workers = workers
         self._notes: list[str] = []
+        self._widened: dict[str, str] = {}
         self._cut: int | None = None
         self._catalogue: Catalogue | None = None
 
@@ -127,31 +128,32 @@ class TableImport:
         type, from the first row on."""
         self._check()
         key = self._fingerprint()
-        widened = self._folder.begin(key)
-        for column in widened:
-            self._widen(column)
+        errors = self._folder.begin(key)
+        for column, messages in errors.items():
+            for message in messages:
+                self._widen(Misfit(message, column))
         while True:
             try:
                 imported = self._run()
                 break
             except Misfit as error:
-                what = self._widen(error.column)
-                if what is None:
+                if not self._widen(error):
                     raise
-                note = f"{error.column}: read as {what}, for {error}".removesuffix(f". {MEND}")
-                widened[error.column] = note
-                self._folder.begin_anew(key, widened)
-        return dataclasses.replace(imported, notes=(*widened.values(), *imported.notes))
+                errors.setdefault(error.column, []).append(str(error))
+                self._folder.begin_anew(key, errors)
+        return dataclasses.replace(imported, notes=(*self._widened.values(), *imported.notes))
 
-    def _widen(self, column: str) -> str | None:
-        """Read a column as a wider type from now on, and say as what; none where there is none."""
-        kind = wider(self._read_as, column, self._schema.hashed, self._files[0])
+    def _widen(self, error: Misfit) -> bool:
+        """Read a column as a wider type from now on, if there is one, and note as which."""
+        column, kind = error.column, wider(self._read_as, error, self._asked.hashed, self._files[0])
         if kind is None:
-            return None
+            return False
         self._read_as = self._read_as.having(column, kind)
+        what = "text" if self._files[0].format == "text" else "integers without a sign"
         if pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind):
-            return "numbers with fractions"
-        return "text" if self._files[0].format == "text" else "integers without a sign"
+            what = "numbers with fractions"
+        self._widened[column] = f"{column}: read as {what}, for {error}".removesuffix(f". {MEND}")
+        return True
 
     def _check(self) -> None:
         self._folder.check_free()

@@ -23,10 +23,10 @@ PRINTED = ("None", "nan", "NaN", "<NA>")
 BRACKETED = r"^\s*[\[({]"
 BRACES = r"^\s*\{([^{}]*)\}\s*$"
 """As Postgres writes an array, and Python a set."""
-QUOTED = r"""^\s*[\[{].*['"\\]"""
+QUOTED = r"""^\s*[\[({].*['"\\]"""
 EMPTY_SET = r"^\s*set\(\)\s*$"
 PLAIN = r"""('[^'",\\]*'|"[^'",\\]*"|[^'",\\]*)"""
-PLAINLY_QUOTED = rf"^\s*[\[{{]{PLAIN}(,\s*{PLAIN})*[\]}}]\s*$"
+PLAINLY_QUOTED = rf"^\s*[\[({{]{PLAIN}(,\s*{PLAIN})*[\])}}]\s*$"
 """A list in whose quotes are neither commas, nor quotes, nor escapes."""
 ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*)\s*,""", re.DOTALL)
 HEXADECIMAL = r"^\s*-?0[xX]"
@@ -88,6 +88,7 @@ def _split(texts: pa.Array, separator: str) -> pa.Array:
         bare = pc.replace_substring_regex(bare, r"\s+", " ")
     bare = pc.replace_substring_regex(bare, EMPTY_SET, "")
     bare = pc.utf8_trim(bare, " []()" if separator in ", " else " []")  # not of "(none)|Drama"
+    empty = pc.fill_null(pc.equal(bare, ""), False)
     bare = pc.replace_substring_regex(bare, rf"{re.escape(separator)}$", "")
     parts = pc.split_pattern(bare, separator)
     elements = pc.utf8_trim(parts.values, " ")
@@ -98,7 +99,7 @@ def _split(texts: pa.Array, separator: str) -> pa.Array:
     nothing = pc.or_(printed, pc.is_in(elements, value_set=pa.array(NULLS)))
     elements = pc.if_else(nothing, None, pc.utf8_trim(elements, " '\""))
     lists = pa.ListArray.from_arrays(parts.offsets, elements, mask=parts.is_null())
-    return pc.if_else(pc.fill_null(pc.equal(bare, ""), False), pa.scalar([], TEXTS), lists)
+    return pc.if_else(empty, pa.scalar([], TEXTS), lists)
 
 
 def _has_odd_quotes(texts: pa.Array) -> bool:
@@ -112,8 +113,9 @@ def _split_by_quotes(texts: pa.Array) -> pa.Array:
     none stands within quotes."""
 
     def split(text: str) -> list[str | None]:
-        bare = re.sub(BRACES, r"\1", re.sub(EMPTY_SET, "", text)).strip(" []()").removesuffix(",")
-        return [_unquoted(found[1]) for found in ELEMENT.finditer(f"{bare},")] if bare else []
+        bare = re.sub(BRACES, r"\1", re.sub(EMPTY_SET, "", text)).strip(" []()")
+        each = ELEMENT.finditer(f"{bare.removesuffix(',')},") if bare else ()
+        return [_unquoted(found[1]) for found in each]
 
     return pa.array([None if text is None else split(text) for text in texts.to_pylist()], TEXTS)
 

@@ -94,7 +94,9 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
     for name in commas.intersection(columns):
         if not pa.types.is_string(types[name]):
             try:
-                numbers = _numbers(table[name], name in read_as.decimal_commas).cast(types[name])
+                nothing = pc.is_in(table[name], value_set=pa.array(MORE_NULLS))
+                texts = pc.if_else(nothing, None, table[name])
+                numbers = _numbers(texts, name in read_as.decimal_commas).cast(types[name])
             except pa.ArrowInvalid as error:
                 raise Misfit(f"{lines.where}: column {name!r}: {error}. {MEND}", name) from None
             table = table.set_column(columns.index(name), name, numbers)

@@ -62,7 +62,7 @@ def write_vocabulary(
             counts = _counts(found, columns, read_as, missing or {}, progress)
             break
         except Misfit as error:
-            kind = wider(read_as, error.column, columns, found.files[0])
+            kind = wider(read_as, error, columns, found.files[0])
             if kind is None:
                 raise
             read_as = read_as.having(error.column, kind)

@@ -16,7 +16,7 @@ from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
-__all__ = ["CutLines", "Lines", "check_quotes_end", "cut_lines"]
+__all__ = ["CutLines", "Lines", "check_quotes_end", "cut_lines", "first_lines"]
 
 BLOCK_BYTES = 8 << 20
 """Text of one block, unpacked."""
@@ -136,6 +136,20 @@ def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
     except (pa.ArrowException, OSError) as error:
         what = f"cannot be read to its end, after line {first - 1:,}"
         raise cut_short(file.path, file.compression, what, error) from error
+
+
+def first_lines(file: ForeignFile, content: bytes, *, ended: bool) -> Lines | None:
+    """The whole lines that the first row of a file, or a row somewhere in it, begins: all of the
+    bytes if the file has `ended`; none where there is no text."""
+    signs: bytes | bytearray = content
+    if file.escapes:
+        content = bytes(doubled(content, file.delimiter, file.encoding))
+        signs = undoubled(content, file.encoding)
+    quotes = file.format == "text" and file.quotes
+    cut = len(content) if ended else _last_line_end(bytearray(signs), quotes)
+    if not content[:cut].strip():
+        return None
+    return Lines(file=file, raw=pa.py_buffer(content[:cut]), first=1 + file.lines_before)
 
 
 def check_quotes_end(lines: Lines, text: pa.Buffer, rows: int) -> None:

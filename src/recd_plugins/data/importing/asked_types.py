@@ -1,0 +1,111 @@
+"""The types that columns of text are read as where a schema says more of them than a sample shows:
+of columns without a value, of codes that are numbers, and of ids that have weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.foreign import ForeignSchema, TextDates
+from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
+from recd_plugins.data.importing.survey import ColumnSurvey, Survey, id_type
+from recd_plugins.data.importing.text_form import MORE_NULLS
+from recd_plugins.data.schema import Fill
+
+__all__ = ["types_asked"]
+
+
+def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
+    """How the columns of a survey are read by a schema.
+
+    Those of text of which the sample has no value are read as the schema has them: as numbers,
+    unless texts may stand there, and so are those of NA and the like alone. Whole numbers with
+    zeros before them are numbers where the schema has such. Ids that have weights by the schema are
+    such, whatever the sample shows.
+    """
+    read_as = found.read_as
+    if found.files[0].format != "text":
+        return read_as
+    types, parted, nulls = dict(read_as.types), dict(read_as.parted), dict(read_as.nulls)
+    scored = {one.name for one in schema.sparse if one.scored}
+    vectors = {one.name for one in schema.dense_columns if one.width is not None}
+    for column in found.columns:
+        name, kind = column.name, types[column.name]
+        asked = _type_in(schema, name)
+        if name in scored and not _are_pairs(kind):
+            parted[name] = found.form.lists.get(name, parted.get(name, "|"))
+            types[name] = _pairs_of(column, asked)
+        elif not column.values and with_ids(kind, pa.string()) == kind:
+            types[name] = with_ids(
+                kind, pa.float64() if name in vectors and kind != asked else asked
+            )
+        elif name not in schema.hashed and kind == pa.string() != asked and _are_nothing(column):
+            types[name] = asked
+            nulls[name] = tuple(map(str, column.seen or ()))
+        elif name not in schema.hashed and asked != pa.string() and _are_padded(column):
+            types[name] = with_ids(kind, pa.int64())
+
+    def numbers(names: Collection[str]) -> set[str]:
+        """Those of a form whose commas the sample does not show."""
+        return {
+            name for name in names if name in types and types[name] in (pa.int64(), pa.float64())
+        }
+
+    return replace(
+        read_as,
+        types=types,
+        parted=parted,
+        nulls=nulls,
+        decimal_commas=read_as.decimal_commas | numbers(found.form.decimal_commas),
+        thousands=read_as.thousands | numbers(found.form.thousands),
+    )
+
+
+def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
+    """The type of a column of text by its part in a schema: a session is a number until a text
+    shows that it is none, for numbers stay as they are."""
+    if name in schema.session_columns:
+        stands_in = schema.nulls.get(name)
+        texts = isinstance(stands_in, Fill) and isinstance(stands_in.value, str)
+        return pa.string() if texts else pa.int64()
+    vectors = [one.name for one in schema.dense_columns if one.width is not None]
+    if name in (*schema.hashed, *vectors) or name not in schema.columns:
+        return pa.string()
+    if name == schema.timestamp:
+        texts = schema.timestamp_unit in get_args(TextDates)
+        return pa.string() if texts else pa.int64()
+    return pa.int64() if any(name == one.name for one in schema.sparse) else pa.float64()
+
+
+def _are_padded(column: ColumnSurvey) -> bool:
+    """Whether its texts are whole numbers, some of them as 007: a schema that says numbers may take
+    them for such."""
+    if column.seems != "texts" or column.seen is None:
+        return False
+    whole = pc.match_substring_regex(column.seen, r"^\s*-?\d{1,18}\s*$")
+    return bool(pc.all(whole).as_py())
+
+
+def _are_nothing(column: ColumnSurvey) -> bool:
+    """Whether its texts stand for nothing, if they stand among numbers."""
+    if column.seen is None or not len(column.seen):
+        return False
+    return bool(pc.all(pc.is_in(column.seen, value_set=pa.array(MORE_NULLS))).as_py())
+
+
+def _are_pairs(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
+
+
+def _pairs_of(column: ColumnSurvey, asked: pa.DataType) -> pa.DataType:
+    """The type of ids with weights, of which the sample has none with a weight, or none beside
+    another: it may show what the ids are."""
+    ids = asked
+    if column.values and column.seen is not None:
+        texts = column.seen.cast(pa.string())
+        ids = id_type(pc.replace_substring_regex(texts, r":[^:]*$", ""))
+    return pa.list_(pa.struct([("id", ids), ("weight", pa.float64())]))
