@@ -18,6 +18,7 @@ import pytest
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.growing_log import GrowingLogConfig, GrowingLogDataset, build_growing_log
 from recd_dedup.log.join import JoinConfig
+from recd_dedup.log.shard_file import files_of_log
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.data.growing import NotClosed
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
@@ -240,6 +241,20 @@ def test_what_a_run_left_of_a_period_is_named_where_it_is_damaged(
         dataset(tmp_path).period(0)
     file.unlink()
     assert counted(dataset(tmp_path), tmp_path) == before
+
+
+def test_a_log_that_begins_while_it_is_opened_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is not there yet, and then the first file is."""
+
+    def begun_meanwhile(folder: Path) -> Iterator[Path]:
+        monkeypatch.undo()
+        written(tmp_path)
+        return files_of_log(folder)
+
+    monkeypatch.setattr("recd_dedup.log.shards.files_of_log", begun_meanwhile)
+    assert dataset(tmp_path).period(0) is not None
 
 
 def test_a_place_without_a_log_is_named(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ class Manifest:
         """`DataError` where the folder's log is another than this."""
         there = Manifest.of(folder)
         if there is None and (lost := next(files_of_log(folder), None)):
+            there = Manifest.of(folder)  # a log that begins has it before any file
+        if there is None and lost:
             raise DataError(
                 f"{folder / NAME}: is not there, and {lost} is: how many shards the log has, and "
                 f"how it is routed, is lost. Restore it from a copy."
