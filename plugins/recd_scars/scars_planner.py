@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
 
-TOLD = 1 << 26
+FROM_BYTES = 1 << 26
 """Bytes for finding hot samples that a plan tells of."""
 
 
@@ -304,8 +304,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             chosen = self._sized(tables, self._on, self._memory)
         else:
             chosen = self._planned(self._policy, model, tables, topology, world_size)
-        if self._config.hot_batches and (told := memory_of_hot_rows(tables, chosen.sizes)):
-            chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{told}")
+        if self._config.hot_batches and (line := memory_of_hot_rows(tables, chosen.sizes)):
+            chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{line}")
         if self._config.home != "host":
             return chosen
         self.served = Served.of(
@@ -465,14 +465,14 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
 def memory_of_hot_rows(tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]) -> str:
     """What a plan says of the memory that finds hot samples; nothing, where it is little."""
-    if sum(table.rows.num_rows for table in tables.values()) < 8 * TOLD:
+    if sum(table.rows.num_rows for table in tables.values()) < 8 * FROM_BYTES:
         return ""
     from recd_scars.hot_batches.hot_rows import most_bytes
 
     taken = sum(
         most_bytes(size.replicated, tables[name].rows.num_rows) for name, size in sizes.items()
     )
-    if taken < TOLD:
+    if taken < FROM_BYTES:
         return ""
     return (
         f"hot batches: to find hot samples takes a rank up to {taken / 2**20:,.0f} MiB more, which "

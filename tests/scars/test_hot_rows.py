@@ -16,7 +16,7 @@ from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.rows.slots import SLOT_BYTES
+from recd_plugins.sparse.rows.slot_sizes import SLOT_BYTES
 from recd_scars.hot_batches import hot_rows
 from recd_scars.hot_batches.hot_rows import (
     BELOW,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recd_plugins.sparse.rows.slots import SLOT_BYTES, numbers_in, slots_of
+from recd_plugins.sparse.rows.slot_sizes import SLOT_BYTES
+from recd_plugins.sparse.rows.slots import numbers_in, slots_of
 
 
 @pytest.mark.parametrize("step", [1, 2**20, 2**32, 2**40 + 1])

@@ -4,7 +4,8 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.keyed import with_feature, with_ids
 from recd_plugins.sparse.rows.gather import spread_rows
 from recd_plugins.sparse.rows.memory import array_like
-from recd_plugins.sparse.rows.slots import MOST_IN_SLOTS, SLOT_BYTES, among_slots, slots_of
+from recd_plugins.sparse.rows.slot_sizes import MOST_IN_SLOTS, SLOT_BYTES
+from recd_plugins.sparse.rows.slots import among_slots, slots_of
 from recd_plugins.sparse.rows.unique import group_codes, unique_rows
 
 __all__ = [

@@ -3,7 +3,7 @@ huge ones, slots for those rows alone."""
 
 from __future__ import annotations
 
-from recd_plugins.sparse.rows.slots import MOST_IN_SLOTS, SLOT_BYTES
+from recd_plugins.sparse.rows.slot_sizes import MOST_IN_SLOTS, SLOT_BYTES
 
 __all__ = ["is_listed", "router_bytes"]
 

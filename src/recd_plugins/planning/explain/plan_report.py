@@ -35,7 +35,7 @@ LINKS = {
 }
 POINTS = 60
 """The number of points of a coverage curve."""
-TOLD = 1 << 26
+FROM_BYTES = 1 << 26
 """Bytes of routers that a report tells of: of fewer, they are few beside tables that large."""
 LEAST_MS = 1e-4
 """Milliseconds that are shown: a topology that nobody measured has lookups of next to none."""
@@ -282,7 +282,7 @@ class PlanReport:
             f"{in_bytes(stays, sign=True)} that stay, which a budget is for, and "
             f"{in_bytes(extra - stays, sign=True)} of buffers while a step exchanges"
         )
-        if plan.router_memory >= TOLD:
+        if plan.router_memory >= FROM_BYTES:
             yield (
                 f"memory: {in_bytes(plan.router_memory)} more a rank, which no budget counts, to "
                 "find the rows that have replicas among those of large tables"

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.sparse.rows.slot_sizes import ROOM
 
-__all__ = ["MOST_IN_SLOTS", "SLOT_BYTES", "among_slots", "numbers_in", "slot_of", "slots_of"]
+__all__ = ["among_slots", "numbers_in", "slot_of", "slots_of"]
 
 I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -28,12 +29,6 @@ FIRST, SECOND = U64(0xFF51AFD7ED558CCD), U64(0xC4CEB9FE1A85EC53)
 """Those of MurmurHash3's fmix64, in which every bit of a row decides on every bit of the hash."""
 SHIFT, HALF = U64(33), U64(32)
 """Bits of the hash that name a slot."""
-ROOM = 2.5
-"""Slots for each row: with fewer than two, rows find no place."""
-SLOT_BYTES = ROOM * U64(0).nbytes
-"""Bytes of slots for each row."""
-MOST_IN_SLOTS = 1 << 30
-"""Rows that slots are made for, at most: half a hash names no more slots."""
 MOVES = 500
 """Rows that make way for one, at most, before all are put in more slots."""
 
