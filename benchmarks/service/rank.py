@@ -92,7 +92,7 @@ def _train(loader: Loader, folder: Path, wait: Callable[[int], None]) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                print(float(loss).hex(), _digest(batch), file=losses, flush=True)
+                print(float(loss.detach()).hex(), _digest(batch), file=losses, flush=True)
                 step += 1
                 if step % STEPS_OF_A_CHECKPOINT == 0:
                     _save(folder, model, optimizer, {**loader.state_dict(), "step": step})
