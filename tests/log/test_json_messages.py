@@ -14,6 +14,7 @@ from recd_dedup.log.json_messages import JsonDecoder, JsonMessages, id_of_bytes
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_plugins.config import parse
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
 
 COLUMNS: dict[str, Any] = {
     "session_id": None,
@@ -160,6 +161,18 @@ def test_an_event_finds_its_request_by_a_number_or_what_spells_it(
     rows, report = samples(of(**KINDS), shown(one), {"type": "click", "id": other})
     assert [row["label"] for row in rows] == [float(same)]
     assert report.orphan_events == 1 - same
+
+
+def test_fields_and_kinds_that_no_message_has_are_told() -> None:
+    rows, report = samples(of(**KINDS), *(shown(n, item=None) for n in range(100)))
+    assert len(rows) == 100
+    assert report.with_ids == {"item": 0, "user.seen": 0}
+    with pytest.warns(NoticeWarning, match="no sample has ids of 'item', 'user.seen': see whether"):
+        report.tell("a log")
+    misspelt = of(**{**KINDS, "requests": ["shwon"]})
+    _, report = samples(misspelt, *(shown(n) for n in range(100)))
+    with pytest.warns(NoticeWarning, match="no message is a request: see whether its kinds"):
+        report.tell("a log")
 
 
 def test_what_is_none_of_the_requests_named_is_an_event() -> None:

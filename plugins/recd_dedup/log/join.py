@@ -170,6 +170,9 @@ class Join:
                 self.report.missing.setdefault(name, 0)
                 self.report.missing[name] += column.null_count
                 columns[name] = _filled(column)
+        for name in schema.sparse_names:
+            having = pc.sum(pc.greater(pc.list_value_length(columns[name]), 0)).as_py() or 0
+            self.report.with_ids[name] = self.report.with_ids.get(name, 0) + having
         self.report.samples += rows.num_rows
         return pa.table(columns).select(schema.columns).cast(schema.arrow())
 
@@ -267,6 +270,8 @@ class JoinReport:
     """Samples that waited for events at a time, at most: what memory held."""
     missing: dict[str, int] = field(default_factory=dict)
     """Samples that lack a feature, by feature; they have 0, or no ids, there."""
+    with_ids: dict[str, int] = field(default_factory=dict, compare=False)
+    """Samples that have ids, by feature: where there are none, messages may name it otherwise."""
 
     def to_dict(self) -> dict[str, int | dict[str, int]]:
         return dataclasses.asdict(self)
@@ -276,8 +281,12 @@ class JoinReport:
         nothing."""
         lost = self.late_events + self.orphan_events
         doubts = []
+        if not self.requests and self.events + self.left_out >= ENOUGH:
+            doubts.append("no message is a request: see whether its kinds are named as they are")
         if self.samples >= ENOUGH and not self.positives:
             doubts.append("all labels are 0")
+        if empty := [repr(name) for name, having in self.with_ids.items() if not having]:
+            doubts.append(f"no sample has ids of {', '.join(empty)}: see whether messages have it")
         if self.left_out:
             doubts.append("some messages are neither request nor event, or cannot be read")
         if lost > MOST_LOST * self.events and self.samples >= ENOUGH:

@@ -459,10 +459,13 @@ class KafkaLog:
         for topic in config.topics:
             there = len(topics[topic].partitions) if topic in topics else 0
             if there != config.shards:
+                names = sorted(name for name in topics if not name.startswith("_"))
+                others = "" if there else f" The brokers have {', '.join(names[:9]) or 'none'}."
                 raise DataError(
                     f"Kafka topic {topic!r} has {there} partitions, asked for are "
                     f"{config.shards}. Set `log.topic` and `log.shards` to what is there, or make "
                     f"it with `kafka-topics --create --topic {topic} --partitions {config.shards}`."
+                    + others
                 )
         self._found = True
 
