@@ -23,6 +23,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
+from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import Peeked
@@ -30,7 +31,7 @@ from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept
-from recd_plugins.planning.machine_memory import bytes_held, machine_memory, neighbours
+from recd_plugins.planning.memory_held import bytes_held, neighbours
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed, fused_by_table, left_whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_plugins.api import LogStore
 from recd_plugins.api.data import Schema, Table, TableWriter
@@ -15,7 +16,7 @@ def join_log(
     """All samples of a log, one stream after the other."""
     report = JoinReport()
     with TableWriter(folder, schema) as writer:
-        for stream in joined(store, schema, config or JoinConfig(), report):
+        for stream in joined(store, MessageCodec(schema), config or JoinConfig(), report):
             for samples in stream:
                 writer.write(samples)
     return Table.open(folder), report

@@ -36,7 +36,7 @@ def event(request_id, time):
 
 def joined(*blocks, config=CONFIG):
     """How many samples have a timestamp and a label, and the report."""
-    join = Join(SCHEMA, config)
+    join = Join(CODEC, config)
     tables = [table for block in blocks for table in join.add(pa.concat_batches(block))]
     tables += join.finish()
     assert all(table.schema.equals(SCHEMA.arrow()) for table in tables)
@@ -89,7 +89,7 @@ def test_every_event_is_reported_for_what_it_is():
 
 
 def test_a_sample_is_written_as_soon_as_nothing_can_change_it():
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     assert list(join.add(request(1, 0))) == []
     assert list(join.add(event(8, 110))) == []
     (table,) = join.add(event(8, 111))
@@ -100,7 +100,7 @@ def test_a_sample_is_written_as_soon_as_nothing_can_change_it():
 @pytest.mark.slow
 def test_memory_holds_the_window_and_no_more():
     config = JoinConfig(window_ms=100, disorder_ms=0, remember_ms=100)
-    join = Join(SCHEMA, config)
+    join = Join(CODEC, config)
     for time in range(1000):
         list(join.add(request(time, time)))
         list(join.add(event(-time - 1, time)))
@@ -132,7 +132,7 @@ def test_a_request_is_remembered_so_long_after_its_window(watermark, became):
 @pytest.mark.parametrize(("watermark", "waits"), [(119, True), (120, True), (121, False)])
 def test_an_event_waits_for_its_request_as_long_as_messages_may_be_late(watermark, waits):
     """An event at 100 waits until nothing of 110 can come: up to a watermark of 120."""
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     assert list(join.add(pa.concat_batches([event(9, 90), event(9, 100)]))) == []
     assert list(join.add(request(1, watermark))) == []
     assert join.report.orphan_events == (0 if waits else 2)
@@ -149,7 +149,7 @@ def test_events_that_came_first_are_counted_as_those_that_came_later():
 
 
 def test_once_a_sample_is_written_no_event_changes_it():
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     for block in (request(1, 0), request(2, 0)):
         list(join.add(block))
     list(join.add(event(1, 5)))
@@ -166,7 +166,7 @@ def test_once_a_sample_is_written_no_event_changes_it():
 
 
 def test_a_block_waits_for_its_latest_request():
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     both = pa.concat_batches([request(1, 50), request(2, 0), request(2, 7)])
     assert list(join.add(both)) == []
     assert list(join.add(event(8, 160))) == []
@@ -189,7 +189,7 @@ def test_half_an_hour_and_a_minute_are_waited_for_unless_asked_otherwise():
 
 
 def test_of_nothing_nothing_is_counted():
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     assert list(join.finish()) == []
     assert not any(join.report.to_dict().values())
 
@@ -209,7 +209,7 @@ def test_the_report_in_words():
 
 
 def test_missing_features_are_filled_and_counted():
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     messages = [request(1, 0, price=None), request(2, 0, items=None), request(3, 0, None, None)]
     list(join.add(pa.concat_batches(messages)))
     (table,) = join.finish()
@@ -226,7 +226,7 @@ def test_what_is_too_far_out_of_order_is_reported():
 
 
 def test_a_clock_far_ahead_delays_its_own_block_only():
-    join = Join(SCHEMA, CONFIG)
+    join = Join(CODEC, CONFIG)
     list(join.add(pa.concat_batches([request(1, 0), request(2, 10**12)])))
     list(join.add(request(3, 50)))
     (table,) = join.add(request(4, 500))

@@ -309,7 +309,7 @@ def test_requests_and_clicks_of_others_lie_in_two_topics(brokers, tmp_path):
     join = JoinConfig(window_ms=1_000, disorder_ms=2_000)
     logged = LoggedConfig(messages=JSON, join=join)
     report = JoinReport()
-    streams = joined(log, logged.schema, join, report, logged.decoder())
+    streams = joined(log, logged.decoder(), join, report)
     rows = [row for stream in streams for table in stream for row in table.to_pylist()]
     found = {row["item"][0]: row for row in rows if row["timestamp"] < 2_000_000}
     assert [found[n]["label"] for n in range(3000)] == clicked

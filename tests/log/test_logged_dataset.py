@@ -9,6 +9,7 @@ import pytest
 
 from recd_dedup.etl.cluster import cluster_buckets
 from recd_dedup.hashing import bucket_of, mix
+from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
 from recd_dedup.log.replay import Replay, chunks_of
@@ -67,7 +68,7 @@ def test_a_schema_without_sessions():
 
 
 def test_log_shards_cluster_without_a_bucket_pass(tmp_path, log, rows):
-    buckets = joined(log, SESSIONS.schema, JoinConfig(), JoinReport())
+    buckets = joined(log, MessageCodec(SESSIONS.schema), JoinConfig(), JoinReport())
     table = cluster_buckets(buckets, SESSIONS.schema, tmp_path / "clustered")
     assert len(table.files) == 4
     found = pa.concat_tables(chunks_of(table))

@@ -12,8 +12,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import recd_plugins as rp
+from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.machine_memory import machine_memory
 from recd_plugins.testing.gloo import GlooPool
 
 MEMINFO = "MemTotal:       24610856 kB\nMemFree:         1000 kB\n"

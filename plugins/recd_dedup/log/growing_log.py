@@ -85,9 +85,6 @@ class PeriodManifest:
     """By part, a place before which nothing is of the period."""
     ends: Mapping[str, int]
     """By part, the place at which the period closed."""
-    closed_before: Mapping[str, int]
-    """By part, the place at which the period before closed: what is earlier and comes later is
-    late."""
     next: Mapping[str, int]
     """The places at which the next period begins."""
     messages: int
@@ -179,7 +176,6 @@ class GrowingLogDataset(GrowingDataset):
             number=number,
             begins=begins,
             ends=cuts.past,
-            closed_before=closed_before,
             next=cuts.before,
             messages=counted.messages,
             digest=counted.hex(),

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_dedup.log.codec import Decoder, MessageCodec, Requests
+from recd_dedup.log.codec import Decoder, Requests
 from recd_plugins.api import Config, NoticeWarning, Range
 from recd_plugins.api.data import IDS, LogRoute, Schema
 
@@ -67,16 +67,13 @@ class Join:
 
     def __init__(
         self,
-        schema: Schema,
+        decoder: Decoder,
         config: JoinConfig | None = None,
         report: JoinReport | None = None,
-        decoder: Decoder | None = None,
     ) -> None:
-        """`decoder` reads the messages, by default as the log's own."""
         self.config = config or JoinConfig()
         self.report = report if report is not None else JoinReport()
-        self._decoder = decoder or MessageCodec(schema)
-        self._schema = schema
+        self._decoder = decoder
         self._watermark = -math.inf
         self._groups: list[_Group] = []
         self._known: dict[int, tuple[_Group, int]] = {}
@@ -154,7 +151,7 @@ class Join:
         kept = []
         for group in self._groups:
             if group.rows is not None and group.last + window < time:
-                yield as_samples(self._schema, group.rows, group.positive, self.report)
+                yield as_samples(self._decoder.schema, group.rows, group.positive, self.report)
                 group.rows = None
             if group.rows is None and group.last + window + self.config.remember_ms < time:
                 for request in group.ids:
@@ -187,31 +184,23 @@ def streams_of(store: Readable) -> Iterator[Iterator[pa.RecordBatch]]:
 
 
 def samples_of(
-    messages: Iterable[pa.RecordBatch],
-    schema: Schema,
-    config: JoinConfig,
-    report: JoinReport,
-    decoder: Decoder | None = None,
+    messages: Iterable[pa.RecordBatch], decoder: Decoder, config: JoinConfig, report: JoinReport
 ) -> Iterator[pa.Table]:
     """The samples of one stream, in the order of its requests, block by block."""
-    join = Join(schema, config, report, decoder)
+    join = Join(decoder, config, report)
     for block in messages:
         yield from join.add(block)
     yield from join.finish()
 
 
 def joined(
-    store: Readable,
-    schema: Schema,
-    config: JoinConfig,
-    report: JoinReport,
-    decoder: Decoder | None = None,
+    store: Readable, decoder: Decoder, config: JoinConfig, report: JoinReport
 ) -> list[Iterator[pa.Table]]:
     """The samples of each stream of a log, joined as they are iterated.
 
     No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
     """
-    return [samples_of(stream, schema, config, report, decoder) for stream in streams_of(store)]
+    return [samples_of(stream, decoder, config, report) for stream in streams_of(store)]
 
 
 def as_samples(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from recd_plugins.api import DataError
 from recd_plugins.api.data import ForeignSchema, conform
 
-__all__ = ["JsonColumns", "JsonRows", "field_of"]
+__all__ = ["JsonColumns", "JsonRows", "field_of", "spelled_by"]
 
 MOST_EXACT = 2.0**53
 """Beyond it a float64 does not hold each integer."""
@@ -224,7 +224,7 @@ def _pairs(value: Any, one: Callable[[Any], Any]) -> Sequence[Any] | None:
         case None:
             return None
         case dict():
-            return [(one(_spelled_by(key)), _number(weight)) for key, weight in value.items()]
+            return [(one(spelled_by(key)), _number(weight)) for key, weight in value.items()]
         case list():
             return [None if pair is None else _pair(pair, one) for pair in value]
         case _:
@@ -241,8 +241,8 @@ def _pair(value: Any, one: Callable[[Any], Any]) -> tuple[Any, float | None]:
     return one(value[first]), _number(value[second])
 
 
-def _spelled_by(key: str) -> int | str:
-    """The integer that a name of JSON, which are all texts, spells."""
+def spelled_by(key: str) -> int | str:
+    """The integer that a text spells as JSON would, as names of fields do, or the text."""
     digits = key.removeprefix("-")
     spells = digits.isascii() and digits.isdigit() and len(digits) < 20
     return int(key) if spells and str(int(key)) == key else key

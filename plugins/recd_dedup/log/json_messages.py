@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from recd_dedup.hashing import I64
 from recd_dedup.log.codec import DecodedMessages, Events, MessageHeads, Requests
-from recd_dedup.log.json_columns import JsonColumns, field_of
+from recd_dedup.log.json_columns import JsonColumns, field_of, spelled_by
 from recd_plugins.api import Config, DataError, RegistryError
 from recd_plugins.api.data import ForeignSchema, Schema
 
@@ -214,11 +214,8 @@ def _id(value: Any, field: str) -> int:
     """The number of a request: a whole number of 64 bits, or what spells one, is itself."""
     match value:
         case str():
-            digits = value.removeprefix("-")
-            spells = digits.isascii() and digits.isdigit() and len(digits) < 20
-            if spells and str(int(value)) == value:
-                return _id(int(value), field)
-            return _hashed(value)
+            spelled = spelled_by(value)
+            return _hashed(value) if isinstance(spelled, str) else _id(spelled, field)
         case int() if not isinstance(value, bool):
             return value if -(2**63) <= value < 2**63 else _hashed(str(value))
     raise ValueError(f"its field {field!r} is {json.dumps(value)[:60]}, which is no id")

@@ -131,7 +131,7 @@ class LoggedSamples(Dataset):
 
     def _samples(self, report: JoinReport) -> Iterator[pa.Table]:
         decoder = self.config.decoder()
-        for stream in joined(self._log, self.schema, self.config.join, report, decoder):
+        for stream in joined(self._log, decoder, self.config.join, report):
             yield from stream
 
     def _unsealed(self) -> dict[str, dict[str, int]]:

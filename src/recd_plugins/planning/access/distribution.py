@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.launch.machine_memory import machine_memory
 
 __all__ = [
     "Drift",
@@ -248,8 +248,8 @@ class RowDistribution:
                 f"rows: {rows:,} hottest rows are asked for, but the ids of only {known:,} are "
                 "known. Count a table or a trace: formulas have no ids."
             )
-        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if rows * NAMED > room:
+        room = machine_memory()
+        if room is not None and rows * NAMED > room:
             raise CapabilityError(
                 f"rows: {rows:,} rows are to have replicas, {rows - len(self.ids):,} of which "
                 f"nobody looked up. To name them takes {rows * NAMED / 2**30:,.3g} GB, and this "

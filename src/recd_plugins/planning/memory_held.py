@@ -1,10 +1,9 @@
-"""What a plan has the ranks of this machine hold in its memory, and how much that machine has:
-TorchRec's planner takes a rank to have 128 GB where nobody says what it has."""
+"""What a plan has the ranks of this machine hold in its memory, whatever room there is: TorchRec's
+planner takes a rank to have 128 GB where nobody says what it has."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.planning.cost import state_bytes
@@ -16,19 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["bytes_held", "machine_memory", "neighbours"]
+__all__ = ["bytes_held", "neighbours"]
 
-LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""What a container may take, by either version of control groups; of the first, `max` is all."""
 DENSE_COPIES = 2
 """A table that every rank has whole has a gradient of its size."""
-
-
-def machine_memory(root: Path = Path("/")) -> int | None:
-    """The bytes of memory that this machine has, or its container may take; none where Linux does
-    not say."""
-    found = [_total(_text(root / "proc/meminfo")), *(_limit(_text(root / at)) for at in LIMITS)]
-    return min((size for size in found if size is not None), default=None)
 
 
 def neighbours(rank: int, world_size: int) -> range:
@@ -69,22 +59,3 @@ def bytes_held(
                 if here and columns:
                     size += rows * (columns * element + state_bytes(fused[name], columns))
     return size
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def _total(meminfo: str) -> int | None:
-    for line in meminfo.splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemTotal":
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def _limit(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None

@@ -1,0 +1,38 @@
+"""How much memory this machine has, or its container may take."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+__all__ = ["machine_memory"]
+
+LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""What a container may take, by either version of control groups; of the first, `max` is all."""
+
+
+@cache
+def machine_memory(root: Path = Path("/")) -> int | None:
+    """The bytes of memory that this machine has, or its container may take; none where Linux does
+    not say."""
+    found = [_total(_text(root / "proc/meminfo")), *(_limit(_text(root / at)) for at in LIMITS)]
+    return min((size for size in found if size is not None), default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _total(meminfo: str) -> int | None:
+    for line in meminfo.splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _limit(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None
