@@ -6,6 +6,7 @@ from pathlib import Path
 
 import recd_plugins as rp
 from recd_dedup.etl.cluster import cluster_buckets
+from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
@@ -40,7 +41,7 @@ with tempfile.TemporaryDirectory() as folder:
             for messages in Replay(schema).messages(chunks_of(by_time)):
                 log.append(messages)
         logs[route] = mb(log.folder)
-    streams = joined(log, schema, JoinConfig(), report := JoinReport())
+    streams = joined(log, MessageCodec(schema), JoinConfig(), report := JoinReport())
     by_session = cluster_buckets(streams, schema, Path(folder, "by_session"))  # O2
     dataset = {"use": "parquet", "train": str(by_session.path), "test": str(tables.test.path)}
     stack = rp.load(recd | {"dataset": dataset})
