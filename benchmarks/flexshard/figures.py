@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
-from benchmarks.flexshard.grid import BUDGET, Setting, candidates, chosen
+from benchmarks.flexshard.grid import BUDGET, SCALED, Setting, candidates, chosen
 from benchmarks.flexshard.observed import Observed
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
+from benchmarks.flexshard.steps import FUSED
 from benchmarks.harness import Figure, Limit
 from benchmarks.limits import link_seconds
-from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.cost import Prices, row_passes
 
 __all__ = ["Bench"]
 
@@ -77,11 +78,18 @@ class Bench:
         choice = chosen(workload, prices, BUDGET)
         first, *others, last = candidates(workload, prices, choice)
         some = others[:: self.every]
-        some += [one for one in others if one.sizes == ROW_WISE.sizes and one not in some]
+        wanted = [
+            one for one in others if one.sizes == ROW_WISE.sizes or one.name.startswith((*SCALED,))
+        ]
+        some += [one for one in wanted if one not in some]
         sides = [first, *some, last]
         measured = self._measure(cluster, setting, sides, prices)
         best = min(sides, key=measured.seconds)
         (plain,) = (side for side in sides if side.sizes == ROW_WISE.sizes)
+        if best is not choice:
+            # Of a dozen plans some one was lucky: rounds of their own judge the two.
+            judged = [*dict.fromkeys([best, plain]), choice]
+            measured = self._measure(cluster, setting, judged, prices, 2 * self.rounds)
         yield Figure(
             name=f"regret, {setting}",
             value=100 * (measured.seconds(choice) / measured.seconds(best) - 1),
@@ -89,8 +97,8 @@ class Bench:
             target=10,
             at_most=True,
             spread=measured.faster(choice, best)[1],
-            note=f"of {len(sides)} plans the best took {1e3 * measured.seconds(best):.0f} ms "
-            f"({best.name}), the choice {1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
+            note=f"of {len(sides)} plans the one that was fastest took, in further rounds, "
+            f"{1e3 * measured.seconds(best):.0f} ms ({best.name}), the choice {1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
             f"row-wise {1e3 * measured.seconds(plain):.0f}",
         )
 
@@ -152,9 +160,9 @@ class Bench:
         )
 
     def _prices(self, cluster: EmulatedCluster, setting: Setting) -> Prices:
-        return Prices(
-            cluster=cluster.cluster(setting.mbit), batch_size=setting.batch_size, k=self.k
-        )
+        measured = cluster.cluster(setting.mbit)
+        stepped = row_passes(FUSED, measured)
+        return Prices(cluster=measured, batch_size=setting.batch_size, k=self.k, stepped=stepped)
 
     def _measure(
         self,
@@ -167,7 +175,7 @@ class Bench:
         measured = cluster.measure(
             setting.workload, sides, prices, mbit=setting.mbit, rounds=rounds or self.rounds
         )
-        self.observed[f"{setting}"] = measured.observed
+        self.observed.setdefault(f"{setting}", measured.observed)
         for side, one in zip(sides, measured.observed, strict=True):
             print(
                 f"{setting}: {side.name}, {_shown(side)}: {1e3 * measured.seconds(side):.1f} ms, "

@@ -19,6 +19,7 @@ __all__ = [
     "NO_SKEW",
     "QUICK_GRID",
     "SATURATED",
+    "SCALED",
     "TIERS",
     "Setting",
     "candidates",
@@ -104,6 +105,9 @@ NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=128)
 TIERS: tuple[tuple[Literal[2, 3], str], ...] = ((2, "DP"), (3, "DP, Flex"))
 """How many tiers a candidate has, homes among them, and the paper's names of the others."""
 
+SCALED = {"a quarter": 0.25, "half": 0.5, "twice": 2.0}
+"""Candidates that have so many times the choice's replicas."""
+
 
 def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
     """The plan of `goal: auto`, at no more than `budget` bytes a rank over row-wise."""
@@ -113,8 +117,8 @@ def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     """Per way of coalescing: no replicas, DP, DP and Flex, of the best sizes within `BUDGET`; then
-    memory-neutral; then half the choice's replicas (if it has none, half of the first candidate's
-    that has some; else of all rows). The choice comes last; equal plans once."""
+    memory-neutral; then the choice's replicas `SCALED` (if it has none, the first candidate's that
+    has some; else all rows). The choice comes last; equal plans once."""
     every = []
     coalesced = Side(name="coalesced per node", sizes=TableSizes(coalesce="node"))
     levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
@@ -131,9 +135,11 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
     with_replicas = (one for one in every if one.sizes.replicated + one.sizes.per_node)
     all_rows = Side(name="all rows", sizes=TableSizes(replicated=workload.num_rows))
     whole = choice if replicas else next(with_replicas, all_rows)
-    halved = {tier: getattr(whole.sizes, tier) // 2 for tier in ("replicated", "per_node")}
-    half = dataclasses.replace(whole.sizes, **halved)
-    every.append(Side(name=f"half of {whole.name}", sizes=half))
+    for name, factor in SCALED.items():
+        replicated = min(int(whole.sizes.replicated * factor), workload.num_rows)
+        per_node = min(int(whole.sizes.per_node * factor), workload.num_rows - replicated)
+        sizes = dataclasses.replace(whole.sizes, replicated=replicated, per_node=per_node)
+        every.append(Side(name=f"{name} of {whole.name}", sizes=sizes))
     distinct = {_effective(side, workload): side for side in reversed([*every, choice])}
     del distinct[_effective(choice, workload)]
     return [*reversed(distinct.values()), choice]

@@ -25,9 +25,10 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
-__all__ = ["QUICK_ROUNDS", "OnNodes", "SideSteps", "take_turns", "topology"]
+__all__ = ["FUSED", "QUICK_ROUNDS", "OnNodes", "SideSteps", "take_turns", "topology"]
 
 CPU = torch.device("cpu")
+FUSED = OptimizerSettings(tables="rowwise_adagrad").fused_params()
 WARM_UP = 2
 LARGEST = 1 << 24
 """Bytes of a payload; a step of these sides exchanges no more at a time."""
@@ -88,11 +89,10 @@ def _step(pipeline: Any, batches: Iterator[Features]) -> tuple[float, float, int
 
 
 def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
-    fused = OptimizerSettings(tables="rowwise_adagrad").fused_params()
     torch.manual_seed(0)
     model = Sequences(workload)
     plan = side.plan(workload, cluster)
-    sharders: list[ModuleSharder[nn.Module]] = [EmbeddingCollectionSharder(fused_params=fused)]
+    sharders: list[ModuleSharder[nn.Module]] = [EmbeddingCollectionSharder(fused_params=FUSED)]
     if plan is not None:
         sharders = tier_sharders(OnNodes(plan), sharders)
     placed = construct_module_sharding_plan(

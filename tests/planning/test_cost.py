@@ -451,6 +451,41 @@ def test_on_a_cpu_replicas_are_summed_before_or_after_what_backward_waits_for() 
     assert overlapped(each, on_gpu, home, replicas) == pytest.approx(22 - 0.5 * (3 + 3))
 
 
+@pytest.mark.parametrize(
+    ("n_nodes", "crowded", "own", "hidden"),
+    [
+        (2, 1.0, 6, 0.0),  # each has a processor of its own
+        (2, 4.0, 6, 0.75 * 6),
+        (2, 4.0, 20, 0.75 * 8),  # the traffic of forward and backward, and no more
+        (1, 4.0, 6, 0.0),  # processors carry what stays in a node
+    ],
+)
+def test_ranks_that_share_processors_compute_for_replicas_while_others_wait_for_home(
+    n_nodes: int, crowded: float, own: float, hidden: float
+) -> None:
+    cluster = dataclasses.replace(
+        CLUSTER, n_nodes=n_nodes, crowded=crowded, side_stream=False, beside=0.5, overlap=0.0
+    )
+    each = {"a2a_global": 10, "a2a_cross": 0, "a2a_intra": 3, "ar_cross": 4, "local": 5}
+    found = overlapped(each, cluster, Lane(traffic=8, own=0), Lane(traffic=0, own=own))
+    assert found == pytest.approx(22 - 0.5 * hidden)
+
+
+def test_operations_of_tiers_are_work_that_hides_where_ranks_share_processors() -> None:
+    rows = SequenceTable(name="t", rows=zipf(1000, 20.0, 1.2), dim=64)
+    sizes = {"t": TableSizes(per_node=96)}
+    cluster = dataclasses.replace(
+        CLUSTER, a2a_global=Link(gbps=1e-3), crowded=2.0, side_stream=False, beside=0.5
+    )
+
+    def hidden(op_us: float) -> float:
+        prices = Prices(cluster=dataclasses.replace(cluster, op_us=op_us), batch_size=64, k=1.6)
+        ledger = Ledger.of({"t": rows}, sizes, prices)
+        return sum(ledger.ms_by_collective.values()) - ledger.ms
+
+    assert hidden(0.1) - hidden(0.0) == pytest.approx(0.5 * 0.5 * 230 * 0.1e-3)
+
+
 def test_what_overlaps_is_paid_for_what_it_does_not_hide() -> None:
     """A GB at 1 GB/s is a second; three quarters of what other links carry are hidden."""
     link, gb = Link(gbps=1), 1 << 30

@@ -485,8 +485,10 @@ class Lane:
     """Milliseconds of all else: latencies, exchanges in nodes, the rank's own work."""
 
     @classmethod
-    def of(cls, cost: Cost, cluster: Cluster, calls: Mapping[str, int]) -> Lane:
-        each = milliseconds(cost, cluster, calls)
+    def of(
+        cls, cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
+    ) -> Lane:
+        each = milliseconds(cost, cluster, calls, operations)
         traffic = sum(
             each[name] - calls.get(name, 0) * getattr(cluster, name).latency_ms for name in NETWORK
         )
@@ -496,17 +498,24 @@ class Lane:
 def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
     """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
 
-    Replicas are updated in backward, beside the exchange of gradients with home, the half of
-    that traffic: each has some of its own work done while the other is on the links. Of
+    Replicas and home each have some of their own work done while the other is on the links. Of
     what could be, a topology says which share is:
-        beside * (side_stream * min(own of replicas, traffic of home / 2)
-                  + min(own of home / 2, traffic of replicas))
-    On a CPU there is no side stream: backward waits for the gradients from home, and sums those of
-    replicas before or after it.
+        beside * (own of replicas beside home + min(own of home / 2, traffic of replicas))
+    On a GPU replicas are updated on a stream of their own, beside the exchange of gradients with
+    home, the half of its traffic:
+        own of replicas beside home = min(own of replicas, traffic of home / 2)
+    On a CPU there is one stream, on which a rank waits for home before or after all that it has
+    to do for replicas. But where c ranks share a processor, others compute while one waits, in
+    forward and in backward; within one node there are no links, and processors carry all:
+        own of replicas beside home = (1 - 1 / c) * min(own of replicas, traffic of home)
     Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
     says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
     """
-    beside_home = min(replicas.own, home.traffic / 2) if cluster.side_stream else 0.0
+    if cluster.side_stream:
+        beside_home = min(replicas.own, home.traffic / 2)
+    else:
+        shared = 1 - 1 / cluster.crowded if cluster.n_nodes > 1 else 0.0
+        beside_home = shared * min(replicas.own, home.traffic)
     work = beside_home + min(home.own / 2, replicas.traffic)
     links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
     return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)

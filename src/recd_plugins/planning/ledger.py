@@ -358,11 +358,13 @@ class Ledger:
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
         cluster = self.prices.cluster
+        # All of these operations are of a rank's one thread, where replicas have no stream.
+        operations = 0 if cluster.side_stream else self.operations
         return overlapped(
             self.ms_by_collective,
             cluster,
             Lane.of(self._home, cluster, self.home_calls),
-            Lane.of(self._copied, cluster, self.replica_calls),
+            Lane.of(self._copied, cluster, self.replica_calls, operations),
         )
 
     @property
