@@ -86,7 +86,9 @@ class Bench:
         measured = self._measure(cluster, setting, sides, prices)
         best = min(sides, key=measured.seconds)
         (plain,) = (side for side in sides if side.sizes == ROW_WISE.sizes)
+        again = ""
         if best is not choice:
+            again = ", in further rounds,"
             # Of a dozen plans some one was lucky: rounds of their own judge the two.
             judged = [*dict.fromkeys([best, plain]), choice]
             measured = self._measure(cluster, setting, judged, prices, 2 * self.rounds)
@@ -97,8 +99,9 @@ class Bench:
             target=10,
             at_most=True,
             spread=measured.faster(choice, best)[1],
-            note=f"of {len(sides)} plans the one that was fastest took, in further rounds, "
-            f"{1e3 * measured.seconds(best):.0f} ms ({best.name}), the choice {1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
+            note=f"of {len(sides)} plans the fastest took{again} "
+            f"{1e3 * measured.seconds(best):.0f} ms ({best.name}), the choice "
+            f"{1e3 * measured.seconds(choice):.0f} ({_shown(choice)}), "
             f"row-wise {1e3 * measured.seconds(plain):.0f}",
         )
 
