@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import callback_plugin
 import pytest
 import torch
 import torch.distributed as dist
@@ -219,6 +220,28 @@ def test_a_run_goes_on_at_other_rates(
     checkpoints = folder / "run/checkpoints"
     before, after = (read_digest(checkpoints / f"step-{step:08}") for step in (2, 3))
     assert after["__0_0.distcp"] == before["__0_0.distcp"]
+
+
+def test_a_run_that_goes_on_by_other_code_of_a_plugin_says_so(
+    folder: Path, gloo_pool: GlooPool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = folder / "strangers_diary.py"
+    plugin.write_text(Path(callback_plugin.__file__).read_text())
+    options = [
+        *SHORT,
+        f"plugins=[recd_dlrm, {plugin}]",
+        "callbacks=[{use: diary}]",
+        "train.checkpoint_every=1",
+    ]
+    for step in (1, 2):  # the second goes on by the same code, and says nothing of it
+        more = [f"train.steps={step}"]
+        assert gloo_pool.run(run, str(folder), [*options, *more], step > 1, world_size=1)
+    assert "the code of" not in capsys.readouterr().out
+    plugin.write_text(f"{plugin.read_text()}# changed\n")
+    (summary,) = gloo_pool.run(run, str(folder), [*options, "train.steps=3"], True, world_size=1)
+    assert summary["step"] == 3, summary
+    says = f"the code of {plugin} has changed: what it says now holds from here on\n"
+    assert says in capsys.readouterr().out
 
 
 def test_a_finished_run_is_evaluated_again_and_not_shortened(

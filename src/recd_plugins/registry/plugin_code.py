@@ -1,5 +1,6 @@
 """The code of a stranger's plugin, by its digest: where it has changed since it wrote tables, they
-may have other rows than it would write now, and a process with other code makes other batches."""
+may have other rows than it would write now, a process with other code makes other batches, and a
+run that goes on trains by other code than before."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ import contextlib
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from recd_plugins.compat.packages import OURS
 from recd_plugins.notices import Outdated
-from recd_plugins.registry.choices import Choice
+from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["made_by", "note_code", "outdated"]
+__all__ = ["changed_code", "code_of", "made_by", "note_code", "outdated"]
 
 NOTE = "code.sha256"
 """The file beside the tables of a plugin: the digest of its code when it wrote them."""
@@ -26,6 +27,21 @@ def made_by(choice: Choice) -> str:
     """The provider of a choice with its version; of a stranger's, with the digest of its code."""
     digest = _digest_of(choice)
     return f"{choice.provider}" if digest is None else f"{choice.provider} (code {digest[:12]})"
+
+
+def code_of(registry: Registry) -> dict[str, str]:
+    """The digests of the code of the strangers' plugins that fill a registry's slots, by plugin."""
+    chosen = [choice for choices in registry.choices.values() for choice in choices]
+    chosen += [choice.others for choice in chosen if choice.others is not None]
+    digests = {choice.provider.plugin: _digest_of(choice) for choice in chosen}
+    return {plugin: digest for plugin, digest in digests.items() if digest is not None}
+
+
+def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """A line for each plugin whose code is another one now than before."""
+    for plugin, digest in now.items():
+        if before.get(plugin, digest) != digest:
+            yield f"the code of {plugin} has changed: what it says now holds from here on"
 
 
 def note_code(choices: Sequence[Choice], folders: Sequence[Path]) -> None:

@@ -17,6 +17,7 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
+from recd_plugins.registry.plugin_code import code_of
 from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
@@ -157,7 +158,7 @@ def _resumed(
             )
         again = "restarted and " if restarted else ""
         report.say(f"{again}resumed after step {reached.step}: {settings.run}")
-        for line in reached.new_rates:
+        for line in (*reached.new_code, *reached.new_rates):
             report.say(line)
         positions = Positions(loader, settings.steps - reached.step)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, reached, callbacks)
@@ -171,6 +172,7 @@ def _checkpoints(stack: Stack, samples_of_step: int | None) -> Checkpoints:
         keep=settings.keep_checkpoints,
         registry=stack.registry.source.values,
         free=stack.registry.one("dataset").free,
+        code=code_of(stack.registry),
         samples_of_step=samples_of_step,
     )
 

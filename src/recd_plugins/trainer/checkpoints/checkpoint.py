@@ -4,7 +4,7 @@
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
         rank-0.json, ...           each rank's loader position, random state, callbacks' states,
                                    and what it has counted for the lines that come next
-        job.json                   step, world size, plan, registry, optimizer settings
+        job.json                   step, world size, plan, registry, digests of plugins' code
         digest.json                what each of these files was when it was written
 
 A folder is written under another name and renamed when whole, so no checkpoint is ever torn; what
@@ -29,6 +29,7 @@ from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.errors import DataError, RecdError, RegistryError, listed
+from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.files import (
@@ -85,6 +86,8 @@ class Reached:
     are the same."""
     new_rates: tuple[str, ...] = ()
     """The rates that hold from here on, where they are others than those before."""
+    new_code: tuple[str, ...] = ()
+    """The plugins whose code is another one from here on, in words."""
 
 
 class DiskFullError(RecdError):
@@ -106,13 +109,16 @@ class Checkpoints:
         registry: Mapping[str, Any],
         samples_of_step: int | None = None,
         free: Sequence[str] = (),
+        code: Mapping[str, str] | None = None,
     ) -> None:
         """`samples_of_step`: those of all ranks, as the job was begun, if its ranks may become
-        others. `free`: the dataset's options that a resumed job may change."""
+        others. `free`: the dataset's options that a resumed job may change. `code`: the digests of
+        plugins' code, by plugin."""
         self._folder = folder
         self._samples_of_step = samples_of_step
         self._keep = keep
         self._free = free
+        self._code = dict(code or {})
         self._registry = json.loads(json.dumps(registry, default=str))
 
     def latest(self) -> Path:
@@ -198,6 +204,7 @@ class Checkpoints:
             "step": step,
             "world_size": dist.get_world_size(),
             "registry": self._registry,
+            "code": self._code,
             "plan": str(job.plan).splitlines(),
         }
         if self._samples_of_step is not None:
@@ -277,6 +284,7 @@ class Checkpoints:
             loader=mine["loader"],
             same_end=same_end,
             new_rates=tuple(_new_rates(saved["registry"], self._registry)),
+            new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
         )
 
