@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import fcntl
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -201,6 +202,21 @@ def test_a_log_that_was_changed_is_refused(tmp_path, rows, messages):
     log = opened(tmp_path)
     for shard in range(log.shards):
         assert not [*log.between(shard, read, read)]  # a file is opened for what is left of it
+
+
+def test_periods_of_a_log_that_began_anew_are_not_gone_on_with(tmp_path, rows, messages):
+    """Its folder was removed, and other writers came; the tables of the periods are there."""
+    write(tmp_path, messages, 0, lambda: None, kill=False)
+    first = periods_of(opened(tmp_path), tmp_path, rows)
+    assert first.period(1) is not None
+    shutil.rmtree(tmp_path / "log")
+    assert periods_of(opened(tmp_path), tmp_path, rows).period(0) is not None  # it may come back
+    write(tmp_path, messages, 1, lambda: None, kill=False)
+    message = r"periods-.*: its periods are not of .*Where period 1 .*it began anew.*"
+    for dataset, number in ((first, 2), (periods_of(opened(tmp_path), tmp_path, rows), 0)):
+        with pytest.raises(DataError, match=message + "another `folder`"):
+            dataset.period(number)
+    assert periods_of(opened(tmp_path), tmp_path / "other", rows).period(0) is not None
 
 
 def test_it_keeps_a_datasets_contract(tmp_path, rows, messages):

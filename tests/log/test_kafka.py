@@ -13,7 +13,12 @@ from joined_table import join_log
 from raw_messages import everything, messages_of, numbered, rows_of
 
 from recd_dedup.log.codec import MessageCodec
-from recd_dedup.log.growing_log import GrowingLogConfig, LogPeriod, build_growing_log
+from recd_dedup.log.growing_log import (
+    GrowingLogConfig,
+    GrowingLogDataset,
+    LogPeriod,
+    build_growing_log,
+)
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages, id_of_bytes
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
@@ -206,6 +211,26 @@ def test_options_that_the_client_does_not_take():
         list(log.read(0))
 
 
+def test_paths_of_the_client_are_looked_for(tmp_path, monkeypatch):
+    """librdkafka says of one that is not there that its routines failed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def opened_with(**client: object) -> KafkaLog:
+        return KafkaLog(KafkaConfig(servers="127.0.0.1:1", client=client))
+
+    for path in ("ca.pem", "~/ca.pem"):
+        named = rf"client: ssl\.ca\.location names '{path}', .*command runs, {tmp_path}: write"
+        with pytest.raises(RegistryError, match=named):
+            opened_with(**{"ssl.ca.location": path})
+    (tmp_path / "ca.pem").touch()
+    log = opened_with(**{"ssl.ca.location": "~/ca.pem", "ssl.key.password": "none.file"})
+    assert log._common["ssl.ca.location"] == str(tmp_path / "ca.pem")
+    opened_with(**{"ssl.ca.location": "probe"})
+    with pytest.raises(RegistryError, match=r"no such options: .*error_cb.*Mend `log\.client`"):
+        list(opened_with(error_cb="print").read(0))
+
+
 def test_a_request_without_a_key_is_of_no_session(brokers):
     """All of them would be one."""
     other = kafka.Producer({"bootstrap.servers": brokers})
@@ -346,7 +371,7 @@ def test_tables_of_a_topic_that_others_write_to_stay_those_of_its_first_look(bro
     first = looked().fingerprint()
     with opened(brokers, "meanwhile") as log:
         log.append(messages_of(numbered(30, first=50)))
-    with pytest.warns(NoticeWarning, match=r"30 messages came after .*remove .*topics-.*json"):
+    with pytest.warns(NoticeWarning, match=r"30 messages came after .*remove .*ends-.*json"):
         assert looked().fingerprint() == first
     other = looked("other")
     assert sorted(everything(other)) == sorted(numbered(80))
@@ -354,7 +379,7 @@ def test_tables_of_a_topic_that_others_write_to_stay_those_of_its_first_look(bro
     with pytest.warns(NoticeWarning, match="are not read"):
         assert sorted(everything(looked())) == sorted(numbered(50))
     # A topic that was made anew has other messages there, or fewer.
-    (noted,) = (tmp_path / "other").glob("topics-*.json")
+    (noted,) = (tmp_path / "other").glob("ends-*.json")
     for place, digest in ((10, "0123456789abcdef"), (10**6, "")):
         noted.write_text(json.dumps({str(shard): [place, digest] for shard in range(SHARDS)}))
         assert looked("other").fingerprint() == other.fingerprint()
@@ -480,5 +505,95 @@ def test_a_partition_that_holds_other_messages_is_refused(brokers, tmp_path):
             assert period is not None
             period.verify()
             manifest = period.manifest
+    other = LogPeriod(growing, log, manifest, lambda number: {})
     with pytest.raises(DataError, match="messages lie there now, with digest"):
-        LogPeriod(growing, log, manifest, lambda number: {}).verify()
+        other.verify()
+    with pytest.raises(DataError, match="messages lie there now, with digest"):
+        other.prepare(tmp_path / "tables")
+    assert not [*(tmp_path / "tables").glob("*/")]
+
+
+ITEMS = parse(
+    JsonMessages,
+    {
+        "columns": {
+            "session_id": None,
+            "timestamp": None,
+            "sparse": [{"name": "item", "num_ids": 9}],
+        }
+    },
+    "messages",
+)
+SECONDS = GrowingLogConfig(
+    messages=ITEMS, join=JoinConfig(disorder_ms=0), origin=0, period_ms=1_000
+)
+"""Periods of a second."""
+
+
+def send_items(brokers: str, topic: str, *times: int, size: int = 0, item: int = 1) -> None:
+    """A message of each of these times to each partition, of so many bytes more."""
+    other = kafka.Producer({"bootstrap.servers": brokers})
+    text = json.dumps({"item": item, "label": 1, "more": "x" * size}).encode()
+    for time in times:
+        for partition in range(SHARDS):
+            other.produce(topic, text, timestamp=time, partition=partition, key=b"me")
+    assert other.flush(60) == 0
+
+
+def test_messages_that_were_deleted_before_they_were_read_are_an_error(brokers, tmp_path):
+    """Also where a run may begin without those that were deleted before it."""
+    send_items(brokers, "late", *range(1, 9), size=800_000)  # the first of which are deleted
+
+    def seconds(folder: str, *, may_lack: bool = True) -> GrowingLogDataset:
+        log = opened(brokers, "late", may_lack=may_lack)
+        return build_growing_log(
+            SECONDS, Context(folder=tmp_path / folder, neighbours={"log": log})
+        )
+
+    send_items(brokers, "late", 1_500, 2_500)
+    with pytest.raises(DataError, match=r"its first \d messages are deleted.*`may_lack: true`"):
+        seconds("strict", may_lack=False).period(0)
+    data = seconds("one")
+    period = data.period(0)
+    begun = period.manifest.begins["0"]
+    assert 0 < begun < 8
+    assert sum(chunk.num_rows for chunk in period.chunks("train")) == SHARDS * (8 - begun)
+    send_items(brokers, "late", *range(2_600, 2_620), size=800_000)
+    message = r"partition 0: messages 8 to \d+ are deleted .*still to be read: .*another folder"
+    for again in (data, seconds("one")):
+        with pytest.raises(DataError, match=message):
+            again.period(1)
+    # No table lacks what the period had when it closed.
+    with pytest.raises(DataError, match=rf"partition 0: messages {begun} to \d+ are deleted"):
+        period.prepare(tmp_path / "tables")
+    assert not [*(tmp_path / "tables").glob("*/")]
+
+
+def test_periods_of_another_log_are_not_gone_on_with(brokers, tmp_path):
+    """As where a folder's topic is another cluster's now, or was made anew."""
+    client = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none"})
+    (found,) = client.list_topics("moved", timeout=60).brokers.values()
+    others = f"{found.host}:{found.port}"
+    opened(brokers, "moved")
+    send_items(brokers, "moved", 1, 2, 1_500, 2_500, 3_500)
+    send_items(others, "moved", 1, 2, 1_500, 2_500, 3_500, item=2)
+
+    def seconds(servers: str) -> GrowingLogDataset:
+        log = opened(servers, "moved")
+        return build_growing_log(SECONDS, Context(folder=tmp_path, neighbours={"log": log}))
+
+    digests = [seconds(brokers).period(number).fingerprint() for number in (0, 1)]
+    message = r"periods-.*: its periods are not of moved as .*Where period 1 closed, in "
+    for number in (0, 1, 2):
+        with pytest.raises(DataError, match=message + r"part '0' other messages lie from place"):
+            seconds(others).period(number)
+    assert [seconds(brokers).period(number).fingerprint() for number in (0, 1)] == digests
+    # A run that has looked already is told when the next period closes.
+    data = seconds(brokers)
+    assert data.period(1).fingerprint() == digests[1]
+    data._log = opened(others, "moved", timeout_s=2)
+    with pytest.raises(DataError, match=message):
+        data.period(2)
+    del client  # and its brokers
+    with pytest.raises(CapabilityError, match=r"moved, partition 0: .*that the brokers run"):
+        data.period(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -11,13 +12,14 @@ from recd_dedup.etl.cluster import cluster_buckets
 from recd_dedup.hashing import bucket_of, mix
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
-from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
+from recd_dedup.log.logged_dataset import LoggedConfig, LoggedSamples, build_logged
 from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context, DatasetRecord
 from recd_plugins.testing.conformance import check_record
 
@@ -47,7 +49,8 @@ def log(tmp_path, rows) -> ZstdShards:
 
 
 def test_its_splits_are_the_rows_and_share_no_session(tmp_path, log, rows):
-    dataset = build_logged(LoggedConfig(schema=SESSIONS.schema), Context(neighbours={"log": log}))
+    context = Context(folder=tmp_path / "data", neighbours={"log": log})
+    dataset = build_logged(LoggedConfig(schema=SESSIONS.schema), context)
     tables = dataset.prepare(tmp_path / "logged")
     train, test = (pa.concat_tables(chunks_of(tables[split])) for split in SPLITS)
     assert pa.concat_tables([train, test]).sort_by(BY_TIME).equals(rows.sort_by(BY_TIME))
@@ -57,9 +60,57 @@ def test_its_splits_are_the_rows_and_share_no_session(tmp_path, log, rows):
     assert json.loads((tmp_path / "logged" / "join.json").read_text())["samples"] == ROWS
 
 
-def test_it_keeps_a_datasets_contract(log):
+def test_it_keeps_a_datasets_contract(log, tmp_path):
     options = {"schema": SESSIONS.schema}
-    check_record(RECORD, options=options, context=Context(neighbours={"log": log}))
+    context = Context(folder=tmp_path / "data", neighbours={"log": log})
+    check_record(RECORD, options=options, context=context)
+
+
+def test_all_who_read_a_log_that_is_written_mean_the_same_rows(tmp_path, rows):
+    """Ranks and workers ask one after the other, while writers append, begin and close."""
+    options = ZstdShardsConfig(shards=4, fsync="never", block_bytes=1 << 14)
+    sent = [*Replay(SESSIONS.schema).messages(rows.slice(n, 500) for n in range(0, ROWS, 500))]
+    writer, second = (ZstdShards(options, tmp_path / "log") for _ in range(2))
+
+    def looked() -> LoggedSamples:
+        log = ZstdShards(options, tmp_path / "log")
+        context = Context(folder=tmp_path / "data", neighbours={"log": log})
+        return build_logged(LoggedConfig(schema=SESSIONS.schema), context)
+
+    def samples(dataset: LoggedSamples, folder: str) -> int:
+        tables = dataset.prepare(tmp_path / folder)
+        return sum(tables[split].num_rows for split in SPLITS)
+
+    for messages in sent[:2]:
+        writer.append(messages)
+    writer.flush()
+    first = looked()
+    digest, noted = first.fingerprint(), samples(first, "one")
+    assert 0 < noted < ROWS
+    writer.append(sent[2])
+    writer.close()
+    second.append(sent[3])
+    second.flush()
+    message = r"log: [\d,]+ bytes came after .*remove .*ends-.*json"
+    with pytest.warns(NoticeWarning, match=message):
+        assert looked().fingerprint() == digest
+    with pytest.warns(NoticeWarning, match=message):
+        assert samples(looked(), "other") == noted
+    reports = [
+        json.loads((tmp_path / folder / "join.json").read_text()) | {"unsealed": None}
+        for folder in ("one", "other")
+    ]
+    assert reports[0] == reports[1]
+    (file,) = (tmp_path / "data").glob("ends-*.json")
+    ends = json.loads(file.read_text())
+    file.unlink()
+    assert samples(whole := looked(), "whole") > noted
+    assert whole.fingerprint() != digest
+    # What was there and is not any more is an error, not fewer rows.
+    name, (place, _) = next(iter(ends.items()))
+    os.truncate(tmp_path / "log" / name, place - 1)
+    with pytest.raises(DataError, match="is cut short"):
+        samples(looked(), "cut")
 
 
 def test_a_schema_without_sessions():

@@ -6,7 +6,9 @@ and disorder; what comes behind that place is late, and in no period. So which m
 period's is decided by what lies in each part alone, and not by who looks when.
 
 A period that closed has a manifest beside the prepared tables, written by whoever came first: its
-places in each part, and a digest of the messages between them. A writer that begins later is in the
+places in each part, and a digest of the messages between them, to which each join of them is held.
+Whoever goes on with periods that have closed first looks whether their last messages are the log's:
+a topic may have been made anew, or be another cluster's. A writer that begins later is in the
 periods that close later.
 """
 
@@ -17,7 +19,7 @@ import hashlib
 import heapq
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,6 +32,7 @@ import pyarrow.compute as pc
 from recd_dedup.log.codec import flat
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
+from recd_dedup.log.shards import DeletedMessages
 from recd_plugins.api import Context, DataError, GrowingLog, Range, RegistryError
 from recd_plugins.api.data import (
     SPLITS,
@@ -42,7 +45,6 @@ from recd_plugins.api.data import (
     Schema,
     Split,
     Tables,
-    TableWriter,
     silent,
     write_whole,
 )
@@ -51,6 +53,8 @@ __all__ = ["GrowingLogConfig", "GrowingLogDataset", "LogPeriod", "build_growing_
 
 JOINED = "join.json"
 
+LOOKED_AT = 4
+"""The shards whose last messages tell whether a log is still the same."""
 AHEAD_MS = 24 * 60 * 60_000
 """The time that a message may be ahead of this machine's clock."""
 
@@ -91,6 +95,10 @@ class PeriodManifest:
     """The messages between begin and end, some of which are the neighbours'."""
     digest: str
     """Of these messages."""
+    log: str
+    """The log's identity, if it has one."""
+    last: Mapping[str, tuple[int, str]]
+    """By part, the place of the last block of these messages, and a digest of it."""
     before: str
     """The digest of the manifest before."""
 
@@ -116,9 +124,12 @@ class GrowingLogDataset(GrowingDataset):
         self._clock = clock
         self.patience, self.keep = config.patience, config.keep
         self._log = log
-        decides = [config.origin, config.period_ms, dataclasses.asdict(config.join), log.name]
+        join = dataclasses.asdict(config.join)
+        decides = [config.origin, config.period_ms, join, log.name, log.route]
         name = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
         self._folder = folder / f"periods-{name}"
+        self._is_same = False
+        """Whether the periods that were there are known to be this log's."""
 
     @property
     def schema(self) -> Schema:
@@ -132,7 +143,9 @@ class GrowingLogDataset(GrowingDataset):
         time."""
         if self._ends_before(number):
             return None
-        if (there := self._manifest(number)) is None:
+        if (there := self._manifest(number)) is not None:
+            self._check_once(there)
+        else:
             from filelock import FileLock
 
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -159,30 +172,86 @@ class GrowingLogDataset(GrowingDataset):
         ended = self.config.ends_when_sealed and cuts.ended
         if not ended and (cuts.behind or cuts.latest is None or cuts.latest < past):
             raise NotClosed(self._waits_for(cuts, past), cuts.behind)
+        if before is not None:
+            self._check(before)
         closed_before = {} if before is None else before.ends
         counted, new, latest = _Digest(), 0, start - 1
+        first: dict[str, int] = {}
+        last: dict[str, tuple[int, str]] = {}
         places = (begins, closed_before, cuts.past) if ended else (begins, cuts.past)
         for shard in range(self._log.shards):
+            blocks: dict[str, Placed] = {}
             for placed in self._log.between(shard, *places):
                 counted.add(placed)
+                first.setdefault(placed.part, placed.place)
+                blocks[placed.part] = placed
                 if ended:
                     new += placed.place >= closed_before.get(placed.part, 0)
                     latest = max(latest, pc.max(placed.messages["timestamp"]).as_py())
+            last |= {part: (one.place, _Digest.of([one]).hex()) for part, one in blocks.items()}
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
             write_whole(self._folder / "ended.json", json.dumps({"before": number}))
             return None
         found = PeriodManifest(
             number=number,
-            begins=begins,
+            begins=first | dict(begins),
             ends=cuts.past,
             next=cuts.before,
             messages=counted.messages,
             digest=counted.hex(),
+            log=self._identity,
+            last=last,
             before="" if before is None else before.identity,
         )
         write_whole(self._file(number), json.dumps(dataclasses.asdict(found), indent=1))
         return found
+
+    def _check_once(self, there: PeriodManifest) -> None:
+        """`_check` the last period that has closed, of those that were there at the first look."""
+        if self._is_same:
+            return
+        numbers = (int(file.stem.split("-")[1]) for file in self._folder.glob("period-*.json"))
+        self._check(self._manifest(max(numbers)) or there)
+        self._is_same = True
+
+    def _check(self, there: PeriodManifest) -> None:
+        """`DataError` where the log has others in the place of the last messages of a period."""
+        if there.log and (log := self._identity) and log != there.log:
+            raise self._another(there, f"it was log {there.log}, and is {log}: it began anew")
+        begins = {part: place for part, (place, _) in there.last.items()}
+        ends = {part: there.ends[part] for part in begins}
+        looked_at = 0
+        for shard in range(self._log.shards):
+            found: dict[str, _Digest] = {}
+            try:
+                for placed in self._log.between(shard, begins, ends):
+                    found.setdefault(placed.part, _Digest()).add(placed)
+            except DeletedMessages:  # what is read may be; the next period says what it needs
+                continue
+            except DataError as error:
+                raise self._another(there, str(error).rstrip(".")) from error
+            for part, counted in found.items():
+                place, digest = there.last[part]
+                if counted.hex() != digest:
+                    raise self._another(
+                        there, f"in part {part!r} other messages lie from place {place:,} on"
+                    )
+            looked_at += bool(found)
+            if looked_at == LOOKED_AT:
+                return
+
+    def _another(self, there: PeriodManifest, why: str) -> DataError:
+        return DataError(
+            f"{self._folder}: its periods are not of {self._log.name} as it is now. Where period "
+            f"{there.number} closed, {why}. Give this run another `folder`; or, to go on "
+            "with these periods, the log that they were made of."
+        )
+
+    @property
+    def _identity(self) -> str:
+        """Of the log that is in its place now; not each kind of log has one."""
+        return str(getattr(self._log, "identity", ""))
 
     def _waits_for(self, cuts: Cuts, past: int) -> str:
         behind = "; ".join(cuts.behind[:3])
@@ -282,30 +351,32 @@ class LogPeriod(Period):
         """Both splits in one pass, and join.json beside them: what came."""
         if not any((folder / split).exists() for split in SPLITS):
             report = PeriodReport()
-            with (
-                TableWriter(folder / "train", self.schema) as train,
-                TableWriter(folder / "test", self.schema) as test,
-            ):
-                for samples in self._samples(report):
-                    train.write(self.config.of_split(samples, "train"))
-                    test.write(self.config.of_split(samples, "test"))
-                    progress("joining requests and events", report.samples, None)
-                write_whole(folder / JOINED, json.dumps(report.to_dict(), indent=2))
+            self.config.write(folder, self._noted(report, folder), report, progress)
             report.tell(f"period {self.manifest.number}")
         return super().prepare(folder, progress)
+
+    def _noted(self, report: PeriodReport, folder: Path) -> Iterator[pa.Table]:
+        yield from self._samples(report)
+        write_whole(folder / JOINED, json.dumps(report.to_dict(), indent=2))
 
     def counts(self, folder: Path) -> Mapping[str, int]:
         found = json.loads((folder / JOINED).read_text())
         return {name: found[name] for name in COUNTS}
 
     def verify(self) -> None:
-        found, one = _Digest(), self.manifest
+        one = self.manifest
         try:
-            for shard in range(self._log.shards):
-                for placed in self._log.between(shard, one.begins, one.ends):
-                    found.add(placed)
+            found = _Digest.of(
+                placed
+                for shard in range(self._log.shards)
+                for placed in self._log.between(shard, one.begins, one.ends)
+            )
         except DataError as error:
             raise self._changed(str(error).rstrip(".")) from error
+        self._hold_to(found)
+
+    def _hold_to(self, found: _Digest) -> None:
+        """`DataError` where messages are others than those that the period was made of."""
         if (found.messages, found.hex()) != (self.manifest.messages, self.manifest.digest):
             raise self._changed(
                 f"{found.messages:,} messages lie there now, with digest {found.hex()}; there were "
@@ -324,8 +395,10 @@ class LogPeriod(Period):
         shards = range(self._log.shards)
         by_session = self._log.route == "session"
         join = PeriodJoin(self.config.decoder(), self.config.join, self._bounds(), report)
+        counted = _Digest()
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
-            yield from join.samples(partial(self._read, group))
+            yield from join.samples(_CountedOnce(partial(self._read, group), counted))
+        self._hold_to(counted)
 
     def _bounds(self) -> PeriodBounds:
         config, number = self.config, self.manifest.number
@@ -346,6 +419,13 @@ class LogPeriod(Period):
 
 class _Digest:
     """Of messages, in the order of each part, however they are cut into batches and merged."""
+
+    @classmethod
+    def of(cls, blocks: Iterable[Placed]) -> _Digest:
+        found = cls()
+        for placed in blocks:
+            found.add(placed)
+        return found
 
     def __init__(self) -> None:
         self.messages = 0
@@ -368,6 +448,21 @@ class _Digest:
             for each in hashes:
                 whole.update(each.digest())
         return whole.hexdigest()[:32]
+
+
+class _CountedOnce:
+    """What `read` gives, which is counted when it is read for the first time."""
+
+    def __init__(self, read: Callable[[], Iterator[Placed]], counted: _Digest) -> None:
+        self._read, self._counted = read, counted
+        self._again = False
+
+    def __call__(self) -> Iterator[Placed]:
+        again, self._again = self._again, True
+        for placed in self._read():
+            if not again:
+                self._counted.add(placed)
+            yield placed
 
 
 def _first_time(placed: Placed) -> int:

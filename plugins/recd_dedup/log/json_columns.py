@@ -108,7 +108,9 @@ class JsonColumns:
                 name: column.made([values[name][i] for i in at])
                 for name, column in self._columns.items()
             }
-            parts.append((at, conform(pa.table(made), self._schema, ONE, columns=self._names)))
+            rows = pa.table(made)
+            conformed = conform(rows, self._schema, ONE, columns=self._names, drops=False)
+            parts.append((at, conformed))
         except (DataError, UnicodeEncodeError) as error:
             if len(at) == 1:
                 misfits[at[0]] = (

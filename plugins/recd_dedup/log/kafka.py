@@ -15,20 +15,30 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.log.json_messages import NO_KEY, id_of_bytes
-from recd_dedup.log.shards import check_messages, session_shards
-from recd_plugins.api import CapabilityError, Config, Context, DataError, Range, RegistryError
+from recd_dedup.log.shards import DeletedMessages, check_messages, session_shards
+from recd_dedup.log.snapshot import End
+from recd_plugins.api import (
+    CapabilityError,
+    Config,
+    Context,
+    DataError,
+    Range,
+    RecdError,
+    RegistryError,
+)
 from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
-__all__ = ["End", "KafkaConfig", "KafkaLog", "build_kafka"]
+__all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
 
 KEY = struct.Struct("<q")
 """A key of this log's own messages; of others a key may be any bytes."""
@@ -36,6 +46,10 @@ BLOCK = 1024
 """The offsets of a partition that are read as one, where those of several are merged."""
 BLOCK_BYTES = 16 << 20
 """The bytes of messages that are read as one: a block ends with the one that has them full."""
+PATHS = (".location", ".keytab", ".file")
+"""By these the names of librdkafka's options of files and folders end."""
+GONE = ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART")
+"""librdkafka's names of its errors about a topic that is not there."""
 AHEAD_KIB = 32 << 10
 """What clients of all partitions that are merged hold ahead of the reader, in KiB."""
 
@@ -68,9 +82,11 @@ class KafkaConfig(Config):
     a log that grows closes without them: what comes to it later is late. By default a period waits
     for each partition."""
     may_lack: bool = False
-    """Read a partition of which the oldest messages were deleted; else that is an error."""
+    """Begin to read a partition of which the oldest messages were deleted; else that is an error.
+    One whose messages are deleted while they are still to be read is an error in any case."""
     client: Mapping[str, Any] = field(default_factory=dict)
-    """More options of librdkafka: security and the like."""
+    """More options of librdkafka: security and the like. Relative paths of certificates start from
+    the folder in which the command runs, as those of tables do."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,18 +111,11 @@ class _Partition(NamedTuple):
         return f"{self.topic}, partition {self.partition}"
 
 
-class End(NamedTuple):
-    """A place in a partition, and what is there."""
-
-    place: int
-    digest: str
-    """Of the message before it; none where it is deleted, or there was none."""
-
-
 class _Scan:
     """A partition on the way to two times."""
 
-    def __init__(self, begin: int, first: int, second: int) -> None:
+    def __init__(self, begin: int | None, first: int, second: int) -> None:
+        """`begin`: the place to read from; none where nothing of the partition was read."""
         self.place = begin
         self.before: int | None = None
         self.past: int | None = None
@@ -136,10 +145,13 @@ class _Scan:
 class KafkaLog:
     """Opened for writing and reading."""
 
+    counts = "messages"
+    """What places count."""
+
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
         self.route: LogRoute = config.route
-        self._common = {"bootstrap.servers": config.servers, **config.client}
+        self._common = {"bootstrap.servers": config.servers, **_at_home(config.client)}
         self._made: Producer | None = None
         self._failed: list[KafkaError] = []
         self._found = False
@@ -202,7 +214,7 @@ class KafkaLog:
             raise DataError(f"{self.name}: has shards 0 to {self.shards - 1}, not {shard}.")
         with closing(self._consumer()) as consumer:
             bounds = {
-                part: (self._there(part, 0, low), high if ends is None else ends[part.name])
+                part: (self._there(part, None, low), high if ends is None else ends[part.name])
                 for part in self._parts(shard)
                 for low, high in [self._watermarks(consumer, part)]
             }
@@ -226,23 +238,22 @@ class KafkaLog:
         parts = self._all_parts()
         with closing(self._consumer()) as consumer:
             for part in parts:
-                begin = begins.get(part.name, 0)
+                begin = begins.get(part.name)
                 scan = self._scans.setdefault(part.name, _Scan(begin, first, second))
                 if scan.has_come(quiet):
                     continue
-                low, high = self._watermarks(consumer, part, scan.place)
-                if scan.place < high:
-                    scan.place = self._there(part, scan.place, low)
-                    for found in self._fetched(consumer, part, scan.place, high):
-                        scan.take(found)
-                        if scan.has_come(quiet):
-                            break
+                low, high = self._watermarks(consumer, part, scan.place or 0)
+                scan.place = self._there(part, scan.place, low)
+                for found in self._fetched(consumer, part, scan.place, high):
+                    scan.take(found)
+                    if scan.has_come(quiet):
+                        break
         scans = [(part, self._scans[part.name]) for part in parts]
         latest = max((scan.latest for _, scan in scans if scan.latest is not None), default=None)
         before = {part.name: scan.before for part, scan in scans if scan.before is not None}
         past = {part.name: scan.past for part, scan in scans if scan.past is not None}
         if quiet is not None and latest is not None and latest >= second + quiet:
-            ends = {part.name: scan.place for part, scan in scans}
+            ends = {part.name: scan.place or 0 for part, scan in scans}
             before, past = ends | before, ends | past
         return Cuts(
             before=before,
@@ -261,7 +272,7 @@ class KafkaLog:
             if bounds[0] < bounds[-1]:
                 with closing(self._consumer()) as consumer:
                     low, _ = self._watermarks(consumer, part, bounds[-1])
-                first = self._there(part, bounds[0], low)
+                first = self._there(part, places[0].get(part.name), low)
                 bounds_by_part[part] = [max(first, bound) for bound in bounds]
         yield from self._merged(bounds_by_part)
 
@@ -360,7 +371,7 @@ class KafkaLog:
                         "retention), or the topic was made anew. Keep longer, or begin again."
                     )
                 else:
-                    raise self._error(f"reading {part}: {message.error()}")
+                    raise self._failed_at(part, message.error())
             kept = [message for message in found if message.offset() < high]
             if found:
                 deadline = time.monotonic() + self.config.timeout_s
@@ -420,7 +431,7 @@ class KafkaLog:
         }
         try:
             consumer = Consumer(options)
-        except KafkaException as error:
+        except (KafkaException, TypeError) as error:
             raise self._no_client(error) from error
         self._check_topics(consumer)
         return consumer
@@ -439,7 +450,7 @@ class KafkaLog:
             }
             try:
                 producer = Producer(options)
-            except KafkaException as error:
+            except (KafkaException, TypeError) as error:
                 raise self._no_client(error) from error
             self._check_topics(producer)
             self._made = producer
@@ -494,7 +505,7 @@ class KafkaLog:
         try:
             low, high = consumer.get_watermark_offsets(where, timeout=self.config.timeout_s)
         except KafkaException as error:
-            raise self._error(f"{part}: {error}") from error
+            raise self._failed_at(part, error.args[0]) from error
         if high < place:
             raise DataError(
                 f"{part}: ends at message {high:,}, and was read up to {place:,} before. The topic "
@@ -503,17 +514,22 @@ class KafkaLog:
             )
         return low, high
 
-    def _there(self, part: _Partition, place: int, low: int) -> int:
-        """The first place from this one on at which a message is: `low`, where retention has
-        deleted those before it."""
-        if place >= low:
-            return place
-        if not self.config.may_lack:
+    def _there(self, part: _Partition, place: int | None, low: int) -> int:
+        """The place to read from: that up to which a partition was read, or its first message, at
+        `low`, where nothing of it was. What retention deleted in between would be in no sample."""
+        if place is not None and place < low:
+            raise DeletedMessages(
+                f"{part}: messages {place:,} to {low - 1:,} are deleted (the topic's retention), "
+                f"and are still to be read: it begins at message {low:,} now. Have the topic keep "
+                "messages longer (`retention.ms`, `retention.bytes`), and begin with another "
+                "folder (`folder` of registry.yaml)."
+            )
+        if place is None and low and not self.config.may_lack:
             raise DataError(
                 f"{part}: its first {low:,} messages are deleted (the topic's retention). Read "
                 "sooner, keep longer, or set `may_lack: true`."
             )
-        return low
+        return low if place is None else place
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -524,18 +540,46 @@ class KafkaLog:
             failed, self._failed = self._failed, []
             raise self._error(f"{len(failed):,} messages were not taken: {failed[0]}")
 
-    def _no_client(self, error: KafkaException) -> RegistryError:
+    def _no_client(self, error: KafkaException | TypeError) -> RegistryError:
+        why = str(error) if isinstance(error, TypeError) else error.args[0].str()
         return RegistryError(
-            f"librdkafka takes no such options: {error.args[0].str()}. Mend `log.client`: each is "
-            "named as librdkafka's CONFIGURATION.md has it.",
+            f"librdkafka takes no such options: {why}. Mend `log.client`: each is named as "
+            "librdkafka's CONFIGURATION.md has it.",
             "client",
         )
+
+    def _failed_at(self, part: _Partition, error: KafkaError) -> RecdError:
+        """What brokers answered about a partition; it was there when the log was opened."""
+        if error.name() in GONE:
+            return DataError(
+                f"{part}: is not there any more ({error.str()}): the topic was deleted, or this "
+                "client may not see it any more. What was not read is lost; where it was made "
+                "anew, begin with another folder (`folder` of registry.yaml)."
+            )
+        return self._error(f"{part}: {error.str()} ({error.name()})")
 
     def _error(self, what: str) -> CapabilityError:
         return CapabilityError(
             f"Kafka topic {self.name!r} at {self.config.servers}: {what}. "
             "Check `log.servers`, and that the brokers run."
         )
+
+
+def _at_home(client: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a client, `~` of its paths written out; a path where nothing is is named, for
+    librdkafka says of it no more than that something failed."""
+    found = dict(client)
+    for name, value in client.items():
+        if isinstance(value, str) and name.endswith(PATHS) and value not in ("", "probe"):
+            path = Path(value).expanduser()
+            if not path.exists():
+                raise RegistryError(
+                    f"{name} names {value!r}, where nothing is. Relative paths start from the "
+                    f"folder in which the command runs, {Path.cwd()}: write a whole path.",
+                    "client",
+                )
+            found[name] = str(path)
+    return found
 
 
 def build_kafka(config: KafkaConfig, context: Context) -> KafkaLog:

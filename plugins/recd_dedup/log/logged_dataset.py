@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,6 +78,23 @@ class LoggedConfig(Config):
         held_out = uniforms(0, "test", sessions) < self.test_fraction
         return samples.filter(pa.array(held_out == (split == "test")))
 
+    def write(
+        self,
+        folder: Path,
+        samples: Iterable[pa.Table],
+        report: JoinReport,
+        progress: Progress = silent,
+    ) -> None:
+        """Both splits of samples as tables, in one pass; `report` counts them meanwhile."""
+        with (
+            TableWriter(folder / "train", self.schema) as train,
+            TableWriter(folder / "test", self.schema) as test,
+        ):
+            for each in samples:
+                train.write(self.of_split(each, "train"))
+                test.write(self.of_split(each, "test"))
+                progress("joining requests and events", report.samples, None)
+
 
 class LoggedSamples(Dataset):
     """Joins once for both splits as tables, and else anew for each; `reports` says what each of
@@ -105,7 +122,12 @@ class LoggedSamples(Dataset):
         beside them: the report on the whole log."""
         if not any((folder / split).exists() for split in SPLITS):
             report = self.reports["train"] = JoinReport()
-            self._write(folder, report, progress)
+            try:
+                self.config.write(folder, self._samples(report), report, progress)
+            except RecdError:
+                with suppress(OSError):
+                    folder.rmdir()
+                raise
         tables = super().prepare(folder, progress)
         if self.reports:
             report = next(iter(self.reports.values()))  # each is of the whole log
@@ -113,21 +135,6 @@ class LoggedSamples(Dataset):
             write_whole(folder / "join.json", json.dumps(found, indent=2))
             report.tell("dataset: logged")
         return tables
-
-    def _write(self, folder: Path, report: JoinReport, progress: Progress) -> None:
-        try:
-            with (
-                TableWriter(folder / "train", self.schema) as train,
-                TableWriter(folder / "test", self.schema) as test,
-            ):
-                for samples in self._samples(report):
-                    train.write(self.config.of_split(samples, "train"))
-                    test.write(self.config.of_split(samples, "test"))
-                    progress("joining requests and events", report.samples, None)
-        except RecdError:
-            with suppress(OSError):
-                folder.rmdir()
-            raise
 
     def _samples(self, report: JoinReport) -> Iterator[pa.Table]:
         decoder = self.config.decoder()
@@ -137,7 +144,8 @@ class LoggedSamples(Dataset):
     def _unsealed(self) -> dict[str, dict[str, int]]:
         """Counts of files that no writer has sealed: how many, their messages, and bytes that are
         lost."""
-        left = self._log.unsealed.values() if isinstance(self._log, ZstdShards) else ()
+        log = self._log.log if isinstance(self._log, Snapshot) else self._log
+        left = log.unsealed.values() if isinstance(log, ZstdShards) else ()
         names = ("files", "messages", "unreadable_bytes")
         sums = (len(left), sum(one.messages for one in left), sum(one.tail for one in left))
         return {"unsealed": dict(zip(names, sums, strict=True))} if left else {}
@@ -145,6 +153,6 @@ class LoggedSamples(Dataset):
 
 def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:
     log: LogStore | Snapshot = context.neighbours["log"]
-    if isinstance(log, KafkaLog):  # others write to it while ranks and workers ask for tables
+    if isinstance(log, KafkaLog | ZstdShards):  # written to while ranks and workers ask for tables
         log = Snapshot(log, context.folder)
     return LoggedSamples(config, log)

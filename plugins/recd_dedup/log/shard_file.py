@@ -48,6 +48,7 @@ __all__ = [
     "Sealed",
     "ShardFile",
     "appended",
+    "cut_short",
     "file_head",
     "file_name",
     "files_of_log",
@@ -200,7 +201,7 @@ def frames_between(
     with file.open("rb") as opened:
         head = opened.read(FILE_BYTES)
         if len(head) < FILE_BYTES and end is not None:
-            _cut_short(file, len(head), end, damaged)
+            cut_short(file, len(head), end, damaged)
             return
         if head != file_head(shard):
             raise DataError(
@@ -214,7 +215,7 @@ def frames_between(
                 after = None if frame else _after_damage(file, offset, damaged)
                 if after is None:
                     if end is not None:
-                        _cut_short(file, offset, end, damaged)
+                        cut_short(file, offset, end, damaged)
                     return
                 offset = after
                 continue
@@ -223,7 +224,8 @@ def frames_between(
             offset = frame.end
 
 
-def _cut_short(file: Location, offset: int, end: int, damaged: Damaged) -> None:
+def cut_short(file: Location, offset: int, end: int, damaged: Damaged) -> None:
+    """Say that a file which was whole up to `end` is whole up to `offset` alone."""
     what = f"{file}: was whole up to byte {end:,} before, and is now up to byte {offset:,}"
     if damaged == "raise":
         raise DataError(

@@ -37,12 +37,14 @@ from recd_dedup.log.marks import FOLDER, WriterMarks
 from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
+    SEAL_BYTES,
     Damaged,
     Frame,
     Fsync,
     LogBlock,
     Sealed,
     ShardFile,
+    cut_short,
     file_name,
     files_of_log,
     frames,
@@ -52,11 +54,14 @@ from recd_dedup.log.shard_file import (
     read_block,
     shard_files,
     shard_folder,
+    shard_of,
 )
+from recd_dedup.log.snapshot import End
 from recd_plugins.api import Config, Context, DataError, Range
 from recd_plugins.api.data import MESSAGES, Cuts, Location, LogRoute, Placed
 
 __all__ = [
+    "DeletedMessages",
     "Manifest",
     "ZstdShards",
     "ZstdShardsConfig",
@@ -79,6 +84,8 @@ class Manifest:
     shards: int
     route: LogRoute
     format: int = FORMAT
+    id: str = ""
+    """Of this log, drawn as it begins: one that begins anew in its folder is another."""
 
     @classmethod
     def of(cls, folder: Location) -> Manifest | None:
@@ -111,7 +118,7 @@ class Manifest:
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{NAME}-{uuid.uuid4().hex}"
         with draft.open("w", encoding="utf-8") as opened:
-            opened.write(json.dumps(asdict(self)))
+            opened.write(json.dumps(asdict(replace(self, id=uuid.uuid4().hex))))
             opened.flush()
             os.fsync(opened.fileno())
         try:
@@ -131,7 +138,7 @@ class Manifest:
                 f"{folder / NAME}: is not there, and {lost} is: how many shards the log has, and "
                 f"how it is routed, is lost. Restore it from a copy."
             )
-        if there is not None and there != self:
+        if there is not None and replace(there, id=self.id) != self:
             raise DataError(
                 f"{folder}: holds a log of {there.shards} shards, routed by {there.route}; asked "
                 f"for are {self.shards}, by {self.route}. Set `log.shards` and `log.route` to what "
@@ -202,6 +209,9 @@ class ZstdShardsConfig(Config):
 class ZstdShards:
     """Opened for writing and reading; to be used by one thread."""
 
+    counts = "bytes"
+    """What places count."""
+
     def __init__(self, config: ZstdShardsConfig, folder: Location) -> None:
         self.config = config
         self.folder = folder
@@ -259,8 +269,25 @@ class ZstdShards:
             self._end_marks()
         self._start_writing()
 
-    def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """The messages of a shard so far, a block at a time.
+    def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
+        """Where the blocks of each file end, or these places: a file is never written anew."""
+        if at is not None:
+            return {name: End(place, "") for name, place in at.items()}
+        found, damaged = {}, self.config.damaged
+        for shard in range(self.shards):
+            sealed = self._sealed.of(shard_folder(shard), damaged)
+            for file in shard_files(self.folder, shard):
+                if (known := sealed.get(file)) is not None:
+                    end = known.bytes - SEAL_BYTES
+                else:
+                    whole = [one.end for one in frames(file, shard, damaged) if one.messages]
+                    end = max(whole, default=0)
+                if end > FILE_BYTES:
+                    found[name_of(file)] = End(end, "")
+        return found
+
+    def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
+        """The messages of a shard so far, or up to these places, a block at a time.
 
         Torn tails of files that are not sealed are left out: `unsealed` counts them.
         """
@@ -268,9 +295,15 @@ class ZstdShards:
             raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
         damaged = self.config.damaged
         sealed = self._sealed.of(shard_folder(shard), damaged)
-        files = [
-            self._frames(file, shard, sealed.get(file)) for file in shard_files(self.folder, shard)
-        ]
+        there = {name_of(file): file for file in shard_files(self.folder, shard)}
+        if ends is not None:
+            named = [self.folder / name for name in sorted(ends)]
+            there = {name_of(file): file for file in named if shard_of(file) == shard}
+        with _readable():
+            files = [
+                self._frames(file, shard, sealed.get(file), None if ends is None else ends[name])
+                for name, file in there.items()
+            ]
         for frame in heapq.merge(*files, key=lambda frame: frame.first):
             messages = read_block(frame, damaged)
             if messages is not None:
@@ -281,12 +314,15 @@ class ZstdShards:
                 messages_left = left.messages - frame.messages
                 self._tell(frame.file, Unsealed(left.blocks - 1, messages_left, lost))
 
-    def _frames(self, file: Location, shard: int, sealed: Sealed | None) -> list[Frame]:
-        """The blocks of a file, its seal left out; without one, what is read of it is counted."""
+    def _frames(
+        self, file: Location, shard: int, sealed: Sealed | None, up_to: int | None = None
+    ) -> list[Frame]:
+        """The blocks of a file up to a place, its seal left out; without one, what is read of it is
+        counted."""
         damaged = self.config.damaged
         found = list(frames(file, shard, damaged))
         if found and not found[-1].messages:
-            return found[:-1]
+            return self._within(file, found[:-1], up_to)
         if sealed is not None:
             what = (
                 f"{file}: its end is damaged: it was sealed with {sealed.blocks:,} blocks of "
@@ -298,11 +334,21 @@ class ZstdShards:
                     "without what is lost."
                 )
             LOG.warning("%s", what)
-            return found
+            return self._within(file, found, up_to)
         end = found[-1].end if found else FILE_BYTES
         tail = max(0, file.stat().st_size - end)
+        found = self._within(file, found, up_to)
         self._tell(file, Unsealed(len(found), sum(frame.messages for frame in found), tail))
         return found
+
+    def _within(self, file: Location, found: list[Frame], up_to: int | None) -> list[Frame]:
+        """The blocks of a file that end up to a place, at which the last of them ends."""
+        if up_to is None:
+            return found
+        kept = [frame for frame in found if frame.end <= up_to]
+        if (end := kept[-1].end if kept else 0) < up_to:
+            cut_short(file, end, up_to, self.config.damaged)
+        return kept
 
     def _tell(self, file: Location, left: Unsealed) -> None:
         if left.tail and self.unsealed.get(file) != left:
@@ -313,6 +359,12 @@ class ZstdShards:
     def name(self) -> str:
         """The place of the log."""
         return str(self.folder.resolve() if isinstance(self.folder, Path) else self.folder)
+
+    @property
+    def identity(self) -> str:
+        """The log that is in its place; empty where none has begun, or one of an older version."""
+        there = Manifest.of(self.folder)
+        return "" if there is None else there.id
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """By the marks of the writers: a part is a file, a place a byte of it."""
@@ -437,13 +489,18 @@ class ZstdShards:
         block.clear()
 
 
+class DeletedMessages(DataError):
+    """Messages that were asked for are not there any more: whether they were the same as others
+    were, nobody can tell."""
+
+
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
     """Inside, a file that is gone, or not for this process, is named."""
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(
+        raise DeletedMessages(
             f"{error.filename}: is not there, and was there before, or should be. Take it from a "
             "copy."
         ) from error

@@ -1,8 +1,8 @@
-"""A Kafka log as it was when its tables were first asked for.
+"""A log as it was when its tables were first asked for.
 
-Others write to a topic while ranks, workers and later commands ask for the tables, each by itself:
-all have to mean the same rows. So whoever comes first notes beside the tables where each partition
-ended, and all read up to there.
+Others write to it while ranks, workers and later commands ask for the tables, each by itself: all
+have to mean the same rows. So whoever comes first notes beside the tables where each part of the
+log ended, and all read up to there.
 """
 
 from __future__ import annotations
@@ -10,47 +10,75 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from recd_dedup.log.kafka import End, KafkaLog
-from recd_plugins.api import NoticeWarning
+from recd_plugins.api import DataError, NoticeWarning
 from recd_plugins.api.data import LogRoute, write_whole
 
-__all__ = ["Snapshot"]
+__all__ = ["End", "EndingLog", "Snapshot"]
+
+
+class End(NamedTuple):
+    """A place in a part of a log, and what is there."""
+
+    place: int
+    digest: str
+    """Of the message before it; none where it is deleted, or there was none, or where a part is
+    never written anew."""
+
+
+class EndingLog(Protocol):
+    """A log that can say where its parts end, and be read up to there."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shards(self) -> int: ...
+    @property
+    def route(self) -> LogRoute: ...
+    @property
+    def counts(self) -> str:
+        """What places count: messages, or bytes."""
+
+    def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
+        """Where each part ends now; or each of these places, and what is there now."""
+
+    def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
+        """The messages of a shard, up to these places."""
 
 
 class Snapshot:
     """Is read as the log is, up to the noted ends."""
 
-    def __init__(self, log: KafkaLog, folder: Path) -> None:
-        self._log = log
+    def __init__(self, log: EndingLog, folder: Path) -> None:
+        self.log = log
         name = hashlib.sha256(json.dumps(log.name).encode()).hexdigest()[:12]
-        self._file = folder / f"topics-{name}.json"
+        self._file = folder / f"ends-{name}.json"
 
     @property
     def shards(self) -> int:
-        return self._log.shards
+        return self.log.shards
 
     @property
     def route(self) -> LogRoute:
-        return self._log.route
+        return self.log.route
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
         """The messages of a shard up to the noted ends."""
-        return self._log.read(shard, {part: end.place for part, end in self._ends.items()})
+        return self.log.read(shard, {part: end.place for part, end in self._ends.items()})
 
     def fingerprint(self) -> str:
         """Names the messages up to the noted ends."""
-        config = self._log.config
-        return repr([config.topics, config.route, config.times, sorted(self._ends.items())])
+        return repr([self.log.route, sorted(self._ends.items())])
 
     @cached_property
     def _ends(self) -> dict[str, End]:
-        now = self._log.ends()
+        now = self.log.ends()
         if (noted := self._noted()) is None or not self._is_still(noted, now):
             from filelock import FileLock
 
@@ -60,12 +88,13 @@ class Snapshot:
                 if noted is None or not self._is_still(noted, now):
                     write_whole(self._file, json.dumps(now, indent=1))
                     noted = now
-        if newer := sum(max(0, end.place - noted[part].place) for part, end in now.items()):
+        none = End(0, "")
+        newer = sum(max(0, end.place - noted.get(part, none).place) for part, end in now.items())
+        if newer:
             warnings.warn(
-                f"Kafka topic {self._log.name!r}: {newer:,} messages came after its tables were "
-                f"first asked for, and are not read. To read them, remove {self._file}, which "
-                "notes where partitions ended; to train while they come, say `dataset: "
-                "growing_log`.",
+                f"{self.log.name}: {newer:,} {self.log.counts} came after the tables of this log "
+                f"were first asked for, and are not read. To read them, remove {self._file}, which "
+                "notes where the log ended; to train while they come, say `dataset: growing_log`.",
                 NoticeWarning,
                 stacklevel=2,
             )
@@ -74,15 +103,21 @@ class Snapshot:
     def _noted(self) -> dict[str, End] | None:
         if not self._file.exists():
             return None
-        found = json.loads(self._file.read_text())
-        return {part: End(*end) for part, end in found.items()}
+        try:
+            found = json.loads(self._file.read_text("utf-8"))
+            return {part: End(int(place), str(digest)) for part, (place, digest) in found.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{self._file}: is damaged ({error}). Remove it, and the log is read up to where "
+                "it ends now."
+            ) from error
 
     def _is_still(self, noted: dict[str, End], now: dict[str, End]) -> bool:
-        """Whether the topic holds what it held, as far as retention has not deleted it; one that
-        was made anew does not."""
+        """Whether the log holds what it held, as far as retention has not deleted it; one that was
+        begun anew does not."""
         if noted == now:
             return True
-        if {*noted} != {*now} or any(end.place < noted[part].place for part, end in now.items()):
+        if any(part not in now or now[part].place < end.place for part, end in noted.items()):
             return False
-        found = self._log.ends({part: end.place for part, end in noted.items()})
+        found = self.log.ends({part: end.place for part, end in noted.items()})
         return all(end.digest in ("", noted[part].digest) for part, end in found.items())

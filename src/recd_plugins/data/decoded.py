@@ -72,7 +72,7 @@ def batch_of(rows: pa.Table, schema: ForeignSchema, where: str = "rows") -> Batc
     whole = schema.conformed
     labels = [name for name in whole.label_names if name in rows.column_names]
     columns = [*labels, *whole.dense, *whole.sparse_names, *whole.weights_names]
-    found = conform(rows, schema, where, columns=columns)
+    found = conform(rows, schema, where, columns=columns, drops=False)
     for name in whole.label_names:
         if name not in labels:
             found = found.append_column(name, pa.array(np.zeros(rows.num_rows, np.float32)))

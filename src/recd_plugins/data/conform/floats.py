@@ -31,10 +31,7 @@ __all__ = [
 F32 = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
-CURE = (
-    "Say what stands for it in the column's entry of the schema, as `nulls: {value: 0}` or "
-    "`nulls: drop` (the row)."
-)
+CURE = "Say what stands for it in the column's entry of the schema, as `nulls: {value: 0}`"
 
 
 def floats_of(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
@@ -225,5 +222,7 @@ def _filled(numbers: F32, nulls: Nulls, spot: Spot) -> F32:
         return np.where(bad, np.float32(np.nan), numbers)
     infinite = np.isinf(numbers[bad][0])
     raise spot.error_at(
-        bad, "holds what is infinite as a float32" if infinite else "holds a null or NaN", CURE
+        bad,
+        "holds what is infinite as a float32" if infinite else "holds a null or NaN",
+        f"{CURE} or `nulls: drop` (the row)." if spot.drops else f"{CURE}.",
     )

@@ -37,10 +37,7 @@ __all__ = ["session_type_problem", "sessions_of", "time_type_problem", "times_of
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
-CURE = (
-    "Say what stands for it under `nulls` of the schema, as `nulls: {%s: drop}` (the row) or "
-    "`{%s: {value: %s}}`."
-)
+CURE = "Say what stands for it under `nulls` of the schema, as `nulls: {%s: {value: %s}}`"
 DIGITS = {"yyyy": "1970", "yy": "70", "mmm": "Jan", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
 """Those of some day; `mm` is a month or minutes: 01 is both."""
 
@@ -152,7 +149,8 @@ def _filled(array: pa.Array, nulls: Nulls, spot: Spot, shown: str = "0") -> pa.A
     absent = missing(array)
     if not isinstance(nulls, Fill):
         name = spot.column
-        raise spot.error_at(absent, "holds a null or NaN", CURE % (name, name, shown))
+        drops = f" or `{{{name}: drop}}` (the row)" if spot.drops else ""
+        raise spot.error_at(absent, "holds a null or NaN", CURE % (name, shown) + drops + ".")
     try:
         array, value = _both_of_a_type(array, nulls.value)
     except (pa.ArrowException, ArithmeticError, ValueError) as error:

@@ -49,6 +49,7 @@ def conform(
     first_row: int = 0,
     in_range: Collection[str] = (),
     dropped: Counter[str] | None = None,
+    drops: bool = True,
 ) -> pa.Table:
     """The rows of `chunk` as `schema.conformed` has them, in their order.
 
@@ -56,7 +57,8 @@ def conform(
     first row there. `columns` are the conformed columns to make, by default all; of the chunk only
     those are needed that they come from. Features `in_range` have ids that are known to be so.
     Rows with a null in a column of `nulls: drop` are left out; `dropped` counts them, by column.
-    A column that is conformed already stays on its memory.
+    Where each row must stay, `drops` is false, and no error advises that. A column that is
+    conformed already stays on its memory.
     """
     roles = {
         name: role
@@ -69,7 +71,9 @@ def conform(
         chunk = without_views(chunk).take(pa.array(kept))
     found = {}
     for name, role in roles.items():
-        spots = [Spot(where, source, chunk=first_row, kept=kept) for source in role.sources]
+        spots = [
+            Spot(where, source, chunk=first_row, kept=kept, drops=drops) for source in role.sources
+        ]
         found[name] = role.made([chunk[source] for source in role.sources], spots)
     fields = [pa.field(name, column.type, nullable=False) for name, column in found.items()]
     return pa.table(list(found.values()), schema=pa.schema(fields))

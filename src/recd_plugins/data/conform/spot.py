@@ -29,6 +29,8 @@ class Spot(NamedTuple):
     """The number of the values that lie in each row, where the rows are lists."""
     numbered: bool = True
     """Whether its rows have numbers: not where equal values were put together."""
+    drops: bool = True
+    """Whether a row may be left out for a null, which an error then advises, too."""
 
     def error(self, what: str, cure: str) -> DataError:
         """The error for a column that is not what it should be."""
