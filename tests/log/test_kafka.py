@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -200,6 +201,24 @@ def test_a_topic_is_not_read_in_part(brokers):
         list(log.read(0))
     with pytest.raises(DataError, match=r"'wide' has 4 partitions, asked for are 2"):
         log.cuts({}, 0, 1)
+
+
+def test_a_topic_that_brokers_know_a_moment_late_is_waited_for(brokers):
+    """As those do that come back; one that they never know is an error, in time."""
+
+    def known_before(topic: str, timeout_s: float) -> KafkaLog:
+        config = KafkaConfig(servers=brokers, topic=topic, shards=SHARDS, timeout_s=timeout_s)
+        log = KafkaLog(config)
+        log._found = True
+        return log
+
+    back = threading.Timer(1, opened, (brokers, "back"))
+    back.start()
+    ends = known_before("back", 60).ends()
+    back.join()
+    assert [end.place for end in ends.values()] == [0] * SHARDS
+    with pytest.raises(DataError, match=r"never, partition 0: is not there any more .*was deleted"):
+        known_before("never", 1).ends()
 
 
 def test_options_that_the_client_does_not_take():

@@ -50,6 +50,8 @@ PATHS = (".location", ".keytab", ".file")
 """By these the names of librdkafka's options of files and folders end."""
 GONE = ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART")
 """librdkafka's names of its errors about a topic that is not there."""
+FINAL = ("TOPIC_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION")
+"""Those of errors that do not pass."""
 AHEAD_KIB = 32 << 10
 """What clients of all partitions that are merged hold ahead of the reader, in KiB."""
 
@@ -371,7 +373,7 @@ class KafkaLog:
                         "retention), or the topic was made anew. Keep longer, or begin again."
                     )
                 else:
-                    raise self._failed_at(part, message.error())
+                    self._wait_after(part, message.error(), deadline)
             kept = [message for message in found if message.offset() < high]
             if found:
                 deadline = time.monotonic() + self.config.timeout_s
@@ -502,10 +504,14 @@ class KafkaLog:
         from confluent_kafka import KafkaException, TopicPartition
 
         where = TopicPartition(part.topic, part.partition)
-        try:
-            low, high = consumer.get_watermark_offsets(where, timeout=self.config.timeout_s)
-        except KafkaException as error:
-            raise self._failed_at(part, error.args[0]) from error
+        deadline = time.monotonic() + self.config.timeout_s
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                low, high = consumer.get_watermark_offsets(where, timeout=left)
+                break
+            except KafkaException as error:
+                self._wait_after(part, error.args[0], deadline)
         if high < place:
             raise DataError(
                 f"{part}: ends at message {high:,}, and was read up to {place:,} before. The topic "
@@ -547,6 +553,13 @@ class KafkaLog:
             "librdkafka's CONFIGURATION.md has it.",
             "client",
         )
+
+    def _wait_after(self, part: _Partition, error: KafkaError, deadline: float) -> None:
+        """Raise what brokers answered about a partition, unless it may pass: one that comes back
+        knows for a moment no topic, and is not who led it before."""
+        if error.fatal() or error.name() in FINAL or time.monotonic() >= deadline:
+            raise self._failed_at(part, error)
+        time.sleep(0.1)
 
     def _failed_at(self, part: _Partition, error: KafkaError) -> RecdError:
         """What brokers answered about a partition; it was there when the log was opened."""
