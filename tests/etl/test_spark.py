@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -111,6 +113,31 @@ def test_the_spark_pass_is_not_run_twice(tmp_path):
     table = build().run(source, tmp_path / "clustered", lambda *step: calls.append(step[0]))
     assert set(calls) == {"writing clustered"}
     assert read(table).equals(expected(rows))
+
+
+@needs_spark
+def test_a_master_that_starts_no_spark_is_named(tmp_path):
+    """In a process of its own: Spark keeps the settings of the first that starts."""
+    table_of(tmp_path / "source", mixed_rows(10))
+    code = (
+        "from pathlib import Path\n"
+        "from recd_dedup.etl.cluster import ClusterConfig, build_cluster\n"
+        "from recd_plugins.api.data import Table\n"
+        "from recd_plugins.errors import RecdError\n"
+        "from recd_plugins.slots import Context\n"
+        "config = ClusterConfig(engine='spark', spark_master='local[x]')\n"
+        "try:\n"
+        "    build_cluster(config, Context()).run(Table.open(Path('source')), Path('clustered'))\n"
+        "except RecdError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    says = done.stdout.strip().splitlines()[-1]
+    assert "no Spark starts with spark_master: local[x] (" in says, done.stderr
+    assert "Could not parse Master URL: 'local[x]'" in says
+    assert "engine: pyarrow" in says
 
 
 @pytest.mark.skipif(HAS_SPARK, reason="pyspark is here")

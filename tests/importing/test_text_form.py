@@ -245,7 +245,7 @@ def test_names_of_a_schema_are_of_text_without_a_header(tmp_path: Path) -> None:
     for path, names in wanted.items():
         (file,) = foreign_files([path], form, names_given=False)
         assert file.names == names
-    with pytest.raises(DataError, match="2 names are given"):
+    with pytest.raises(DataError, match="Names are given to columns of text alone"):
         foreign_files([tmp_path / "b.parquet"], form)
     schema = text(
         tmp_path / "schema.yaml",

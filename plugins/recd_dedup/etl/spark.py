@@ -91,7 +91,10 @@ class ClusterWithSpark:
             return parts.publish()
 
     def _cluster(self, table: Table, n_parts: int, folder: Path) -> None:
-        with _session(self._master, self._memory_gb) as session:
+        with (
+            _session(self._master, self._memory_gb) as session,
+            _named(f"Spark could not cluster {table.path}", "Mend that, or take engine: pyarrow."),
+        ):
             rows = _read(session, table)
             by = ["_hash", *(["_time"] if table.schema.timestamp else []), "_file", "_row"]
             rows = rows.repartitionByRange(n_parts, "_hash").sortWithinPartitions(*by)
@@ -105,13 +108,18 @@ def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
-    session = running or (
-        SparkSession.builder.master(master)
-        .appName("cluster_by_session")
-        .config("spark.driver.memory", f"{max(1024, round(memory_gb * 1000))}m")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
+    with _named(
+        f"no Spark starts with spark_master: {master}",
+        "What it printed says more. Name a master that is there, as local[2] or "
+        "spark://HOST:7077, or take engine: pyarrow.",
+    ):
+        session = running or (
+            SparkSession.builder.master(master)
+            .appName("cluster_by_session")
+            .config("spark.driver.memory", f"{max(1024, round(memory_gb * 1000))}m")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
     try:
         own = session.newSession()
         own.sparkContext.setLogLevel("ERROR")
@@ -120,6 +128,25 @@ def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
     finally:
         if running is None:
             session.stop()
+
+
+@contextmanager
+def _named(what: str, cure: str) -> Iterator[None]:
+    """Inside, an error of Spark's becomes one that says what it means, with its cause in a line."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise DataError(f"etl: cluster_by_session: {what} ({_cause(error)}). {cure}") from error
+
+
+def _cause(error: Exception) -> str:
+    """The first cause that an error of Spark's names, in a line, without Java's stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return (causes or lines or [type(error).__name__])[0].rstrip(".")
 
 
 def _read(session: SparkSession, table: Table) -> DataFrame:

@@ -168,7 +168,10 @@ def check_files(
     if not files:
         return found
     _check_alike(files, found, schema)
+    known = len(found.problems)
     read_as = _read_as(files, found, schema, form)
+    if files[0].format == "jsonl" and len(found.problems) > known:
+        return found  # of no key it is known as what it is read
     reading = _Reading(found, schema, read_as, absent)
     for file in files:
         reading.check_types(file, files)

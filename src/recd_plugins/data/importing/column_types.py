@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -150,7 +152,11 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
 
 def as_pairs(name: str) -> str:
     """What makes ids with weights of an object whose keys are ids."""
-    path = "".join(f".{part}" if part.isidentifier() else f'["{part}"]' for part in name.split("."))
+    path = "".join(
+        f".{part}" if part.isidentifier() and part.isascii() else f"[{json.dumps(part)}]"
+        for part in name.split(".")
+    )
     path = path if path.startswith(".") else f".{path}"
     pairs = "(. // {}) | to_entries | map({id: .key, weight: .value})"
-    return f"Make ids with weights of it, which are a feature: jq -c '{path} |= ({pairs})' FILE"
+    program = shlex.quote(f"{path} |= ({pairs})")
+    return f"Make ids with weights of it, which are a feature: jq -c {program} FILE"

@@ -11,11 +11,12 @@ import pyarrow as pa
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 
-__all__ = ["ForeignFile", "Format", "cut_short", "num_bytes", "own_names"]
+__all__ = ["UNPACKERS", "ForeignFile", "Format", "cut_short", "num_bytes", "own_names"]
 
 Format = Literal["parquet", "text", "jsonl"]
 NAMES = {"\t": "tab", "\x01": "^A"}
 UNPACKERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "lz4": "lz4"}
+"""The command that unpacks each compression."""
 SUFFIXES = (".gz", ".zst", ".bz2", ".lz4")
 
 

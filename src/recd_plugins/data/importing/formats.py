@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.importing.delimited import HEAD_LINES, delimited_file
 from recd_plugins.data.importing.encodings import BOM, decoded
-from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, own_names
+from recd_plugins.data.importing.foreign_file import UNPACKERS, ForeignFile, cut_short, own_names
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError
@@ -94,7 +94,7 @@ def format_of(path: Location, form: TextForm, encoding: str) -> ForeignFile:
     if text.lstrip().startswith("{") and (form.delimiter is None or _is_json(text)):
         return replace(_jsonl(path, text, compression), encoding=encoding, start=bom)
     if text.lstrip().startswith("[") and form.delimiter is None:
-        raise _array_error(path, text)
+        raise _array_error(path, text, compression)
     if form.delimiter is None:
         _check_no_sections(path, text)
         _check_no_svm(path, text)
@@ -158,8 +158,10 @@ def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
         try:
             row = json.loads(line)
         except ValueError as error:
-            cure = f"Write one object per line (jq -c . {path.name})."
-            if line.startswith(("{'", "{u'")):
+            cure = f"Write one object per line ({_jq('-c .', path, compression)})."
+            if names:  # a line before it is an object
+                cure = "Mend this line, or take it out."
+            elif line.startswith(("{'", "{u'")):
                 cure = (
                     "It is a dict of Python: write json.dumps(ast.literal_eval(line)) of each line."
                 )
@@ -180,18 +182,24 @@ def _keys(row: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield before + key
 
 
-def _array_error(path: Location, text: str) -> DataError:
+def _jq(options: str, path: Location, compression: str | None) -> str:
+    """The command that has jq read a file, packed or not."""
+    if compression is None:
+        return f"jq {options} {path.name}"
+    return f"{UNPACKERS[compression]} -dc {path.name} | jq {options}"
+
+
+def _array_error(path: Location, text: str, compression: str | None) -> DataError:
     """The error for a JSON array, or for lines of them."""
     try:
         rows = [json.loads(line) for line in text.strip().split("\n", 2)[:2]]
     except ValueError:
         rows = []
     if len(rows) == 2 and not any(isinstance(one, dict) for row in rows for one in row):
-        cure = f"Write them as CSV: jq -r @csv {path.name} > {path.stem}.rows.csv"
+        cure = f"Write them as CSV: {_jq('-r @csv', path, compression)} > {path.stem}.rows.csv"
         return DataError(f"{path}: has a JSON array on each line. {cure}")
-    return DataError(
-        f"{path}: begins a JSON array. Write one object per line (jq -c '.[]' {path.name})."
-    )
+    jq = _jq("-c '.[]'", path, compression)
+    return DataError(f"{path}: begins a JSON array. Write one object per line ({jq}).")
 
 
 def _check_no_sections(path: Location, text: str) -> None:

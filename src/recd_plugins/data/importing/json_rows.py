@@ -16,7 +16,7 @@ from recd_plugins.data.importing.text_lists import with_lists
 from recd_plugins.data.importing.whole_lines import Lines
 from recd_plugins.errors import DataError
 
-__all__ = ["json_rows", "json_schema", "read_json"]
+__all__ = ["json_rows", "json_schema", "read_json", "without_elements"]
 
 
 FIRST_IS_NULL = re.compile(rb"\s*null")
@@ -51,12 +51,7 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
                         f"{lines.where}: column {name!r}: {message}. {MEND}", name
                     ) from None
             raise DataError(reason) from None
-        parts = tuple(part for part in path[1].split("/") if part != "[]")
-        bare = {
-            name: tuple(part for part in one if part != ELEMENTS) for name, one in wheres.items()
-        }
-        named = next((name for name, one in bare.items() if one == parts), parts[0])
-        raise Misfit(reason, named) from None
+        raise Misfit(reason, _column_at(path[1], wheres)) from None
     made = {name: field_at(found[where[0]], where) for name, where in wheres.items()}
     try:
         pa.table(made).validate(full=True)
@@ -69,6 +64,22 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
         except pa.ArrowInvalid as error:
             raise Misfit(f"{lines.where}: column {name!r}: {error}. {MEND}", name) from None
     return with_lists(pa.table(made), lines.where, columns, read_as)
+
+
+def _column_at(way: str, wheres: Mapping[str, tuple[str, ...]]) -> str:
+    """The column to which Arrow's way leads, or the key that it begins with. The way is parted by
+    slashes, which keys may have too."""
+    way = without_elements(way.split("/"))
+    for name, where in wheres.items():
+        if without_elements(where) == way:
+            return name
+    roots = [where[0] for where in wheres.values() if f"{way}/".startswith(f"{where[0]}/")]
+    return max(roots, key=len, default=way.partition("/")[0])
+
+
+def without_elements(path: Sequence[str]) -> str:
+    """The way to a field, parted by slashes, without its steps into lists."""
+    return "/".join(part for part in path if part != ELEMENTS)
 
 
 def read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:

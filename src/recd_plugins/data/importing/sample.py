@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
-from recd_plugins.data.importing.json_rows import json_schema, read_json
+from recd_plugins.data.importing.json_rows import json_schema, read_json, without_elements
 from recd_plugins.data.importing.reading import blocks, damaged, opened_parquet
-from recd_plugins.data.importing.struct_fields import ELEMENTS, MOST_FIELDS, field_at, fields_of
+from recd_plugins.data.importing.struct_fields import MOST_FIELDS, field_at, fields_of
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines, first_lines
 from recd_plugins.errors import DataError
@@ -404,9 +404,9 @@ def _json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
                     "out."
                 ) from None
             before.append(changed[1])
-            path = [part for part in changed[1].split("/") if part and part != ELEMENTS]
-            keys.mixed.add(".".join(path))
-            content = _without_key(lines, content, path)
+            way = without_elements(changed[1].removeprefix("/").split("/"))
+            content, names = _without_key(lines, content, way)
+            keys.mixed.update(names)
     keys.mappings.update(_mappings(rows))
     fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
     keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
@@ -461,17 +461,22 @@ def _with_unsigned(
     return rows
 
 
-def _without_key(lines: Lines, content: pa.Buffer, path: Sequence[str]) -> pa.Buffer:
-    """Lines of JSON without the key that lies there, in lists too."""
+def _without_key(lines: Lines, content: pa.Buffer, way: str) -> tuple[pa.Buffer, set[str]]:
+    """Lines of JSON without the key to which a way leads, in lists too; and what its column is
+    called. The way is parted by slashes, which keys may have too."""
+    names: set[str] = set()
 
-    def taken_out(value: Any, path: Sequence[str]) -> None:
+    def take_out(value: Any, way: str, before: str = "") -> None:
         if isinstance(value, list):
             for one in value:
-                taken_out(one, path)
-        elif isinstance(value, dict) and len(path) == 1:
-            value.pop(path[0], None)
+                take_out(one, way, before)
         elif isinstance(value, dict):
-            taken_out(value.get(path[0]), path[1:])
+            for key in [*value]:
+                if key == way:
+                    del value[key]
+                    names.add(before + key)
+                elif way.startswith(f"{key}/"):
+                    take_out(value[key], way[len(key) + 1 :], f"{before}{key}.")
 
     try:
         each = content.to_pybytes().split(b"\n")
@@ -479,8 +484,8 @@ def _without_key(lines: Lines, content: pa.Buffer, path: Sequence[str]) -> pa.Bu
     except ValueError as error:
         raise DataError(f"{lines.where}: a line is no JSON ({error}). Mend it.") from None
     for row in rows:
-        taken_out(row, path)
-    return pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+        take_out(row, way)
+    return pa.py_buffer("\n".join(map(json.dumps, rows)).encode()), names
 
 
 def _common_types(

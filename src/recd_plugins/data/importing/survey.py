@@ -240,10 +240,10 @@ def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterat
         )
     for name in sorted(read_as.parted.keys() - form.lists.keys()):
         if read_as.parted[name] == "," and _all_match(_comma_numbers(found.columns[name]), GROUPED):
-            yield (
-                f"{name!r}: its commas are taken to part ids; if they part thousands, say "
-                f"`text: {{thousands: [{name}]}}` in the schema"
-            )
+            cure = f"say `text: {{thousands: [{name}]}}` in the schema"
+            if found.files[0].format == "jsonl":  # whose numbers have no commas
+                cure = "write numbers without them, and without quotes"
+            yield f"{name!r}: its commas are taken to part ids; if they part thousands, {cure}"
 
 
 def _typed(

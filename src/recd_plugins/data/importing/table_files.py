@@ -176,7 +176,12 @@ def _names_itself(file: ForeignFile, names: Sequence[str]) -> bool:
 
 def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
     """The file, its columns under these names."""
-    if file.format != "text" or not len({*names} - {""}) == len(names) == len(file.names):
+    if file.format != "text":
+        raise DataError(
+            f"{file.path}: is {file}, whose columns are called {listed(file.names, 6)} there. "
+            "Names are given to columns of text alone: take `--names` out."
+        )
+    if not len({*names} - {""}) == len(names) == len(file.names):
         raise DataError(
             f"{file.path}: is {file}, with {len(file.names)} columns, and {len(names)} names are "
             "given. Give one of its own to each column of text, by `--names` or `text` of the "

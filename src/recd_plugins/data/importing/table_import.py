@@ -171,7 +171,13 @@ class TableImport:
         if self._negatives is not None:
             item_columns(self._made, self._negatives)
         for name in self._columns if self._files[0].format == "jsonl" else ():
-            if problem := key_problem(name, self._read_as):
+            problem = key_problem(name, self._read_as)
+            if problem and name not in self._schema.columns:  # --split-by alone asks for it
+                raise DataError(
+                    f"--split-by hash:{name}: no line has a key {name!r}; "
+                    f"{nearest(name, self._read_as.types)}"
+                )
+            if problem:
                 raise Spot(_together(self._files), name).error(*problem)
         self._check_labels()
         self._check_vocabulary_files()
