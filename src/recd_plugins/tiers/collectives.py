@@ -12,6 +12,8 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,6 +25,7 @@ from recd_plugins.planning.measured_topology import own_group
 
 __all__ = [
     "MOST_UNDER_WAY",
+    "Buffer",
     "CollectiveSequence",
     "Collectives",
     "Nodes",
@@ -70,13 +73,16 @@ class Pending:
         return self.tensor
 
 
-def of_shape(shape: Sequence[int], like: Tensor, buffer: Tensor | None) -> Tensor:
+Buffer: TypeAlias = npt.NDArray[np.uint8]
+
+
+def of_shape(shape: Sequence[int], like: Tensor, buffer: Buffer | None) -> Tensor:
     """A tensor with nothing in it yet, of the type and on the device of another: on the bytes of
-    the `buffer` [n] uint8, where they are enough."""
-    size = math.prod(shape) * like.element_size()
-    if buffer is None or size > len(buffer):
+    the `buffer`, on the CPU, where they are enough."""
+    count = math.prod(shape)
+    if buffer is None or not 0 < count * like.element_size() <= len(buffer):
         return like.new_empty(tuple(shape))
-    return buffer[:size].view(like.dtype).view(tuple(shape))
+    return torch.frombuffer(buffer, dtype=like.dtype, count=count).view(tuple(shape))
 
 
 class Peers:
@@ -103,7 +109,7 @@ class Peers:
             dist.all_reduce(mine, dist.ReduceOp.MAX, self._group)
         return mine
 
-    def all_gather(self, mine: Tensor, buffer: Tensor | None = None) -> Pending:
+    def all_gather(self, mine: Tensor, buffer: Buffer | None = None) -> Pending:
         """[size, *mine.shape], by peer; in the `buffer`, if it is given."""
         if self._group is None:
             return Pending(mine.unsqueeze(0), None)
@@ -150,7 +156,7 @@ class Peers:
         parts: Tensor,
         sends: list[int] | None = None,
         receives: list[int] | None = None,
-        buffer: Tensor | None = None,
+        buffer: Buffer | None = None,
     ) -> Pending:
         """The first `sends[0]` of `parts` [n, ...] go to peer 0, and so on; `receives[p]` come
         back from peer p, into the `buffer`, if it is given. Without `sends`, all peers are sent

@@ -25,6 +25,7 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below, numbers_on
 from recd_plugins.tiers.collectives import (
+    Buffer,
     Collectives,
     Nodes,
     Pending,
@@ -116,16 +117,20 @@ class Entries:
         """The same entries for the rows `targets` [n] of something else."""
         return Entries(targets, self.gradients, self.sources, self.weights)
 
-    def picked(self, which: Tensor, targets: Tensor) -> Entries:
-        """The entries `which` [k] int32 or int64, for the rows `targets` [k] of something else."""
+    def picked(self, which: npt.NDArray[Any], targets: Tensor) -> Entries:
+        """The entries `which` [k], on the CPU, for the rows `targets` [k] of something else."""
+
+        def of(every: Tensor) -> Tensor:
+            return torch.from_numpy(every.numpy()[which])
+
         return Entries(
             targets,
             self.gradients,
-            which if self.sources is None else self.sources[which],
-            None if self.weights is None else self.weights[which],
+            torch.from_numpy(which) if self.sources is None else of(self.sources),
+            None if self.weights is None else of(self.weights),
         )
 
-    def of_parts(self, edges: I64) -> list[Tensor]:
+    def of_parts(self, edges: I64) -> list[npt.NDArray[Any]]:
         """The entries of each part, on the CPU: their numbers [k] int32, ascending.
 
         The targets are of S shares of R rows, one after another; part j has of share s the rows
@@ -137,12 +142,17 @@ class Entries:
         ends = _order_by_part(targets, edges, part_of, order)
         if not len(ends):
             raise _of_no_row(edges[:, -1].sum(), len(self.gradients))
-        return list(torch.from_numpy(order).split(np.diff(ends, prepend=0).tolist()))
+        return np.split(order, ends[:-1])
 
     def sorted(self) -> Entries:
         """The entries in the order of their targets."""
         targets, order = self.targets.sort()
-        return self.picked(order, targets)
+        return Entries(
+            targets,
+            self.gradients,
+            order if self.sources is None else self.sources[order],
+            None if self.weights is None else self.weights[order],
+        )
 
     def begins(self, targets: Sequence[Sequence[int]]) -> list[list[int]]:
         """The first entry of each of `targets`, if the entries are sorted: numbers in lists of the
@@ -172,7 +182,7 @@ class Entries:
             torch.cat(weights) if weights else None,
         )
 
-    def summed(self, count: int, buffer: Tensor | None = None) -> Tensor:
+    def summed(self, count: int, buffer: Buffer | None = None) -> Tensor:
         """[count, D] float32: what the entries add up to at each target; in the `buffer`, if it is
         given."""
         gradients = self.gradients
@@ -247,11 +257,13 @@ class Chunks:
     def rows(self, number: int, share: int | None = None) -> Tensor:
         """[n] int64, ascending: the rows of a chunk in one share, by default in this rank's own."""
         share = self._own_share if share is None else share
-        if self._rows is not None:
-            return self._rows[share][number * self._width : (number + 1) * self._width].long()
-        first, last = self._edges[share, number : number + 2].tolist()
-        rows: Tensor = self._touched.anywhere[share, first:last].nonzero().squeeze(1)
-        return rows.add_(first)
+        first, last = number * self._width, (number + 1) * self._width
+        if self._rows is None:
+            first, last = self._edges[share, number : number + 2].tolist()
+            bits = self._touched.anywhere.numpy()[share, first:last]
+            return torch.from_numpy(np.flatnonzero(bits) + first)
+        rows = self._rows[share][first:last]
+        return rows if isinstance(rows, Tensor) else torch.from_numpy(rows.astype(np.int64))
 
     def sends(self, number: int) -> list[int]:
         """[S]: how many gradients of a chunk this rank has for each share."""
@@ -277,7 +289,7 @@ class Chunks:
         targets, mine = gradients.targets.contiguous().numpy(), self._touched.mine.numpy()
         edges = self._edges
         for number, which in enumerate(gradients.of_parts(edges)):
-            places = _places(targets, which.numpy(), mine, edges[:, number], edges[:, number + 1])
+            places = _places(targets, which, mine, edges[:, number], edges[:, number + 1])
             yield gradients.picked(which, torch.from_numpy(places))
 
     def _ranked(self, gradients: Entries) -> Entries:
@@ -329,7 +341,7 @@ def _places(
     return found
 
 
-class _Found(NamedTuple):
+class _FoundChunks(NamedTuple):
     """The rows that any rank touched, and how many of them are in which chunk."""
 
     longest: int
@@ -337,7 +349,7 @@ class _Found(NamedTuple):
     edges: I64
     """[S, count + 1]: the rows from which each chunk has those of a share, and where the last one
     ends; only on the CPU."""
-    rows: Sequence[Tensor] | None
+    rows: Sequence[Tensor | npt.NDArray[Any]] | None
     """The rows of each share; none where the bits, from edge to edge, say it in fewer bytes."""
     mine_before: Counts
     """[S, count + 1]: how many come before each chunk, in each share, of those that this rank has
@@ -347,7 +359,7 @@ class _Found(NamedTuple):
     some for."""
 
 
-def _chunks(touched: Touched, own_share: int, width: int) -> _Found:
+def _chunks(touched: Touched, own_share: int, width: int) -> _FoundChunks:
     anywhere = touched.anywhere.numpy()
     sizes = np.count_nonzero(anywhere, axis=1)
     kind = np.int32 if anywhere.shape[1] < 1 << 31 else np.int64
@@ -362,10 +374,10 @@ def _chunks(touched: Touched, own_share: int, width: int) -> _Found:
         width,
         rows,
     )
-    return _Found(
+    return _FoundChunks(
         int(sizes.max()),
         edges,
-        torch.from_numpy(rows).split(sizes.tolist()) if keeps else None,
+        np.split(rows, np.cumsum(sizes)[:-1]) if keeps else None,
         before[: len(sizes)].tolist(),
         before[len(sizes) :].tolist(),
     )
@@ -408,7 +420,7 @@ def _count_chunks(
     return edges, before
 
 
-def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _Found:
+def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChunks:
     """`_chunks` by some forty operations of torch, on the device of the bits."""
     shares, size = touched.anywhere.shape
     every = touched.anywhere.flatten().nonzero().squeeze(1)
@@ -424,7 +436,9 @@ def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _Found:
         for some, rows in [*zip(touched.mine, union, strict=True), *theirs]
     ]
     counts: Counts = torch.stack(before).tolist()
-    return _Found(max(sizes), np.empty((0, 0), np.int64), union, counts[:shares], counts[shares:])
+    return _FoundChunks(
+        max(sizes), np.empty((0, 0), np.int64), union, counts[:shares], counts[shares:]
+    )
 
 
 @dataclass(frozen=True)
@@ -448,7 +462,7 @@ class GradientDivision:
         return 1 / world_size if divides else 1.0
 
 
-Buffers: TypeAlias = tuple[Tensor | None, Tensor | None]
+Buffers: TypeAlias = tuple[Buffer | None, Buffer | None]
 
 
 def _buffers(rows: int, gradients: Tensor) -> list[Buffers]:
@@ -458,8 +472,7 @@ def _buffers(rows: int, gradients: Tensor) -> list[Buffers]:
     if gradients.is_cuda:
         return [(None, None)] * IN_FLIGHT
     size = rows * gradients.shape[1] * gradients.element_size()
-    one = torch.empty(IN_FLIGHT, 2, size, dtype=torch.uint8)
-    return [(sent, received) for sent, received in one]
+    return [(sent, received) for sent, received in np.empty((IN_FLIGHT, 2, size), np.uint8)]
 
 
 @dataclass(frozen=True)
@@ -528,8 +541,9 @@ class Reduction:
         parts: Iterable[Entries] = [ranked]
         if len(rows) > width and not rows.is_cuda:
             which = ranked.of_parts(np.array([firsts]))
+            places = ranked.targets.numpy()
             parts = (
-                ranked.picked(own, ranked.targets[own] - first)
+                ranked.picked(own, torch.from_numpy(places[own] - first))
                 for own, first in zip(which, firsts, strict=False)
             )
         elif len(rows) > width:
@@ -586,7 +600,8 @@ class Reduction:
         each = [chunks.rows(number, share) for share in range(shares)]
         sent = of_shape((max(map(len, each)), tier.rows.shape[1]), tier.rows, buffers[1])
         torch.index_select(tier.share.rows, 0, rows, out=sent[: len(rows)])
-        sent[len(rows) :] = 0
+        if len(rows) < len(sent):
+            sent[len(rows) :] = 0
         every = yield self.nodes.node.all_gather(sent, buffers[0])
         for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
             tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
