@@ -545,7 +545,7 @@ def priced(
 UNDER_WAY = 0.64
 """Bytes of gradients and of their places, over those of replicas, while chunks of them are reduced.
 
-It is a bound for tiers of 100,000 rows and more: `benchmarks.flexshard.memory` found 0.17 for
+It is a bound for tiers of 100,000 rows and more: `benchmarks.flexshard.memory` found 0.18 for
 500,000 rows of 64 floats, 0.12 for rows of 128, 0.45 for rows of 16, whose places weigh as much as
 any's, and up to 0.57 for 100,000 rows of 64, of which more is under way at a time."""
 STATE_BYTES: Mapping[str, Callable[[int], int]] = {

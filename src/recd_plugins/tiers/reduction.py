@@ -121,7 +121,7 @@ class Entries:
         """The entries `which` [k], on the CPU, for the rows `targets` [k] of something else."""
 
         def of(every: Tensor) -> Tensor:
-            return torch.from_numpy(every.numpy()[which])
+            return torch.from_numpy(every.detach().numpy()[which])
 
         return Entries(
             targets,
