@@ -1,12 +1,15 @@
-"""Property test: the kernel that finds the rows a step touches finds what torch's operations do."""
+"""Property tests: kernels find a step's rows and cut gradients as torch's operations do."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from recd_plugins.errors import DataError
 from recd_plugins.tiers import reduction
 from recd_plugins.tiers.routed_batch import Touched
 
@@ -32,7 +35,83 @@ def test_both_ways_find_the_same_chunks(
         by_node=by_rank[:, own].any(0, keepdim=True),
         anywhere=by_rank.any(0) | elsewhere,
     )
-    union, *counts = reduction._chunks(touched, own, width)
-    wanted, *wanted_counts = reduction._chunks_on_device(touched, own, width)
-    assert counts == wanted_counts
-    assert [rows.tolist() for rows in union] == [rows.tolist() for rows in wanted]
+    chunks = reduction.Chunks(touched, own, width)
+    found = reduction._chunks(touched, own, width)
+    wanted = reduction._chunks_on_device(touched, own, width)
+    assert found.longest == wanted.longest
+    assert found.mine_before == wanted.mine_before
+    assert found.theirs_before == wanted.theirs_before
+    assert wanted.rows is not None
+    for share, rows in enumerate(wanted.rows):
+        parts = [chunks.rows(number, share) for number in range(chunks.count)]
+        assert [part.tolist() for part in parts] == [
+            part.tolist() for part in pieces(rows, width, chunks.count)
+        ]
+
+
+def pieces(rows: Tensor, width: int, count: int) -> list[Tensor]:
+    """So many pieces of `width` rows, the last ones of fewer or none."""
+    return [rows[number * width : (number + 1) * width] for number in range(count)]
+
+
+@settings(max_examples=at_most(25))
+@given(
+    shares=st.integers(1, 3),
+    share_rows=st.integers(1, 40),
+    rate=st.sampled_from([0.1, 0.5, 1.0]),
+    width=st.integers(1, 20),
+    count=st.integers(0, 200),
+    sourced=st.booleans(),
+    weighted=st.booleans(),
+    kind=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_both_ways_cut_the_same_entries(
+    shares: int,
+    share_rows: int,
+    rate: float,
+    width: int,
+    count: int,
+    sourced: bool,
+    weighted: bool,
+    kind: torch.dtype,
+    seed: int,
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    addresses = torch.randint(shares * share_rows, (count,), generator=draw).to(kind)
+    mine = torch.zeros(shares * share_rows, dtype=torch.bool)
+    mine[addresses] = True
+    mine = mine.view(shares, share_rows)
+    anywhere = mine | (torch.rand(shares, share_rows, generator=draw) < rate)
+    touched = Touched(mine=mine, by_rank=mine[:1], by_node=anywhere[:1], anywhere=anywhere)
+    gradients = torch.randn(30 if sourced else count, 3, generator=draw)
+    entries = reduction.Entries(
+        addresses,
+        gradients,
+        torch.randint(30, (count,), generator=draw) if sourced else None,
+        torch.rand(count, generator=draw) if weighted else None,
+    )
+    chunks = reduction.Chunks(touched, 0, width)
+    sums = [
+        part.summed(sum(chunks.sends(number)))
+        for number, part in enumerate(chunks.entries(entries))
+    ]
+    on_device = chunks._cut(chunks._ranked(entries).sorted()) if chunks.count > 1 else ()
+    for own, part in zip(sums, on_device, strict=chunks.count > 1):
+        torch.testing.assert_close(part.summed(len(own)), own)
+    dense = entries.summed(shares * share_rows).view(shares, share_rows, 3)
+    for number, own in enumerate(sums):
+        expected = [
+            dense[share, rows[mine[share, rows]]]
+            for share in range(shares)
+            for rows in [chunks.rows(number, share)]
+        ]
+        assert torch.equal(own, torch.cat(expected))
+
+
+def test_gradients_of_no_row_are_refused_before_any_is_summed() -> None:
+    mine = torch.ones(1, 4, dtype=torch.bool)
+    chunks = reduction.Chunks(Touched(mine, mine, mine, mine), 0, 2)
+    for address in (-1, 4):
+        with pytest.raises(DataError, match="none of 4 rows"):
+            next(chunks.entries(reduction.Entries(torch.tensor([0, address]), torch.ones(2, 3))))

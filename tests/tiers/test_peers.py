@@ -1,12 +1,14 @@
-"""Peers gather each other's parts, whether or not anyone looked at those before."""
+"""Peers gather each other's parts, whether or not anyone looked at those before; where rows lie."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import MOST_UNDER_WAY, Peers
+from recd_plugins.tiers.collectives import MOST_UNDER_WAY, Peers, TierLayout
 
 
 def gathered(count: int) -> list[int]:
@@ -15,9 +17,51 @@ def gathered(count: int) -> list[int]:
     for number in range(count):
         pending = peers.all_gather(torch.full((1 << 10,), 10 * number + peers.rank))
     found = pending.wait()
+    assert pending.held_in is not None
+    assert all(one is not pending for one in pending.held_in)  # its memory is its owner's alone
     assert peers.all_gather(torch.empty(0, 4)).wait().shape == (peers.size, 0, 4)
     assert all(len(one.unique()) == 1 for one in found)
     return [int(one[0]) for one in found]
+
+
+def in_a_buffer(size: int) -> None:
+    """A gather and an all-to-all into a buffer; where it is too small, beside it."""
+    peers = Peers(dist.group.WORLD)
+    buffer = np.full(size, 255, np.uint8)
+    mine = torch.full((3, 2), 1.0 + peers.rank)
+    wanted = torch.stack([torch.full((3, 2), 1.0 + peer) for peer in range(peers.size)])
+    every = peers.all_gather(mine, buffer).wait()
+    assert torch.equal(every, wanted)
+    fits = size >= every.nbytes
+    assert (every.data_ptr() == buffer.ctypes.data) == fits
+    counts = [3] * peers.size
+    sent = mine.repeat(peers.size, 1)
+    arrived = peers.all_to_all(sent, counts, counts, buffer).wait()
+    assert torch.equal(arrived, wanted.flatten(0, 1))
+    assert (arrived.data_ptr() == buffer.ctypes.data) == fits
+
+
+@pytest.mark.parametrize("size", [0, 47, 48, 100])
+def test_a_buffer_takes_what_comes(gloo_pool: GlooPool, size: int) -> None:
+    gloo_pool.run(in_a_buffer, size, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "kind"),
+    [(10, 2, torch.int32), (11, 3, torch.int32), (10, 1, torch.int64), (1 << 32, 4, torch.int64)],
+)
+def test_addresses_take_as_few_bytes_as_they_need(
+    count: int, shares: int, kind: torch.dtype
+) -> None:
+    layout = TierLayout(count, shares)
+    positions = torch.tensor([0, 1, 5, 9, count - 1])
+    before = positions.clone()
+    addresses = layout.address(positions)
+    assert addresses.dtype == kind
+    assert addresses.tolist() == [
+        one % shares * layout.share_rows + one // shares for one in positions.tolist()
+    ]
+    assert torch.equal(positions, before)
 
 
 def test_gathers_that_nobody_waits_for_do_not_mix_with_later_ones(gloo_pool: GlooPool) -> None:

@@ -552,9 +552,11 @@ def priced(
 
 
 UNDER_WAY = 0.64
-"""Bytes of gradients, over those of replicas, while chunks of them are reduced: the most that full
-runs of `python -m benchmarks.flexshard` found, of 500,000 rows of 64, in most of them 0.55 to 0.62.
-Its quick runs, of fewer rows, show more."""
+"""Bytes of gradients and of their places, over those of replicas, while chunks of them are reduced.
+
+It is a bound for tiers of 100,000 rows and more: `benchmarks.flexshard.memory` found 0.18 for
+500,000 rows of 64 floats, 0.12 for rows of 128, 0.45 for rows of 16, whose places weigh as much as
+any's, and up to 0.57 for 100,000 rows of 64, of which more is under way at a time."""
 STATE_BYTES: Mapping[str, Callable[[int], int]] = {
     "EXACT_ADAGRAD": lambda dim: 4 * dim,
     "EXACT_ROWWISE_ADAGRAD": lambda _: 4,

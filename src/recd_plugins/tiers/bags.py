@@ -121,7 +121,7 @@ class _GroupBags:
     """[H, D]: the rows of the tier `replicated` on this rank, or those of its ids alone, as they
     were."""
     addresses: Tensor
-    """[n] int64: the addresses of the rows that `replicated` looks up."""
+    """[n] int32 or int64: the addresses of the rows that `replicated` looks up."""
     per_node: Lookups | None
     node_rows: Tensor | None
     """[u, D]: the rows that this rank asked of its node."""

@@ -6,11 +6,14 @@ node. A `CollectiveSequence` begins each of its collectives once the one before 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +25,7 @@ from recd_plugins.planning.measured_topology import own_group
 
 __all__ = [
     "MOST_UNDER_WAY",
+    "Buffer",
     "CollectiveSequence",
     "Collectives",
     "Nodes",
@@ -29,6 +33,7 @@ __all__ = [
     "Pending",
     "TierLayout",
     "in_flight",
+    "of_shape",
 ]
 
 T = TypeVar("T")
@@ -46,6 +51,8 @@ class Pending:
     work: dist.Work | Sequence[dist.Work] | None
     sent: Tensor | None = None
     """What the collective reads, if not `tensor` itself."""
+    held_in: list[Pending] | None = None
+    """The list that holds it until somebody has waited for it."""
 
     def wait(self) -> Tensor:
         """The tensor, filled.
@@ -57,11 +64,25 @@ class Pending:
             for work in self.work if isinstance(self.work, Sequence) else [self.work]:
                 work.wait()
             self.work = None
+            if self.held_in is not None:
+                self.held_in[:] = [one for one in self.held_in if one is not self]
         for used in (self.tensor, self.sent):
             if used is not None and used.is_cuda:
                 used.record_stream(torch.cuda.current_stream(used.device))
         self.sent = None
         return self.tensor
+
+
+Buffer: TypeAlias = npt.NDArray[np.uint8]
+
+
+def of_shape(shape: Sequence[int], like: Tensor, buffer: Buffer | None) -> Tensor:
+    """A tensor with nothing in it yet, of the type and on the device of another: on the bytes of
+    the `buffer`, on the CPU, where they are enough."""
+    count = math.prod(shape)
+    if buffer is None or not 0 < count * like.element_size() <= len(buffer):
+        return like.new_empty(tuple(shape))
+    return torch.frombuffer(buffer, dtype=like.dtype, count=count).view(tuple(shape))
 
 
 class Peers:
@@ -88,11 +109,11 @@ class Peers:
             dist.all_reduce(mine, dist.ReduceOp.MAX, self._group)
         return mine
 
-    def all_gather(self, mine: Tensor) -> Pending:
-        """[size, *mine.shape], by peer."""
+    def all_gather(self, mine: Tensor, buffer: Buffer | None = None) -> Pending:
+        """[size, *mine.shape], by peer; in the `buffer`, if it is given."""
         if self._group is None:
             return Pending(mine.unsqueeze(0), None)
-        every, mine = mine.new_empty((self.size, *mine.shape)), mine.contiguous()
+        every, mine = of_shape((self.size, *mine.shape), mine, buffer), mine.contiguous()
         if not mine.numel():
             return Pending(every, None)
         if mine.is_cuda:
@@ -108,7 +129,7 @@ class Peers:
 
     def _kept(self, pending: Pending) -> Pending:
         """gloo drops messages whose work nobody holds: the next would come in their place."""
-        self._under_way = [one for one in self._under_way if one.work is not None]
+        pending.held_in = self._under_way
         self._under_way.append(pending)
         if len(self._under_way) > MOST_UNDER_WAY:
             self._under_way[0].wait()
@@ -135,13 +156,16 @@ class Peers:
         parts: Tensor,
         sends: list[int] | None = None,
         receives: list[int] | None = None,
+        buffer: Buffer | None = None,
     ) -> Pending:
         """The first `sends[0]` of `parts` [n, ...] go to peer 0, and so on; `receives[p]` come
-        back from peer p. Without `sends`, all peers are sent equally many."""
+        back from peer p, into the `buffer`, if it is given. Without `sends`, all peers are sent
+        equally many."""
         if self._group is None:
             return Pending(parts, None)
         count = len(parts) if receives is None else sum(receives)
-        received, parts = parts.new_empty((count, *parts.shape[1:])), parts.contiguous()
+        received = of_shape((count, *parts.shape[1:]), parts, buffer)
+        parts = parts.contiguous()
         work = dist.all_to_all_single(received, parts, receives, sends, self._group, async_op=True)
         return Pending(received, work, parts)
 
@@ -197,13 +221,19 @@ class TierLayout:
         return self.share_rows * self.shares
 
     def address(self, positions: Tensor) -> Tensor:
-        """[n] int64: the addresses of `positions` [n]. They count the rows share by share."""
+        """[n]: the addresses of `positions` [n] int64, which count the rows share by share; int32
+        where these have room, for an update holds one for each id. With one share they are the
+        positions."""
         size = self.shares
         if size == 1:
             return positions
+        kind = torch.int32 if self.num_addresses < 1 << 31 else torch.int64
+        addresses = positions.to(kind, copy=True)
         if size & (size - 1) == 0:  # divisions take twice as long
-            return (positions & (size - 1)) * self.share_rows + (positions >> size.bit_length() - 1)
-        return positions % size * self.share_rows + positions // size
+            rows = addresses >> size.bit_length() - 1
+            return addresses.bitwise_and_(size - 1).mul_(self.share_rows).add_(rows)
+        rows = addresses // size
+        return addresses.remainder_(size).mul_(self.share_rows).add_(rows)
 
 
 Collectives: TypeAlias = Generator[Pending, Tensor, T]
@@ -258,11 +288,12 @@ class CollectiveSequence(Generic[T]):
 def in_flight(sequences: Iterable[Collectives[None]], most: int) -> Collectives[None]:
     """Run sequences, `most` at a time, and advance the oldest: in the same order on every rank."""
     under_way: deque[CollectiveSequence[None]] = deque()
+    nothing = torch.empty(0)
 
     def advance_oldest() -> Collectives[None]:
         oldest = under_way.popleft()
         if oldest.pending is not None:
-            yield oldest.pending
+            yield Pending(nothing, None)  # not its tensor, which its owner may be done with first
             oldest.advance()
             under_way.append(oldest)
 

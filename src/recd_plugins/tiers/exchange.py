@@ -119,6 +119,7 @@ class AskedIds:
     def of(cls, positions: Tensor, layout: TierLayout) -> AskedIds:
         """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
         addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
+        addresses = addresses.long()
         ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows
         cuts = torch.searchsorted(addresses, ends)
         return cls(addresses % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,12 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below, numbers_on
 from recd_plugins.tiers.collectives import (
+    Buffer,
     Collectives,
     Nodes,
     Pending,
     in_flight,
+    of_shape,
 )
 from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.routed_batch import Touched, TouchedByNode
@@ -38,6 +40,7 @@ __all__ = ["Chunks", "Entries", "GradientDivision", "Reduction", "add_rows"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Counts: TypeAlias = list[list[int]]
+I64: TypeAlias = npt.NDArray[np.int64]
 
 COPIED_ROWS = 1 << 13
 """Gradients that are copied at a time."""
@@ -62,10 +65,14 @@ def add_rows(
     weighed = sums.new_empty(0) if weights is None else weights
     arrays = (one.detach().contiguous().numpy() for one in (*given, weighed))
     if not _add_rows(sums.numpy(), *arrays):
-        raise DataError(
-            f"tiers: some gradient is of none of {len(sums)} rows, or is none of {len(rows)}. "
-            "Ranks whose tier plans differ ask for such rows: give all of them the same plan."
-        )
+        raise _of_no_row(len(sums), len(rows))
+
+
+def _of_no_row(num_rows: int, num_gradients: int) -> DataError:
+    return DataError(
+        f"tiers: some gradient is of none of {num_rows} rows, or is none of {num_gradients}. "
+        "Ranks whose tier plans differ ask for such rows: give all of them the same plan."
+    )
 
 
 @kernel
@@ -73,7 +80,7 @@ def _add_rows(
     sums: npt.NDArray[np.float32],
     targets: npt.NDArray[Any],
     rows: npt.NDArray[np.float32],
-    sources: npt.NDArray[np.int64],
+    sources: npt.NDArray[Any],
     weights: npt.NDArray[np.float32],
 ) -> bool:
     """Without `sources` row i is the i-th, and without `weights` each weighs 1. Nothing is added,
@@ -102,13 +109,40 @@ class Entries:
     gradients: Tensor
     """[m, D] float32: backward's, and never written to."""
     sources: Tensor | None = None
-    """[n] int64; by default entry i has gradient i."""
+    """[n] int64 or int32; by default entry i has gradient i."""
     weights: Tensor | None = None
     """[n] float32; by default 1."""
 
     def onto(self, targets: Tensor) -> Entries:
         """The same entries for the rows `targets` [n] of something else."""
         return Entries(targets, self.gradients, self.sources, self.weights)
+
+    def picked(self, which: npt.NDArray[Any], targets: Tensor) -> Entries:
+        """The entries `which` [k], on the CPU, for the rows `targets` [k] of something else."""
+
+        def of(every: Tensor) -> Tensor:
+            return torch.from_numpy(every.detach().numpy()[which])
+
+        return Entries(
+            targets,
+            self.gradients,
+            torch.from_numpy(which) if self.sources is None else of(self.sources),
+            None if self.weights is None else of(self.weights),
+        )
+
+    def of_parts(self, edges: I64) -> list[npt.NDArray[Any]]:
+        """The entries of each part, on the CPU: their numbers [k] int32, ascending.
+
+        The targets are of S shares of R rows, one after another; part j has of share s the rows
+        `edges[s, j]` to `edges[s, j + 1]`, and the parts have all of them.
+        """
+        targets = self.targets.contiguous().numpy()
+        order = np.empty(len(targets), np.int32 if len(targets) < 1 << 31 else np.int64)
+        part_of = np.empty(edges[:, -1].sum(), np.uint16 if edges.shape[1] <= 1 << 16 else np.int64)
+        ends = _order_by_part(targets, edges, part_of, order)
+        if not len(ends):
+            raise _of_no_row(edges[:, -1].sum(), len(self.gradients))
+        return np.split(order, ends[:-1])
 
     def sorted(self) -> Entries:
         """The entries in the order of their targets."""
@@ -148,10 +182,11 @@ class Entries:
             torch.cat(weights) if weights else None,
         )
 
-    def summed(self, count: int) -> Tensor:
-        """[count, D] float32: what the entries add up to at each target."""
+    def summed(self, count: int, buffer: Buffer | None = None) -> Tensor:
+        """[count, D] float32: what the entries add up to at each target; in the `buffer`, if it is
+        given."""
         gradients = self.gradients
-        sums = gradients.new_zeros(count, gradients.shape[1])
+        sums = of_shape((count, gradients.shape[1]), gradients, buffer).zero_()
         if not gradients.is_cuda:
             add_rows(sums, self.targets, gradients, self.sources, self.weights)
             return sums
@@ -170,6 +205,31 @@ class Entries:
         return sums
 
 
+@kernel
+def _order_by_part(
+    targets: npt.NDArray[Any], edges: I64, part_of: npt.NDArray[Any], order: npt.NDArray[Any]
+) -> Any:
+    """Fills `order` with the numbers of all entries, part by part, and `part_of` with the part of
+    each row; returns where each part ends, or nothing where a target does not exist."""
+    shares, count, size = len(edges), edges.shape[1] - 1, edges[0, -1]
+    if not all_below(targets, shares * size):
+        return np.empty(0, np.int64)
+    for share in range(shares):
+        for part in range(count):
+            for row in range(edges[share, part], edges[share, part + 1]):
+                part_of[share * size + row] = part
+    ends = np.zeros(count + 1, np.int64)
+    for target in targets:
+        ends[np.int64(part_of[np.uintp(target)]) + 1] += 1
+    for part in range(count):
+        ends[part + 1] += ends[part]
+    for number in range(len(targets)):
+        own = np.int64(part_of[np.uintp(targets[number])])
+        order[ends[own]] = number
+        ends[own] += 1
+    return ends[:-1]
+
+
 class Chunks:
     """The rows that a step touches, in chunks that all ranks of a node take one after another.
 
@@ -184,39 +244,62 @@ class Chunks:
         self._own_share = own_share
         self._width = width
         found = _chunks_on_device if touched.mine.is_cuda else _chunks
-        # The rows of each share that any rank touched. Then how many of them come before each
-        # chunk: in each share, of those that this rank has gradients for, [S, count + 1]; and in
-        # this rank's share, of those that each rank of the node has some for.
-        self._rows, self._mine_before, self._theirs_before = found(touched, own_share, width)
+        self._longest, self._edges, self._rows, self._mine_before, self._theirs_before = found(
+            touched, own_share, width
+        )
         self.count = len(self._theirs_before[0]) - 1
+
+    @property
+    def most(self) -> int:
+        """Rows that a chunk has at most, of all shares."""
+        return len(self._touched.anywhere) * min(self._width, self._longest)
 
     def rows(self, number: int, share: int | None = None) -> Tensor:
         """[n] int64, ascending: the rows of a chunk in one share, by default in this rank's own."""
-        union: Tensor = self._rows[self._own_share if share is None else share]
-        return union[number * self._width : (number + 1) * self._width]
+        share = self._own_share if share is None else share
+        first, last = number * self._width, (number + 1) * self._width
+        if self._rows is None:
+            first, last = self._edges[share, number : number + 2].tolist()
+            bits = self._touched.anywhere.numpy()[share, first:last]
+            return torch.from_numpy(np.flatnonzero(bits) + first)
+        rows = self._rows[share][first:last]
+        return rows if isinstance(rows, Tensor) else torch.from_numpy(rows.astype(np.int64))
 
     def sends(self, number: int) -> list[int]:
         """[S]: how many gradients of a chunk this rank has for each share."""
         return [before[number + 1] - before[number] for before in self._mine_before]
 
-    def receives(self, number: int) -> tuple[list[int], Tensor]:
-        """How many gradients of a chunk each rank of the node has for this rank's share; and for
-        each of these r, by rank, which of the chunk's rows it is of, [r] int64."""
-        touched = self._touched.by_rank[:, self.rows(number)]
+    def receives(self, number: int, rows: Tensor) -> tuple[list[int], Tensor]:
+        """How many gradients of a chunk, whose `rows` in this rank's share these are, each rank of
+        the node has for it; and for each of these r, by rank, which of the rows it is of, [r]
+        int64."""
+        touched = self._touched.by_rank[:, rows]
         counts = [before[number + 1] - before[number] for before in self._theirs_before]
         return counts, touched.nonzero()[:, 1]
 
     def entries(self, gradients: Entries) -> Iterator[Entries]:
         """The entries of each chunk. The targets of `gradients` are addresses; those of a chunk's
         entries count the rows of it that this rank touched, share by share."""
-        # The rows that this rank touched, numbered; a chunk has a run of them in each share.
-        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
-        ranked = gradients.onto(order[gradients.targets] - 1)
-        del order
         if self.count <= 1:
-            yield from [ranked] * self.count
+            yield from [self._ranked(gradients)] * self.count
             return
-        ranked = ranked.sorted()
+        if gradients.targets.is_cuda:
+            yield from self._cut(self._ranked(gradients).sorted())
+            return
+        targets, mine = gradients.targets.contiguous().numpy(), self._touched.mine.numpy()
+        edges = self._edges
+        for number, which in enumerate(gradients.of_parts(edges)):
+            places = _places(targets, which, mine, edges[:, number], edges[:, number + 1])
+            yield gradients.picked(which, torch.from_numpy(places))
+
+    def _ranked(self, gradients: Entries) -> Entries:
+        """The entries, whose targets count all the rows that this rank touched; a chunk has a run
+        of these in each share."""
+        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
+        return gradients.onto(order[gradients.targets] - 1)
+
+    def _cut(self, ranked: Entries) -> Iterator[Entries]:
+        """The entries of each chunk, of all entries `_ranked` and sorted."""
         starts = accumulate((before[-1] for before in self._mine_before), initial=0)
         firsts = [
             [start + count for count in before]
@@ -232,48 +315,112 @@ class Chunks:
             yield Entries.joined(parts)
 
 
-def _chunks(
-    touched: Touched, own_share: int, width: int
-) -> tuple[Sequence[Tensor], Counts, Counts]:
-    """The rows and the two counts that `Chunks` keeps."""
-    rows, sizes, before = _count_chunks(
-        touched.mine.numpy(), touched.by_rank.numpy(), touched.anywhere.numpy(), own_share, width
+@kernel
+def _places(
+    targets: npt.NDArray[Any], which: npt.NDArray[Any], mine: Bools, firsts: I64, lasts: I64
+) -> Any:
+    """[k] int32: of the entries `which` of a chunk that has the rows `firsts` to `lasts` of each
+    share, the places of their targets among the rows of it that this rank touched, share by share;
+    -1 for a row that it did not."""
+    size = np.uint64(mine.shape[1])
+    places = np.full((lasts - firsts).sum(), -1, np.int32)
+    begins = np.zeros(len(mine), np.int64)
+    at = place = 0
+    for share in range(len(mine)):
+        begins[share] = at - firsts[share]
+        for row in range(firsts[share], lasts[share]):
+            if mine[share, row]:
+                places[at] = place
+                place += 1
+            at += 1
+    found = np.empty(len(which), np.int32)
+    for i in range(len(which)):
+        target = np.uint64(targets[np.uintp(which[i])])
+        owner = target // size
+        found[i] = places[begins[owner] + np.int64(target - owner * size)]
+    return found
+
+
+class _FoundChunks(NamedTuple):
+    """The rows that any rank touched, and how many of them are in which chunk."""
+
+    longest: int
+    """Rows of the share that has the most of them."""
+    edges: I64
+    """[S, count + 1]: the rows from which each chunk has those of a share, and where the last one
+    ends; only on the CPU."""
+    rows: Sequence[Tensor | npt.NDArray[Any]] | None
+    """The rows of each share; none where the bits, from edge to edge, say it in fewer bytes."""
+    mine_before: Counts
+    """[S, count + 1]: how many come before each chunk, in each share, of those that this rank has
+    gradients for."""
+    theirs_before: Counts
+    """[ranks, count + 1]: the same, in this rank's share, of those that each rank of the node has
+    some for."""
+
+
+def _chunks(touched: Touched, own_share: int, width: int) -> _FoundChunks:
+    anywhere = touched.anywhere.numpy()
+    sizes = np.count_nonzero(anywhere, axis=1)
+    kind = np.int32 if anywhere.shape[1] < 1 << 31 else np.int64
+    keeps = sizes.sum() * np.dtype(kind).itemsize <= anywhere.nbytes
+    rows = np.empty(sizes.sum() if keeps else 0, kind)
+    edges, before = _count_chunks(
+        touched.mine.numpy(),
+        touched.by_rank.numpy(),
+        anywhere,
+        own_share,
+        -(-sizes.max() // width),
+        width,
+        rows,
     )
-    counts: Counts = before.tolist()
-    return torch.from_numpy(rows).split(sizes.tolist()), counts[: len(sizes)], counts[len(sizes) :]
+    return _FoundChunks(
+        int(sizes.max()),
+        edges,
+        np.split(rows, np.cumsum(sizes)[:-1]) if keeps else None,
+        before[: len(sizes)].tolist(),
+        before[len(sizes) :].tolist(),
+    )
 
 
 @kernel
-def _count_chunks(mine: Bools, by_rank: Bools, anywhere: Bools, own_share: int, width: int) -> Any:
+def _count_chunks(
+    mine: Bools,
+    by_rank: Bools,
+    anywhere: Bools,
+    own_share: int,
+    count: int,
+    width: int,
+    rows: npt.NDArray[Any],
+) -> Any:
+    """The edges, and the counts of both kinds; fills in the rows that any rank touched, share by
+    share, where `rows` has room."""
     shares, size = anywhere.shape
-    sizes = np.zeros(shares, np.int64)
-    for share in range(shares):
-        for row in range(size):
-            sizes[share] += anywhere[share, row]
-    count = -(-sizes.max() // width)
-    rows = np.empty(sizes.sum(), np.int64)
+    edges = np.full((shares, count + 1), size, np.int64)
     before = np.zeros((shares + len(by_rank), count + 1), np.int64)
     at = 0
     for share in range(shares):
         first = at
         for row in range(size):
             if anywhere[share, row]:
-                rows[at] = row
+                if rows.size:
+                    rows[at] = row
                 number = (at - first) // width
+                if at - first == number * width:
+                    edges[share, number] = row
                 before[share, number + 1] += mine[share, row]
                 if share == own_share:
                     for rank in range(len(by_rank)):
                         before[shares + rank, number + 1] += by_rank[rank, row]
                 at += 1
+        edges[share, 0] = 0
     for part in range(len(before)):
         for number in range(count):
             before[part, number + 1] += before[part, number]
-    return rows, sizes, before
+    return edges, before
 
 
-def _chunks_on_device(
-    touched: Touched, own_share: int, width: int
-) -> tuple[Sequence[Tensor], Counts, Counts]:
+def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChunks:
     """`_chunks` by some forty operations of torch, on the device of the bits."""
     shares, size = touched.anywhere.shape
     every = touched.anywhere.flatten().nonzero().squeeze(1)
@@ -289,7 +436,9 @@ def _chunks_on_device(
         for some, rows in [*zip(touched.mine, union, strict=True), *theirs]
     ]
     counts: Counts = torch.stack(before).tolist()
-    return union, counts[:shares], counts[shares:]
+    return _FoundChunks(
+        max(sizes), np.empty((0, 0), np.int64), union, counts[:shares], counts[shares:]
+    )
 
 
 @dataclass(frozen=True)
@@ -311,6 +460,19 @@ class GradientDivision:
         """1 / world size, or 1; to be read in backward."""
         divides = get_gradient_division() if self.in_forward is None else self.in_forward
         return 1 / world_size if divides else 1.0
+
+
+Buffers: TypeAlias = tuple[Buffer | None, Buffer | None]
+
+
+def _buffers(rows: int, gradients: Tensor) -> list[Buffers]:
+    """Two buffers for each chunk under way, of so many rows: what a chunk sends and what it
+    receives take turns in them. malloc, given back tensors of several sizes, would keep half as
+    much again in pieces that fit none; CUDA's allocator hands them out anew."""
+    if gradients.is_cuda:
+        return [(None, None)] * IN_FLIGHT
+    size = rows * gradients.shape[1] * gradients.element_size()
+    return [(sent, received) for sent, received in np.empty((IN_FLIGHT, 2, size), np.uint8)]
 
 
 @dataclass(frozen=True)
@@ -344,17 +506,20 @@ class Reduction:
         shares = tier.layout.shares
         chunks = Chunks(touched, node.rank % shares, max(1, self.chunk_rows // shares))
 
+        buffers = _buffers(chunks.most, entries.gradients)
+
         def chunk(number: int, part: Entries) -> Collectives[None]:
-            rows = chunks.rows(number)
+            rows, pair = chunks.rows(number), buffers.pop()
             if shares == self.nodes.n_nodes == 1:
-                summed = yield node.all_reduce(part.summed(len(rows)))
+                summed = yield node.all_reduce(part.summed(len(rows), pair[0]))
             else:
-                summed = yield from self._in_node(chunks, number, part, touched)
+                summed = yield from self._in_node(chunks, number, rows, part, touched, pair)
                 summed = yield from self._across(summed, touched.by_node, rows)
             tier.share.update(rows, summed.mul_(scale), optimizer)
             if shares > 1:
                 del summed
-                yield from self._to_node(tier, chunks, number)
+                yield from self._to_node(tier, chunks, number, rows, pair)
+            buffers.append(pair)
 
         parts = enumerate(chunks.entries(entries))
         yield from in_flight((chunk(number, part) for number, part in parts), IN_FLIGHT)
@@ -370,10 +535,18 @@ class Reduction:
         whose targets are rows of the share."""
         scale = self.division.scale(self.nodes.world.size)
         rows, by_node = touched
-        ranked, width = entries.onto(torch.searchsorted(rows, entries.targets)), self.chunk_rows
+        width, few = self.chunk_rows, len(rows) < 1 << 31
+        ranked = entries.onto(torch.searchsorted(rows, entries.targets, out_int32=few))
         firsts = [*range(0, len(rows), width), len(rows)]
         parts: Iterable[Entries] = [ranked]
-        if len(rows) > width:
+        if len(rows) > width and not rows.is_cuda:
+            which = ranked.of_parts(np.array([firsts]))
+            places = ranked.targets.numpy()
+            parts = (
+                ranked.picked(own, torch.from_numpy(places[own] - first))
+                for own, first in zip(which, firsts, strict=False)
+            )
+        elif len(rows) > width:
             whole = ranked.sorted()
             (cuts,) = whole.begins([firsts])
             each = zip(pairwise(cuts), firsts, strict=False)
@@ -389,17 +562,24 @@ class Reduction:
         yield from in_flight((chunk(*of, part) for of, part in chunks), IN_FLIGHT)
 
     def _in_node(
-        self, chunks: Chunks, number: int, part: Entries, touched: Touched
+        self,
+        chunks: Chunks,
+        number: int,
+        rows: Tensor,
+        part: Entries,
+        touched: Touched,
+        buffers: Buffers,
     ) -> Collectives[Tensor]:
-        """[n, D]: the sum over the node's ranks of a chunk's gradients, for the rows of this rank's
-        share. `part` are this rank's, for all shares."""
+        """[n, D]: the sum over the node's ranks of a chunk's gradients, for the `rows` [n] of this
+        rank's share. `part` are this rank's, for all shares."""
         node = self.nodes.node
         sends = chunks.sends(number)
-        sums = part.summed(sum(sends))
+        sums = part.summed(sum(sends), buffers[0])
         if not self.hot:
-            receives, which = chunks.receives(number)
-            arrived = yield node.all_to_all(sums, sends, receives)
-            return Entries(which, arrived).summed(len(chunks.rows(number)))
+            receives, which = chunks.receives(number, rows)
+            arrived = yield node.all_to_all(sums, sends, receives, buffers[1])
+            free = buffers[0] if node.size > 1 else buffers[1]  # alone, it has what it sent
+            return Entries(which, arrived).summed(len(rows), free)
         shares = [chunks.rows(number, share) for share in range(node.size)]
         padded = sums.new_zeros(node.size, max(map(len, shares)), sums.shape[1])
         for share, (rows, own) in enumerate(zip(shares, sums.split(sends), strict=True)):
@@ -407,13 +587,22 @@ class Reduction:
         summed = yield node.reduce_scatter(padded.flatten(0, 1))
         return summed[: len(shares[node.rank])]
 
-    def _to_node(self, tier: ReplicatedTier, chunks: Chunks, number: int) -> Collectives[None]:
-        """Send the node's ranks the rows of a chunk that this rank has stepped, and take theirs."""
+    def _to_node(
+        self,
+        tier: ReplicatedTier,
+        chunks: Chunks,
+        number: int,
+        rows: Tensor,
+        buffers: Buffers,
+    ) -> Collectives[None]:
+        """Send the node's ranks the `rows` of a chunk that this rank has stepped; take theirs."""
         shares = tier.layout.shares
-        each, rows = [chunks.rows(number, share) for share in range(shares)], chunks.rows(number)
-        sent = tier.rows.new_zeros(max(map(len, each)), tier.rows.shape[1])
+        each = [chunks.rows(number, share) for share in range(shares)]
+        sent = of_shape((max(map(len, each)), tier.rows.shape[1]), tier.rows, buffers[1])
         torch.index_select(tier.share.rows, 0, rows, out=sent[: len(rows)])
-        every = yield self.nodes.node.all_gather(sent)
+        if len(rows) < len(sent):
+            sent[len(rows) :] = 0
+        every = yield self.nodes.node.all_gather(sent, buffers[0])
         for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
             tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -211,7 +211,7 @@ class RoutedGroup(GroupIds, Multistreamable):
 
     @cached_property
     def addresses(self) -> Tensor:
-        """[n] int64: the addresses of the ids that the tier `replicated` has."""
+        """[n] int32 or int64: the addresses of the ids that the tier `replicated` has."""
         return self.replicas.replicated_layout.address(self.routed.replicated.positions)
 
     def request(self, nodes: Nodes) -> GroupRequest:
@@ -445,7 +445,7 @@ def _unpack(packed: Tensor, size: int) -> Tensor:
 
 
 def _marked(rows: Tensor, count: int) -> Tensor:
-    """[count] bool: which of so many rows are among `rows` [n] int64."""
+    """[count] bool: which of so many rows are among `rows` [n] int32 or int64."""
     marked = torch.zeros(count, dtype=torch.bool, device=rows.device)
     if rows.is_cuda:
         marked[rows] = True
@@ -459,7 +459,7 @@ def _marked(rows: Tensor, count: int) -> Tensor:
 
 
 @kernel
-def _mark(rows: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]) -> bool:
+def _mark(rows: npt.NDArray[Any], marked: npt.NDArray[np.bool_]) -> bool:
     """Nothing is marked, and False returned, where a row does not exist."""
     if not all_below(rows, len(marked)):
         return False

@@ -14,9 +14,9 @@ replicas, in ascending order: slots say which of them an id is, on CUDA a search
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numba
@@ -47,7 +47,9 @@ GROUP = 1 << 10
 word's rows leave."""
 COUNT_BITS = 0xFFFF
 CHUNK = 1 << 16
-"""Rows taken at a time, to bound the memory that it takes to make a set of many."""
+"""Rows ranked at a time, to bound the memory that it takes to rank many."""
+MADE = 1 << 14
+"""Rows that are put into a bitmap at a time: what that takes beside stays in the cache."""
 BIT = U64(6)
 """Bits that the number of a row's bit in its word takes."""
 BLOCK = 256
@@ -104,19 +106,18 @@ class Router:
         self._num_rows = tuple(num_rows)
         self._listed = _Listed(num_rows, replicated, per_node, device)
         self._starts = tuple(accumulate(map(self._listed.space, range(len(num_rows))), initial=0))
-        replicated_rows, per_node_rows = (
-            torch.cat(
-                [torch.empty(0, dtype=torch.int64, device=device)]
-                + [
-                    self._listed.numbers(table, rows.to(device)) + self._starts[table]
-                    for table, rows in enumerate(tier)
-                ]
-            )
-            for tier in (replicated, per_node)
-        )
+
+        def numbers(tier: Sequence[Tensor]) -> Iterator[Tensor]:
+            """The rows of a tier in the space of rows, `MADE` at a time."""
+            for table, rows in enumerate(tier):
+                for some in rows.split(MADE):
+                    yield self._listed.numbers(table, some.to(device)) + self._starts[table]
+
+        every = chain(numbers(replicated), numbers(per_node))
+        self._copied = RankedBitmap(every, self._starts[-1], device)
+        ranks = map(self._copied.rank, numbers(replicated))
+        self._replicated = RankedBitmap(ranks, self._copied.count, device)
         self._listed.forget()
-        self._copied = RankedBitmap(torch.cat([replicated_rows, per_node_rows]), self._starts[-1])
-        self._replicated = RankedBitmap(self._copied.rank(replicated_rows), self._copied.count)
 
     @property
     def nbytes(self) -> int:
@@ -283,13 +284,17 @@ class RankedBitmap:
     are few and stay there.
     """
 
-    def __init__(self, rows: Tensor, size: int) -> None:
-        """The members are `rows` [n] int64, in any order, each once and in [0, size)."""
-        self.count = rows.numel()
+    def __init__(
+        self, rows: Iterable[Tensor], size: int, device: torch.device | None = None
+    ) -> None:
+        """The members are those of all `rows` [n] int64 on the `device`, in any order, each once
+        and in [0, size)."""
+        self.count = 0
         num_words = size // ROWS + 1
-        self.words = torch.zeros(num_words, dtype=torch.int64, device=rows.device)
-        for some in rows.split(CHUNK):
+        self.words = torch.zeros(num_words, dtype=torch.int64, device=device)
+        for some in rows:
             self.words.index_add_(0, some // ROWS, torch.ones_like(some) << (some % ROWS))
+            self.count += len(some)
         counts = _popcount(self.words)
         before = counts.cumsum(0) - counts
         self.ranks = before[::GROUP].clone()
