@@ -46,7 +46,7 @@ def k_of_replicas(runs: int) -> Figure:
         value=statistics.median(found),
         unit="x the rows' bytes",
         baseline=PRICES.k,
-        target=1.7,
+        target=1.2,
         at_most=True,
         limit=Limit(
             value=1 + 1 / DIM,
