@@ -404,6 +404,17 @@ def test_tables_of_a_topic_that_others_write_to_stay_those_of_its_first_look(bro
         assert looked("other").fingerprint() == other.fingerprint()
 
 
+def test_tables_of_one_topic_are_not_those_of_another_that_ends_alike(brokers, tmp_path):
+    for topic in ("alike", "alike-too"):
+        with opened(brokers, topic) as log:
+            log.append(messages_of(numbered(20)))
+    found = [
+        Snapshot(opened(brokers, topic), tmp_path / topic).fingerprint()
+        for topic in ("alike", "alike-too", "alike")
+    ]
+    assert found[0] == found[2] != found[1]
+
+
 def ids(row):
     return np.array(row[:1])
 

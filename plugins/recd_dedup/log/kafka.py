@@ -228,6 +228,11 @@ class KafkaLog:
         """The topics."""
         return ", ".join(self.config.topics)
 
+    @property
+    def known_by(self) -> str:
+        """The topics, and whose times their messages have."""
+        return repr([self.config.topics, self.config.times])
+
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """By the times of messages: a part is a partition, a place the offset of a message.
 
@@ -281,12 +286,9 @@ class KafkaLog:
     def fingerprint(self) -> str:
         """By the topics' names, where partitions begin and end, and their last messages: a topic
         that was made anew may have as many."""
-        config = self.config
         with closing(self._consumer()) as consumer:
             begins = [self._watermarks(consumer, part)[0] for part in self._all_parts()]
-        return repr(
-            [config.topics, config.route, config.times, begins, sorted(self.ends().items())]
-        )
+        return repr([self.known_by, self.route, begins, sorted(self.ends().items())])
 
     def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
         """Where each partition ends, or each of these places, with a digest of the message before

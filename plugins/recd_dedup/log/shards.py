@@ -366,6 +366,11 @@ class ZstdShards:
         there = Manifest.of(self.folder)
         return "" if there is None else there.id
 
+    @property
+    def known_by(self) -> str:
+        """Its identity: files of another log may have the same names."""
+        return self.identity
+
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """By the marks of the writers: a part is a file, a place a byte of it."""
         if self._cuts is None:

@@ -42,6 +42,10 @@ class EndingLog(Protocol):
     @property
     def route(self) -> LogRoute: ...
     @property
+    def known_by(self) -> str:
+        """What tells it from another log whose parts end alike."""
+
+    @property
     def counts(self) -> str:
         """What places count: messages, or bytes."""
 
@@ -74,7 +78,7 @@ class Snapshot:
 
     def fingerprint(self) -> str:
         """Names the messages up to the noted ends."""
-        return repr([self.log.route, sorted(self._ends.items())])
+        return repr([self.log.known_by, self.log.route, sorted(self._ends.items())])
 
     @cached_property
     def _ends(self) -> dict[str, End]:
