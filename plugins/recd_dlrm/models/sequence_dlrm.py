@@ -78,17 +78,26 @@ class SequenceVectors(nn.Module):
         features: KeyedJaggedTensor | None = None,
     ) -> Tensor:
         """Jagged [N, D] for each feature to pool, [B, D] for each other one; the weights of scored
-        ids are those of `features`."""
+        ids are those of `features`.
+
+        Sums come from their ranks until they are touched, which is as late as may be: poolings run
+        meanwhile. So in backward the sums' gradients leave before poolings run.
+        """
         from recd_plugins.api.embedding import weighed
 
-        vectors: dict[str, Tensor] = {} if summed is None else {**summed.to_dict()}
+        vectors: dict[str, Tensor] = {}
         for name, query, pooling in zip(self.features, self.queries, self.poolings, strict=True):
             jagged = embedded[name]
+            if summed is not None and query is not None and query not in vectors:
+                vectors |= summed.to_dict()
+                summed = None
             by = None if query is None else vectors[query]
             values = jagged.values()
             if name in self.scored:
                 values = weighed(jagged, features, name)
             vectors[name] = pooling(values, jagged.lengths(), by)
+        if summed is not None:
+            vectors |= summed.to_dict()
         return torch.stack([vectors[name] for name in self.names], dim=1)
 
 
@@ -124,9 +133,10 @@ class SequenceDlrm(nn.Module):
         """Outputs [B, T], one for each label, of dense [B, n_dense] and features of B rows each."""
         embedded = self.sequences(features)
         summed = None if self.bags is None else self.bags(features)
+        bottom = self.bottom(dense)  # beside the exchange of both
         weights = features if self.vectors.scored else None
         vectors = self.vectors(embedded, summed, weights)
-        logits: Tensor = self.top(self.interaction(self.bottom(dense), vectors))
+        logits: Tensor = self.top(self.interaction(bottom, vectors))
         return logits
 
 
