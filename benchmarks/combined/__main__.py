@@ -3,10 +3,11 @@
     python -m benchmarks.combined [rm1 | dlrm] [--mbit 200] [--wide] [--quick] [--json]
 
 Two nodes of two gloo ranks (two of four with `--wide`), 200 mbit between nodes; needs root. All
-sides train in the same ranks, step by step, on held batches: those in the order of time, as plain
-TorchRec and the papers that know no session have them, and clustered ones. Plans are made by a
-topology that is measured first, and by a profile of the table. A quick run leaves out what stands
-between plain TorchRec, RecD and all together, and what `recd advise` says.
+sides train in the same ranks, two steps each in turn, of which the second counts, on held batches:
+those in the order of time, as plain TorchRec and the papers that know no session have them, and
+clustered ones. Plans are made by a topology that is measured first, and by a profile of the table.
+A quick run leaves out what stands between plain TorchRec, RecD and all together, and what `recd
+advise` says.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         settings["cluster"] = f"none, so nothing is measured: it needs {missing}"
         return Report(figures=[], settings=settings)
     rounds, batches = (3, 3) if quick else (9, 8)
-    settings |= {"rounds": rounds, "batches": f"{batches} a rank, held ready"}
+    settings |= {
+        "rounds": f"{rounds}, in each of which a side makes two steps, and the second counts",
+        "batches": f"{batches} a rank, held ready",
+    }
     with (
         tempfile.TemporaryDirectory(prefix="recd-bench-") as folder,
         Network(N_NODES, mbit) as network,

@@ -40,6 +40,7 @@ def on_nodes(
         sides,
         rounds=rounds,
         batches=batches,
+        lead_in=1,
         counted=batches,
         weighed=1,
         sent=bytes_sent,

@@ -90,6 +90,7 @@ def take_turns(
     rounds: int,
     batches: int,
     warm_up: int = WARM_UP,
+    lead_in: int = 0,
     counted: int = 1,
     weighed: int = 0,
     reading: bool = False,
@@ -99,6 +100,10 @@ def take_turns(
 ) -> dict[str, TrainSteps]:
     """A step of each side, again and again, each round the other way about; the first `warm_up`
     rounds do not count.
+
+    Each such step comes behind `lead_in` steps of its side, which do not count: where there are
+    many sides, these find the caches full of the others' tables, as no step of a job by itself
+    does.
 
     The batches are held ready, or with `reading` come from the reader, within the step. Then
     follow `counted` steps for the traffic, with what a counter `sent` goes up by, `weighed` for
@@ -112,6 +117,8 @@ def take_turns(
     with new_garbage_alone():
         for number in range(warm_up + rounds):
             for name in names:
+                for _ in range(lead_in):
+                    trainings[name].step(counts=False)
                 trainings[name].step(counts=number >= warm_up)
             names.reverse()
     return {
