@@ -39,7 +39,7 @@ SUITES = (
     Suite(
         module="combined",
         about="RM1 on two nodes of two ranks behind 200 mbit, with one paper after the other.",
-        minutes=9,
+        minutes=12,
         limits=True,
     ),
     Suite(
