@@ -22,7 +22,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.compat.torchrec import SUMMED_IN_PARTS, leave_means, pooled_columns
+from recd_plugins.compat.mean_division import SUMMED_IN_PARTS, leave_means
+from recd_plugins.compat.torchrec import pooled_columns
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
