@@ -110,6 +110,31 @@ def test_both_ways_cut_the_same_entries(
         assert torch.equal(own, torch.cat(expected))
 
 
+@settings(max_examples=at_most(25))
+@given(
+    rows=st.integers(1, 60),
+    width=st.integers(1, 20),
+    count=st.integers(0, 200),
+    sourced=st.booleans(),
+    kind=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_runs_of_rows_have_the_entries_of_all(
+    rows: int, width: int, count: int, sourced: bool, kind: torch.dtype, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    entries = Entries(
+        torch.randint(rows, (count,), generator=draw).to(kind),
+        torch.randn(30 if sourced else count, 3, generator=draw),
+        torch.randint(30, (count,), generator=draw) if sourced else None,
+        torch.rand(count, generator=draw) if sourced else None,
+    )
+    firsts = [*range(0, rows, width), rows]
+    runs = zip(entries.of_runs(firsts), firsts, firsts[1:], strict=False)
+    sums = torch.cat([run.summed(end - first) for run, first, end in runs])
+    assert torch.equal(sums, entries.summed(rows))
+
+
 def test_gradients_of_no_row_are_refused_before_any_is_summed() -> None:
     mine = torch.ones(1, 4, dtype=torch.bool)
     chunks = Chunks(Touched(mine, mine, mine, mine), 0, 2)

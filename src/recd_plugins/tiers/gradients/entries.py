@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -119,6 +120,19 @@ class Entries:
         if not len(ends):
             raise _of_no_row(edges[:, -1].sum(), len(self.gradients))
         return np.split(order, ends[:-1])
+
+    def of_runs(self, firsts: Sequence[int]) -> Iterator[Entries]:
+        """The entries of each run of rows, from one of `firsts` to the next; their targets count
+        from its first."""
+        if self.targets.is_cuda:
+            whole = self.sorted()
+            (cuts,) = whole.begins([firsts])
+            for (low, high), first in zip(pairwise(cuts), firsts, strict=False):
+                yield whole.cut(low, high, -first)
+            return
+        targets = self.targets.numpy()
+        for which, first in zip(self.of_parts(np.array([firsts])), firsts, strict=False):
+            yield self.picked(which, torch.from_numpy(targets[which] - first))
 
     def sorted(self) -> Entries:
         """The entries in the order of their targets."""

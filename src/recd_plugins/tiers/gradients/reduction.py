@@ -134,22 +134,11 @@ class Reduction:
         whose targets are rows of the share."""
         scale = self.division.scale(self.nodes.world.size)
         rows, by_node = touched
-        width, few = self.chunk_rows, len(rows) < 1 << 31
+        few = len(rows) < 1 << 31
         ranked = entries.onto(torch.searchsorted(rows, entries.targets, out_int32=few))
-        firsts = [*range(0, len(rows), width), len(rows)]
-        parts: Iterable[Entries] = [ranked]
-        if len(rows) > width and not rows.is_cuda:
-            which = ranked.of_parts(np.array([firsts]))
-            places = ranked.targets.numpy()
-            parts = (
-                ranked.picked(own, torch.from_numpy(places[own] - first))
-                for own, first in zip(which, firsts, strict=False)
-            )
-        elif len(rows) > width:
-            whole = ranked.sorted()
-            (cuts,) = whole.begins([firsts])
-            each = zip(pairwise(cuts), firsts, strict=False)
-            parts = (whole.cut(low, high, -first) for (low, high), first in each)
+        firsts = [*range(0, len(rows), self.chunk_rows), len(rows)]
+        one = len(rows) <= self.chunk_rows
+        parts: Iterable[Entries] = [ranked] if one else ranked.of_runs(firsts)
 
         def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
             own = rows[first:last]
