@@ -24,8 +24,8 @@ PLAIN = {
     "model": {"use": "sequence_dlrm", "embedding_dim": 64, "bottom": [64], "top": [32]},
     "sharding": {"use": "torchrec", "constraints": {"*": {"sharding_types": ["row_wise"]}}},
     "topology": {"ranks_per_node": 2, "inter_node_gbps": 0.02, "intra_node_gbps": 2},
-    "train": {"device": "cpu", "ranks": 4, "batch_size": 256, "log_every": 6},
 }  # fmt: skip
+TRAIN = {"device": "cpu", "ranks": 4, "batch_size": 256, "log_every": 6}
 RECD = PLAIN | {"dedup": {"use": "exact", "groups": [["history"]]}}
 TIERS = {"use": "flexshard", "goal": "budget", "tiers": 2, "budget_gb": 2e-4, "coalesce": "rank"}
 FLEXSHARD = RECD | {"sharding": TIERS}
@@ -41,7 +41,7 @@ if __name__ == "__main__":
     table = Table("", "ms", "all-to-all", "others", "train", "test", caption=caption)
     with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
         for side, values in SIDES.items():
-            settings = values["train"] | {"steps": int(steps), "run": f"{folder}/{side}"}
+            settings = TRAIN | {"steps": int(steps), "run": f"{folder}/{side}"}
             registry = values | {"folder": folder, "train": settings}
             stack = rp.load(registry)
             stack.planned_for(stack.adapt(stack.model()), world_size=4)  # as `recd plan` does

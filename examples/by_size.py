@@ -24,7 +24,7 @@ class BySize(Proposes):
             for path, module, _ in modules
             for name, weight in module.named_parameters()
         ]
-        held, ways = [0] * world_size, {path: {} for path, _, _ in modules}
+        held, ways = [0] * world_size, {path: dict[str, object]() for path, _, _ in modules}
         for weight, path, table in sorted(tables, key=lambda each: -each[0].numel()):
             if len(weight) >= LARGE:
                 ways[path][table] = row_wise(compute_kernel="fused")

@@ -32,7 +32,7 @@ if __name__ == "__main__":
     samples = int([*sys.argv, "4000"][1])
     with tempfile.TemporaryDirectory() as folder:
         made = {"use": "sessions", "samples": samples, "dense": 2, "features": SPARSE}
-        registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": f"{folder}/data"}
+        registry: dict[str, object] = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": folder}
         by_session = {"dataset": made, "etl": ["cluster_by_session"]}
         table = rp.load(registry | by_session).prepare().train.path
         columns = [part for name in USED for part in ("--column", name)]

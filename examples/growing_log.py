@@ -38,14 +38,14 @@ with tempfile.TemporaryDirectory() as folder:
     registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": folder, "dataset": dataset}
     registry |= {"log": {"use": "zstd_shards", "shards": 4}, "etl": ["cluster_by_session"]}
     registry |= {"reader": {"tail": "pad"}, "train": {"batch_size": 128, "device": "cpu"}}
-    size, tables, samples = {"embedding_dim": 16}, [], 0
-    for one in made.schema.sparse:
-        size |= {"num_embeddings": one.num_ids, "feature_names": [one.name]}
-        tables.append(EmbeddingBagConfig(name=one.name, **size))
+    tables = [
+        EmbeddingBagConfig(one.num_ids, 16, one.name, feature_names=[one.name])
+        for one in made.schema.sparse
+    ]
     model = DLRM(EmbeddingBagCollection(tables=tables), len(made.schema.dense), [16], [16, 1])
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     (service := threading.Thread(target=serve, args=(f"{folder}/log",))).start()
-    loader = rp.load(registry).loader(rank=0, world_size=1)
+    period, samples, loader = 0, 0, rp.load(registry).loader(rank=0, world_size=1)
     while len(loader):  # 0 once the data have ended
         for batch in loader:
             logits = model(batch.dense, batch.features).squeeze(1)
@@ -54,5 +54,6 @@ with tempfile.TemporaryDirectory() as folder:
             loss.backward()
             optimizer.step()
             samples += int((batch.weights > 0).sum())
-        print(f"period {loader.epoch - 1}: loss {loss:.4f}; still written: {service.is_alive()}")
+        print(f"period {period}: loss {loss:.4f}; still written: {service.is_alive()}")
+        period += 1
     print(f"{samples} samples trained")

@@ -26,8 +26,8 @@ REGISTRY = {
     "model": {"use": "sequence_dlrm", "embedding_dim": 16, "bottom": [32], "top": [64]},
     "pooling": {"*": {"use": "transformer"}},
     "sharding": {"use": "torchrec", "search": "greedy"},
-    "train": {"device": "cpu", "batch_size": 256, "steps": 8, "log_every": 4},
 }
+TRAIN = {"device": "cpu", "batch_size": 256, "steps": 8, "log_every": 4}
 SIDES = {"plain KJT": {}, "RecD": {"dedup": {"use": "exact", "groups": "auto"}}}  # O5 to O7
 
 
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     table = Table("", "ms", "sent MB", "MiB", "train loss", "test loss", "AUC", caption=caption)
     with tempfile.TemporaryDirectory() as folder:
         for side, dedup in SIDES.items():
-            run = {"train": REGISTRY["train"] | {"run": f"{folder}/{side}"}, "folder": folder}
+            run = {"train": TRAIN | {"run": f"{folder}/{side}"}, "folder": folder}
             with GlooPool(deadline=300) as ranks:
                 summary, _ = ranks.run(train_quietly, REGISTRY | dedup | run, world_size=2)
             cost, losses = summary["cost"], [summary[split]["loss"] for split in ("train", "test")]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recd_plugins as rp
+from recd_plugins.api.planning import Tiered
 from recd_plugins.api.testing import GlooPool, train_quietly
 from recd_scars.cache_curve import CacheCurve, merged_rows
 
@@ -22,8 +23,7 @@ SIDES = {"TorchRec": None, "SCARS": {"use": "scars", "size": "hit_rate", "hit_ra
 
 
 def made_up(path):
-    draw = np.random.default_rng(0)
-    ids = draw.zipf(1.2, (30_000, 26)) % 20_000
+    ids = (draw := np.random.default_rng(0)).zipf(1.2, (30_000, 26)) % 20_000
     labels = draw.random(30_000) < 0.1 + 0.5 * (ids[:, :4] % 2).mean(1)
     rows = np.column_stack([labels, draw.integers(0, 99, (30_000, 13)), ids])
     np.savetxt(path, rows, fmt="\t".join(["%d"] * 14 + ["%08x"] * 26))
@@ -37,11 +37,11 @@ if __name__ == "__main__":
     table = Table("a step", "ms", "MB all-to-all", "MB others", "training loss", "test loss")
     with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
         log = Path(sys.argv[2]).resolve() if sys.argv[2:] else made_up(Path(folder, "log.tsv"))
-        registry = {"plugins": ["recd_dlrm", "recd_scars"], "folder": folder, "model": MODEL}
-        registry |= {"dataset": {"use": "criteo", "train": [str(log)]}, "topology": LINK}
+        job = {"plugins": ["recd_dlrm", "recd_scars"], "folder": folder, "model": MODEL}
+        job |= {"dataset": {"use": "criteo", "train": [str(log)]}, "topology": LINK}
         for side, cache in SIDES.items():
-            run = {"steps": int(steps), "run": f"{folder}/{side}"}
-            registry |= {"cache": cache, "train": TRAIN | run}
+            train = TRAIN | {"steps": int(steps), "run": f"{folder}/{side}"}
+            registry = job | {"cache": cache, "train": train}
             summary, *_ = ranks.run(train_quietly, registry, world_size=2)
             sent = {to: sum(of.values()) / 1e6 for to, of in summary["cost"]["traffic"].items()}
             shown = [summary["cost"]["step_ms"], sent.pop("all_to_all", 0), sum(sent.values())]
@@ -49,10 +49,11 @@ if __name__ == "__main__":
             table.add_row(side, *(f"{number:.2f}" for number in shown), *losses)
         stack = rp.load(registry)
         planner = stack.planned_for(stack.model(), world_size=2)  # as `recd plan` does
+    assert isinstance(planner, Tiered)
+    assert planner.profile is not None
     rows = merged_rows(list(planner.profile.rows.values()))
     hottest = {count: f"{rows.coverage(count):.0%}" for count in (100, 1000, 10000)}
     print(stack.explain().splitlines()[0], f"lookups of the hottest rows: {hottest}", sep="\n")
     Console().print(table)
-    curve = CacheCurve.of(rows, width=MODEL["embedding_dim"], batch_size=512, least_batch=128)
-    curve.save(Path("scars.png"))
+    CacheCurve.of(rows, width=16, batch_size=512, least_batch=128).save(Path("scars.png"))
     print("hits by cache portion, and what crosses the link: scars.png")

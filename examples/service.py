@@ -51,7 +51,7 @@ if __name__ == "__main__":
             same += loss == ours
             if step == len(local) // 6:
                 first.kill()
-                os.kill(workers.pids[0], 9)
+                os.kill(next(filter(None, workers.pids)), 9)
                 second.start()
                 print(f"after step {step} of {len(local)} the coordinator and a worker were killed")
         workers.close()

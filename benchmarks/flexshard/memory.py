@@ -12,11 +12,12 @@ from benchmarks.harness import Figure, Limit, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.planning.tier_plan import CHUNK_ROWS
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import CollectiveSequence, Nodes, TierLayout
+from recd_plugins.tiers.collectives import CollectiveSequence, Nodes
+from recd_plugins.tiers.gradients.entries import Entries
+from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
+from recd_plugins.tiers.gradients.touched import exchange_touched
 from recd_plugins.tiers.home_tables import HomeTable
-from recd_plugins.tiers.reduction import Entries, GradientDivision, Reduction
-from recd_plugins.tiers.replicas import ReplicatedTier, TierRows
-from recd_plugins.tiers.routed_batch import exchange_touched
+from recd_plugins.tiers.replicas import ReplicatedTier, TierLayout, TierRows
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.trainer.measure.memory import PeakMemory

@@ -47,7 +47,7 @@ class Clicks(Pipelineable):
         return self.dense_features, self.sparse_features, self.labels
 
 
-class ClickStream(IterableDataset):
+class ClickStream(IterableDataset[Clicks]):
     """Batches without end, of ids that follow Zipf's law."""
 
     def __init__(self, rank, batch_size):

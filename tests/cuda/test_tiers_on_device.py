@@ -38,8 +38,8 @@ from recd_plugins.trainer.initial_tables import initialise_tables, table_initial
 ROWS, DIM = 40, 8
 STEPS, MOVES_AT = 3, 1
 OF_A_STEP = {
-    "bags.py of: to the host",
-    "bags.py of: nonzero",
+    "home_sums.py of: to the host",
+    "home_sums.py of: nonzero",
     "router.py route_by_ops: to the host",
     "exchange.py coalesce_by_table: unique",
     "exchange.py coalesce_by_table: to the host",
@@ -48,10 +48,10 @@ OF_A_STEP = {
     "exchange.py _coalesce_keys: bincount",
     "exchange.py of: unique",
     "exchange.py ask_node: to the host",
-    "reduction.py _chunks_on_device: to the host",
-    "reduction.py _chunks_on_device: nonzero",
-    "reduction.py receives: nonzero",
-    "routed_batch.py exchange_touched_by_node: nonzero",
+    "chunks.py _chunks_on_device: to the host",
+    "chunks.py _chunks_on_device: nonzero",
+    "chunks.py receives: nonzero",
+    "touched.py exchange_touched_by_node: nonzero",
     "reduction.py _in_node: nonzero",
 }
 """What docs/cuda.md says that a step waits for, and why."""

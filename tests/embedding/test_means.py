@@ -44,7 +44,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trio import MINOR
 
-from recd_plugins.compat.torchrec import divided_wrongly
+from recd_plugins.compat.mean_division import divided_wrongly
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.means import MeansSharder, with_means

@@ -12,7 +12,8 @@ from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.cost import Prices, marginal_ms
+from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.table_sizes import MergedRows, SequenceTable
 from recd_plugins.planning.topology import Cluster, Topology
 

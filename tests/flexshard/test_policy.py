@@ -19,8 +19,9 @@ from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cost import Prices, marginal_ms
+from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Link, Topology
 

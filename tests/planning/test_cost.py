@@ -13,21 +13,15 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cost import (
-    PAPER_K,
-    Cost,
-    Lane,
-    Prices,
-    marginal_ms,
-    milliseconds,
-    overlapped,
-    priced,
+from recd_plugins.planning.cost import PAPER_K, Cost, Prices, priced
+from recd_plugins.planning.ledger import FURTHER, Ledger
+from recd_plugins.planning.milliseconds import Lane, marginal_ms, milliseconds, overlapped
+from recd_plugins.planning.replica_factor import (
     replica_factor,
     replica_passes,
     row_factor,
     state_bytes,
 )
-from recd_plugins.planning.ledger import FURTHER, Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.topology import GB, Cluster, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings

@@ -16,9 +16,10 @@ from trio import in_mapped_files
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cost import Prices, marginal_ms
+from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.homes import fewest, in_words, less, may_leave
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.sharders import default_sharders

@@ -5,7 +5,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
-from tiered import ByTiers, Sequences, batch_of, row_wise_of, sharded, tables, tier_plan
+from tiered import (
+    ByTiers,
+    Sequences,
+    batch_of,
+    cluster_of,
+    row_wise_of,
+    sharded,
+    tables,
+    tier_plan,
+)
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 
@@ -13,7 +22,6 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.testing.arrange import Arrangement
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
-from recd_plugins.tiers.sharder import TierCluster
 
 DRAWN, THEN = ByTiers(ranks_per_node=2, seed=3), ByTiers(ranks_per_node=2, seed=4)
 
@@ -27,11 +35,6 @@ def build(arrange: Arrangement) -> Model:
 def loss(model: Model, number: int) -> Tensor:
     found: Tensor = model(batch_of(2 * number + dist.get_rank(), 6))[0]
     return found
-
-
-def cluster_of(model: Model) -> TierCluster:
-    cluster: TierCluster = model.sharders[0]._cluster
-    return cluster
 
 
 def retier_with_a_kept_loss() -> None:

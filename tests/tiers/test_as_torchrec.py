@@ -20,8 +20,8 @@ from tiered import (
     Bags,
     ByTiers,
     Sequences,
-    batch_of,
     confined,
+    own_batch,
     row_wise_of,
     sharded,
     tier_plan,
@@ -58,11 +58,6 @@ KINDS = {"sequences": SEQUENCES, "bags": BAGS, "row bags": ROW_BAGS}
 ROW_WISE = BySharding("row_wise")
 
 
-def batch(step: int) -> Batch:
-    """This rank's."""
-    return batch_of(step * dist.get_world_size() + dist.get_rank(), 6)
-
-
 def with_features(given: Batch, features: Any) -> Batch:
     return dataclasses.replace(given, features=features)
 
@@ -89,7 +84,7 @@ def alike(train: Callable[[Model], None], *kinds: str) -> None:
 
 def on_tensor_dicts(model: Model) -> None:
     for number in range(2):
-        given = batch(number)
+        given = own_batch(number)
         features = {
             key: torch.nested.nested_tensor_from_jagged(
                 one.values(), lengths=one.lengths(), offsets=one.offsets()
@@ -111,7 +106,7 @@ def division(divides: bool) -> Iterator[None]:
 def divided_or_not(model: Model) -> None:
     for number, (forward, backward) in enumerate([(True, False), (False, True), (False, False)]):
         with division(forward):
-            loss = model(batch(number))[0]
+            loss = model(own_batch(number))[0]
         with division(backward):
             loss.backward()
 
@@ -127,7 +122,7 @@ def inputs_to_be_made_again(model: Model) -> None:
         if hasattr(module, "_has_uninitialized_input_dist"):
             module._has_uninitialized_input_dist = True
     for number in range(2):
-        step(model, batch(number))
+        step(model, own_batch(number))
 
 
 def looked_up_before_the_backward_before(model: Model) -> None:
@@ -135,7 +130,7 @@ def looked_up_before_the_backward_before(model: Model) -> None:
     (module,) = (one for one in model.modules() if isinstance(one, ShardedModule))
 
     def looked_up(number: int) -> tuple[Batch, Any]:
-        given, context = batch(number), module.create_context()
+        given, context = own_batch(number), module.create_context()
         ids = module.input_dist(context, given.features).wait().wait()
         return given, module.compute_and_output_dist(context, ids)
 
@@ -152,7 +147,7 @@ def looked_up_before_the_backward_before(model: Model) -> None:
 def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
     strange = torch.tensor([-7, 43, 44, 15, 16, 99, torch.iinfo(kind).max, torch.iinfo(kind).min])
     for number in range(2):
-        given = batch(number)
+        given = own_batch(number)
         values = given.features.values().clone()
         values[::3] = strange[torch.arange(len(values))[::3] % len(strange)]
         features = KeyedJaggedTensor(
@@ -166,7 +161,7 @@ def on_ids_of_no_row(model: Model, kind: torch.dtype) -> None:
 def with_weights_written_to(model: Model) -> None:
     """As trainers do that keep the norms of rows: each time once the rows are at home."""
     for number in range(3):
-        step(model, batch(number))
+        step(model, own_batch(number))
         model.state_dict()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -181,7 +176,7 @@ def by_a_copy(model: Model) -> None:
         patch.setattr(dist.ProcessGroup, "__deepcopy__", lambda group, _: group, raising=False)
         copy = model.copy(torch.device("cpu"))
     for number in range(2):
-        step(copy, batch(number))
+        step(copy, own_batch(number))
     copy.state_dict()  # brings the rows of its replicas home
 
 
@@ -220,12 +215,12 @@ def after_an_evaluation() -> None:
         if isinstance(arrange, ByTiers):
             plan = tier_plan(arrange, n_nodes=1)
             rows = {name: one.replicated for name, one in plan.tables.items()}
-            hot = dataclasses.replace(confined(batch(0), rows), hot_under=plan.version)
+            hot = dataclasses.replace(confined(own_batch(0), rows), hot_under=plan.version)
             with torch.inference_mode():
                 model(hot)
         with rounding:
             for number in range(1, 3):
-                step(model, batch(number))
+                step(model, own_batch(number))
         return trained(model)
 
     assert_alike(train(SEQUENCES[1], nullcontext()), *row_wise_of(train, Sequences))
@@ -350,7 +345,7 @@ def written_to(kind: str, then: Callable[[Model], object]) -> str:
     """On a rank: what is said where weights are written to while replicas have the rows."""
     make, behind = KINDS[kind]
     model = sharded(behind, make, "sgd")
-    step(model, batch(0))
+    step(model, own_batch(0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
@@ -360,7 +355,7 @@ def written_to(kind: str, then: Callable[[Model], object]) -> str:
 
 
 def another_step(model: Model) -> None:
-    step(model, batch(1))
+    step(model, own_batch(1))
 
 
 @pytest.mark.parametrize("then", [Model.state_dict, another_step])

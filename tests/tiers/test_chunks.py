@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recd_plugins.errors import DataError
-from recd_plugins.tiers import reduction
-from recd_plugins.tiers.routed_batch import Touched
+from recd_plugins.tiers.gradients.chunks import Chunks, _chunks, _chunks_on_device
+from recd_plugins.tiers.gradients.entries import Entries
+from recd_plugins.tiers.gradients.touched import Touched
 
 
 @settings(max_examples=at_most(25))
@@ -35,9 +36,9 @@ def test_both_ways_find_the_same_chunks(
         by_node=by_rank[:, own].any(0, keepdim=True),
         anywhere=by_rank.any(0) | elsewhere,
     )
-    chunks = reduction.Chunks(touched, own, width)
-    found = reduction._chunks(touched, own, width)
-    wanted = reduction._chunks_on_device(touched, own, width)
+    chunks = Chunks(touched, own, width)
+    found = _chunks(touched, own, width)
+    wanted = _chunks_on_device(touched, own, width)
     assert found.longest == wanted.longest
     assert found.mine_before == wanted.mine_before
     assert found.theirs_before == wanted.theirs_before
@@ -85,13 +86,13 @@ def test_both_ways_cut_the_same_entries(
     anywhere = mine | (torch.rand(shares, share_rows, generator=draw) < rate)
     touched = Touched(mine=mine, by_rank=mine[:1], by_node=anywhere[:1], anywhere=anywhere)
     gradients = torch.randn(30 if sourced else count, 3, generator=draw)
-    entries = reduction.Entries(
+    entries = Entries(
         addresses,
         gradients,
         torch.randint(30, (count,), generator=draw) if sourced else None,
         torch.rand(count, generator=draw) if weighted else None,
     )
-    chunks = reduction.Chunks(touched, 0, width)
+    chunks = Chunks(touched, 0, width)
     sums = [
         part.summed(sum(chunks.sends(number)))
         for number, part in enumerate(chunks.entries(entries))
@@ -109,9 +110,34 @@ def test_both_ways_cut_the_same_entries(
         assert torch.equal(own, torch.cat(expected))
 
 
+@settings(max_examples=at_most(25))
+@given(
+    rows=st.integers(1, 60),
+    width=st.integers(1, 20),
+    count=st.integers(0, 200),
+    sourced=st.booleans(),
+    kind=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_runs_of_rows_have_the_entries_of_all(
+    rows: int, width: int, count: int, sourced: bool, kind: torch.dtype, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    entries = Entries(
+        torch.randint(rows, (count,), generator=draw).to(kind),
+        torch.randn(30 if sourced else count, 3, generator=draw),
+        torch.randint(30, (count,), generator=draw) if sourced else None,
+        torch.rand(count, generator=draw) if sourced else None,
+    )
+    firsts = [*range(0, rows, width), rows]
+    runs = zip(entries.of_runs(firsts), firsts, firsts[1:], strict=False)
+    sums = torch.cat([run.summed(end - first) for run, first, end in runs])
+    assert torch.equal(sums, entries.summed(rows))
+
+
 def test_gradients_of_no_row_are_refused_before_any_is_summed() -> None:
     mine = torch.ones(1, 4, dtype=torch.bool)
-    chunks = reduction.Chunks(Touched(mine, mine, mine, mine), 0, 2)
+    chunks = Chunks(Touched(mine, mine, mine, mine), 0, 2)
     for address in (-1, 4):
         with pytest.raises(DataError, match="none of 4 rows"):
-            next(chunks.entries(reduction.Entries(torch.tensor([0, address]), torch.ones(2, 3))))
+            next(chunks.entries(Entries(torch.tensor([0, address]), torch.ones(2, 3))))

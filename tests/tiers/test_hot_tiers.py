@@ -15,6 +15,7 @@ from tiered import (
     ByTiers,
     Sequences,
     batch_of,
+    cluster_of,
     confined,
     filled,
     row_wise_of,
@@ -248,7 +249,7 @@ def retier_under_way() -> None:
                 if behind is drawn and number in (2, 4):
                     # Marks of the first plan mean nothing under the second, all again after it.
                     drawn_now = dataclasses.replace(drawn, seed=9 if number == 2 else 3)
-                    model.sharders[0]._cluster.retier(tier_plan(drawn_now, n_nodes=1))
+                    cluster_of(model).retier(tier_plan(drawn_now, n_nodes=1))
                 pipeline.progress(stream)
         return tables(model)
 

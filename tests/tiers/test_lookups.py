@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.tiers.bags import Lookups
-from recd_plugins.tiers.reduction import Entries, add_rows
+from recd_plugins.tiers.gradients.entries import Entries, add_rows
 
 DIM = 3
 

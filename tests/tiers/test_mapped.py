@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tiered import ROWS, Bags, ByTiers, Sequences, batch_of, held
+from tiered import ROWS, Bags, ByTiers, Sequences, batch_of, held, sharded
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import DistributedModelParallel
@@ -31,7 +31,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
-from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity
+from recd_plugins.testing.parity import TABLE_OPTIMIZERS, TableOptimizerName, check_parity
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, MappedFile, file_system, mapped
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
@@ -169,28 +169,17 @@ def test_bit_by_bit_as_in_memory(
     )
 
 
-def model_of(arrange: Arrangement, kind: str) -> DistributedModelParallel:
-    optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    model = Sequences()
-    initialisers = table_initialisers(model)
-    arranged = arrange(model, optimizer)
-    sharded = DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
-    )
-    initialise_tables(sharded, initialisers, 0)
-    return sharded
-
-
 def train(model: DistributedModelParallel, steps: range) -> None:
     for step in steps:
         model(batch_of(2 * step + dist.get_rank(), 6))[0].backward()
         model.fused_optimizer.step()
 
 
-def through_checkpoints(there: Arrangement, back: Arrangement, kind: str, folder: Path) -> None:
+def through_checkpoints(
+    there: Arrangement, back: Arrangement, kind: TableOptimizerName, folder: Path
+) -> None:
     """On a rank: three steps there, the next three back there, through a checkpoint."""
-    straight, first, second = model_of(there, kind), model_of(there, kind), model_of(back, kind)
+    straight, first, second = (sharded(one, Sequences, kind) for one in (there, there, back))
     train(straight, range(6))
     train(first, range(3))
     dcp.save(held(first), storage_writer=JsonWriter(folder))
@@ -246,13 +235,13 @@ def memory_to_train(arrange: Arrangement, limit: float) -> int:
         model = Large()
         initialisers = table_initialisers(model)
         arranged = arrange(model, OptimizerSettings(tables="adagrad"))
-        sharded = DistributedModelParallel(
+        placed = DistributedModelParallel(
             model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
         )
-        initialise_tables(sharded, initialisers, 0)
+        initialise_tables(placed, initialisers, 0)
         for step in range(3):
             rows = torch.arange(step, LARGE_ROWS, 97)
-            sharded(
+            placed(
                 KeyedJaggedTensor(keys=["songs"], values=rows, lengths=torch.tensor([len(rows)]))
             ).backward()
         return memory("RssAnon") - owned[1]

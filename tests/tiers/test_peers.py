@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import MOST_UNDER_WAY, Peers, TierLayout
+from recd_plugins.tiers.collectives import MOST_UNDER_WAY, Peers
+from recd_plugins.tiers.replicas import TierLayout
 
 
 def gathered(count: int) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.collectives import CollectiveSequence, Nodes
-from recd_plugins.tiers.routed_batch import exchange_touched_by_node
+from recd_plugins.tiers.gradients.touched import exchange_touched_by_node
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 

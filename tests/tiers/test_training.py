@@ -11,18 +11,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tiered import ByTiers, Sequences, own_batch, tables, tier_plan, train_step, trained
+from tiered import (
+    ByTiers,
+    Sequences,
+    cluster_of,
+    own_batch,
+    sharded,
+    tables,
+    tier_plan,
+    train_step,
+    trained,
+)
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.testing.parity import Bounds, assert_alike
+from recd_plugins.testing.parity import Bounds, TableOptimizerName, assert_alike
 from recd_plugins.testing.rounding import plain_of
-from recd_plugins.tiers.sharder import TierCluster
-from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 DRAWN = ByTiers(ranks_per_node=2, seed=3)
 STEPS = 3
@@ -32,20 +39,11 @@ Model = DistributedModelParallel
 Pipeline = TrainPipelineSparseDist[Any, Any]
 
 
-def build(arrange: Arrangement, kind: str = "rowwise_adagrad") -> Model:
-    optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    model = Sequences()
-    initialisers = table_initialisers(model)
-    arranged = arrange(model, optimizer)
-    sharded = DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=arranged.plan, sharders=arranged.sharders
-    )
-    initialise_tables(sharded, initialisers, 0)
-    return sharded
+def build(arrange: Arrangement, kind: TableOptimizerName = "rowwise_adagrad") -> Model:
+    return sharded(arrange, Sequences, kind)
 
 
-def both(train: Callable[[Model], None], kind: str = "rowwise_adagrad") -> None:
+def both(train: Callable[[Model], None], kind: TableOptimizerName = "rowwise_adagrad") -> None:
     """On a rank: train behind tiers and without, and compare."""
 
     def plain(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
@@ -176,11 +174,6 @@ def test_checkpoints_move(
     gloo_pool: GlooPool, there: Arrangement, back: Arrangement, optimizer_first: bool
 ) -> None:
     gloo_pool.run(move_between, there, back, optimizer_first, world_size=4)
-
-
-def cluster_of(model: Model) -> TierCluster:
-    cluster: TierCluster = model.sharders[0]._cluster
-    return cluster
 
 
 Between = Callable[[Model, Pipeline, int], None]

@@ -200,6 +200,12 @@ def sharded(
     return found
 
 
+def cluster_of(model: DistributedModelParallel) -> TierCluster:
+    """The tiers of all collections of a model that has some."""
+    cluster: TierCluster = model.sharders[0]._cluster
+    return cluster
+
+
 def tables(model: DistributedModelParallel) -> dict[str, Tensor]:
     """In full, by their names in the state dict."""
     state = model.state_dict()

@@ -16,12 +16,14 @@ from recd_plugins.data.table import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
 from recd_plugins.errors import RecdError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, priced, replica_factor
+from recd_plugins.planning.cost import COLLECTIVES, Cost, priced
 from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.milliseconds import Lane
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import OrdersBatches, Tiered
+from recd_plugins.planning.replica_factor import replica_factor
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC
 from recd_plugins.planning.topology import Cluster

@@ -5,21 +5,12 @@ from recd_plugins.planning.access.distribution import Floats, Integers, RowDistr
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
 from recd_plugins.planning.access.tracker import profile_tracker
 from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
-from recd_plugins.planning.cost import (
-    PAPER_K,
-    Cost,
-    Prices,
-    Pricing,
-    marginal_ms,
-    priced,
-    replica_factor,
-    replica_passes,
-    state_bytes,
-)
+from recd_plugins.planning.cost import PAPER_K, Cost, Prices, Pricing, priced
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned, in_share
 from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger, TableLedger, travelling_shares
+from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.planner_bases import (
@@ -33,6 +24,7 @@ from recd_plugins.planning.planner_bases import (
     from_rank_0,
 )
 from recd_plugins.planning.remembered import remembered
+from recd_plugins.planning.replica_factor import replica_factor, replica_passes, state_bytes
 from recd_plugins.planning.row_wise_cost import home_load
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules

@@ -58,11 +58,6 @@ class PeriodLoader:
         return self._read()
 
     @property
-    def epoch(self) -> int:
-        """The number of the period in which the position is."""
-        return self._epoch
-
-    @property
     def read_seconds(self) -> Mapping[str, float]:
         """Seconds of each part of reading, of the period that is read."""
         return {} if self._current is None else getattr(self._current[2], "read_seconds", {})

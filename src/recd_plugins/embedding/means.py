@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 
-from recd_plugins.compat.torchrec import divide_means_alone
+from recd_plugins.compat.mean_division import divide_means_alone
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 
 __all__ = ["MeansSharder", "with_means"]

@@ -8,7 +8,7 @@ per rank and step, forward and backward together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add, attrgetter
@@ -16,31 +16,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recd_plugins.errors import PluginError
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
-from recd_plugins.planning.table_sizes import SequenceTable
 from recd_plugins.planning.tier_plan import Coalesce, shares_of_replicated
-from recd_plugins.planning.topology import GB, Cluster
+from recd_plugins.planning.topology import Cluster
 
 __all__ = [
     "COLLECTIVES",
     "ID_BYTES",
     "PAPER_K",
     "Cost",
-    "Lane",
     "Prices",
     "Pricing",
     "Reduce",
-    "marginal_ms",
-    "milliseconds",
-    "overlapped",
-    "own_work_ms",
     "priced",
-    "replica_factor",
-    "replica_passes",
-    "row_factor",
-    "row_passes",
-    "state_bytes",
 ]
 
 ID_BYTES = 8
@@ -49,9 +37,9 @@ ID_BYTES = 8
 TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
 
-STEPPED, STEPPED_IN_ONE = 10.0, 5.0
-"""Passes over a chunk in which sums are scaled and rows stepped: operation by operation, at most;
-and in which row-wise Adagrad without decay steps rows of float32 by one kernel, on a CPU."""
+STEPPED = 10.0
+"""Passes over a chunk in which sums are scaled and rows stepped: one operation after another, at
+most."""
 
 NUMBER_BITS = 32
 """Bits of the number by which a node on a CPU names a row of the tier `per_node` it touched."""
@@ -428,109 +416,7 @@ def _mean(of_ranks: Any) -> float:
     return float(of_ranks if isinstance(of_ranks, float) else np.mean(of_ranks))
 
 
-def _most(of_ranks: Any) -> Any:
-    return of_ranks if isinstance(of_ranks, float) else np.max(of_ranks)
-
-
 COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
-OVERLAPPING = ("a2a_intra", "ar_cross")
-"""Collectives on other links than the global all-to-all's; a topology's `overlap` is about
-these."""
-NETWORK = ("a2a_global", "a2a_cross", "ar_global", "ar_cross")
-"""Collectives that carry bytes between nodes."""
-
-
-def milliseconds(
-    cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
-) -> dict[str, float]:
-    """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
-    own work: rows at the rate of random ones, chunks, ids that are made unique, rows that are
-    updated, marks and rows of mapped files at theirs, and small operations. Where ranks differ all
-    wait for the one that has the most on a link between nodes, and within them, where processors
-    carry the bytes, as for its work."""
-    found = {}
-    within = ("a2a_intra", *(COLLECTIVES if cluster.n_nodes == 1 else ()))
-    for name in COLLECTIVES:
-        link, carried = getattr(cluster, name), getattr(cost, name)
-        carried = _waited(carried, cluster) if name in within else _most(carried)
-        found[name] = (calls.get(name, 0) - 1) * link.latency_ms + float(link.ms(carried))
-    found["local"] = own_work_ms(cost, cluster) + operations * cluster.op_us * 1e-3
-    return found
-
-
-def own_work_ms(cost: Cost, cluster: Cluster) -> float:
-    """Milliseconds until every rank has done its own work, at the rates of when all work."""
-    return float(cluster.local_ms(*(_waited(one, cluster) for one in cost.own_work)))
-
-
-def _waited(of_ranks: Any, cluster: Cluster) -> Any:
-    """What a step waits for of the work of processors, where ranks differ: the most that one has.
-
-    Where ranks share processors, whoever has less leaves them to those that have more. So it is the
-    mean of a node's ranks, or `1 / crowded` of the most, whichever is more.
-    """
-    if isinstance(of_ranks, float) or not np.ndim(of_ranks):
-        return of_ranks
-    nodes = of_ranks.reshape(cluster.n_nodes, cluster.ranks_per_node)
-    return max(nodes.mean(axis=1).max(), nodes.max() / cluster.crowded)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lane:
-    """The work of a step for tables at home, or for replicas."""
-
-    traffic: float
-    """Milliseconds that its bytes are on links between nodes."""
-    own: float
-    """Milliseconds of all else: latencies, exchanges in nodes, the rank's own work."""
-
-    @classmethod
-    def of(
-        cls, cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
-    ) -> Lane:
-        each = milliseconds(cost, cluster, calls, operations)
-        traffic = sum(
-            each[name] - calls.get(name, 0) * getattr(cluster, name).latency_ms for name in NETWORK
-        )
-        return cls(traffic=traffic, own=sum(each.values()) - traffic)
-
-
-def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
-    """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
-
-    Replicas and home each have some of their own work done while the other is on the links. Of
-    what could be, a topology says which share is:
-        beside * (own of replicas beside home + min(own of home / 2, traffic of replicas))
-    On a GPU replicas are updated on a stream of their own, beside the exchange of gradients with
-    home, the half of its traffic:
-        own of replicas beside home = min(own of replicas, traffic of home / 2)
-    On a CPU there is one stream, on which a rank waits for home before or after all that it has
-    to do for replicas. But where c ranks share a processor, others compute while one waits, in
-    forward and in backward; within one node there are no links, and processors carry all:
-        own of replicas beside home = (1 - 1 / c) * min(own of replicas, traffic of home)
-    Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
-    says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
-    """
-    if cluster.side_stream:
-        beside_home = min(replicas.own, home.traffic / 2)
-    else:
-        shared = 1 - 1 / cluster.crowded if cluster.n_nodes > 1 else 0.0
-        beside_home = shared * min(replicas.own, home.traffic)
-    work = beside_home + min(home.own / 2, replicas.traffic)
-    links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
-    return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
-
-
-def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
-    """The difference that one row more or less makes: its bytes at each link's rate, no latencies;
-    as long as what overlaps the global all-to-all is shorter."""
-    total = cluster.local_ms(*cost.own_work)
-    for name in COLLECTIVES:
-        share = 1 - cluster.overlap if name in OVERLAPPING else 1.0
-        total = total + getattr(cost, name) * (share * 1000 / (getattr(cluster, name).gbps * GB))
-    return total
-
-
 Pricing = Literal["ours", "paper"]
 """paper: FlexShard as published (section 4). A row is sent once per access, and the gradients of
 all replicas are all-reduced in every step, whatever it looked up: static communication is r over
@@ -549,69 +435,3 @@ def priced(
     if pricing == "paper":
         return Prices(cluster=cluster, batch_size=batch_size, k=k, reduce="dense", ask_once=False)
     return Prices(cluster=cluster, batch_size=batch_size, k=k, stepped=stepped)
-
-
-UNDER_WAY = 0.64
-"""Bytes of gradients and of their places, over those of replicas, while chunks of them are reduced.
-
-It is a bound for tiers of 100,000 rows and more: `benchmarks.flexshard.memory` found 0.18 for
-500,000 rows of 64 floats, 0.12 for rows of 128, 0.45 for rows of 16, whose places weigh as much as
-any's, and up to 0.57 for 100,000 rows of 64, of which more is under way at a time."""
-STATE_BYTES: Mapping[str, Callable[[int], int]] = {
-    "EXACT_ADAGRAD": lambda dim: 4 * dim,
-    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
-    "ADAM": lambda dim: 8 * dim,
-    "LAMB": lambda dim: 8 * dim,
-    "PARTIAL_ROWWISE_ADAM": lambda dim: 4 * dim + 4,
-    "PARTIAL_ROWWISE_LAMB": lambda dim: 4 * dim + 4,
-}
-"""Optimizer state of a row of D elements; none for SGD."""
-
-
-def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
-    """The bytes that the fused optimizer keeps for a row."""
-    optimizer: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
-    return STATE_BYTES[optimizer](dim) if optimizer in STATE_BYTES else 0
-
-
-def replica_factor(
-    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]]
-) -> float:
-    """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
-    table whose replicas take the most. `fused` has the fused params of each table."""
-    tables = _with_fused(tables, fused, "replica_factor")
-    return max(row_factor(fused[table.name], table.dim, table.element_bytes) for table in tables)
-
-
-def replica_passes(
-    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]], cluster: Cluster
-) -> float:
-    """o: passes in which sums of replicas' gradients are scaled, and rows stepped by them; those of
-    the table that takes the most. `fused` has the fused params of each table."""
-    tables = _with_fused(tables, fused, "replica_passes")
-    return max(row_passes(fused[table.name], cluster, table.element_bytes) for table in tables)
-
-
-def row_passes(fused: Mapping[str, Any], cluster: Cluster, element_bytes: int = 4) -> float:
-    """o of rows of such elements."""
-    adagrad = getattr(fused.get("optimizer"), "name", "") == "EXACT_ROWWISE_ADAGRAD"
-    in_one = adagrad and not fused.get("weight_decay_mode") and element_bytes == 4
-    return STEPPED_IN_ONE if in_one and not cluster.side_stream else STEPPED
-
-
-def _with_fused(
-    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]], who: str
-) -> list[SequenceTable]:
-    """The tables; `PluginError` where one has no fused params."""
-    tables = list(tables)
-    if missing := [table.name for table in tables if table.name not in fused]:
-        raise PluginError(
-            f"{who}: there are no fused params of {', '.join(missing)}. Pass those of each table: "
-            "`fused` of a TierPlanner, or context.fused_by_table(model)."
-        )
-    return tables
-
-
-def row_factor(fused: Mapping[str, Any], dim: int, element_bytes: int = 4) -> float:
-    """k of a row of D elements: 1, gradients under way, and its optimizer state."""
-    return 1 + UNDER_WAY + state_bytes(fused, dim) / (dim * element_bytes)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.cost import state_bytes
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
+from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Topology
 

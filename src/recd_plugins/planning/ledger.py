@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
-from recd_plugins.planning.cost import COLLECTIVES, Cost, Lane, Prices, milliseconds, overlapped
+from recd_plugins.planning.cost import COLLECTIVES, Cost, Prices
+from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.router_memory import router_bytes
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.planning.cost import state_bytes
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.sharders import fused_by_table, sharded_modules
 from recd_plugins.planning.torchrec_planner import ranks_of_machine
 

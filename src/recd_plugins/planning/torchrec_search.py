@@ -25,7 +25,7 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.compat.torchrec import own_fused_params
-from recd_plugins.planning.cost import state_bytes
+from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
 

@@ -337,7 +337,7 @@ class Usage:
 
     def _divided_wrongly(self, model: nn.Module) -> None:
         """Means that none of `stack.sharders()` has sharded, and sums beside them."""
-        from recd_plugins.compat.torchrec import divided_wrongly
+        from recd_plugins.compat.mean_division import divided_wrongly
 
         if tables := divided_wrongly(model):
             self._give(

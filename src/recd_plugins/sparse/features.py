@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import marked
 from recd_plugins.sparse.rows.memory import numbers_on
 
-__all__ = ["FeatureLookup", "KeyRows", "SparseFeatures"]
+__all__ = ["FeatureLookup", "SparseFeatures"]
 
 
 class FeatureLookup(NamedTuple):
@@ -31,15 +31,6 @@ class FeatureLookup(NamedTuple):
     num_unique: int
     inverse_lookup: Tensor
     """[B] int64."""
-
-
-class KeyRows(NamedTuple):
-    """Keys of a KJT whose rows belong to the samples in one way."""
-
-    kjt: KeyedJaggedTensor
-    keys: tuple[str, ...]
-    inverse_lookup: Tensor | None
-    """[B]: which row each sample has; none where row i is sample i's."""
 
 
 EXPANDED = frozenset(
@@ -123,13 +114,6 @@ class SparseFeatures(Bundle):
         lookups = lookups.index_select(0, numbers_on(lookups.device, groups))
         numels = lengths.gather(1, lookups).sum(1).tolist()
         return dict(zip(kjt.keys(), numels, strict=True))
-
-    def by_lookup(self) -> Iterator[KeyRows]:
-        """All features, grouped by how their rows belong to the samples."""
-        yield KeyRows(self.plain, tuple(self.plain.keys()), None)
-        if self.dedup is not None:
-            for group, lookup in zip(self.dedup.groups, self.dedup.inverse_lookup, strict=True):
-                yield KeyRows(self.dedup.kjt, group, lookup)
 
     def marked(self, hot_under: str | None) -> SparseFeatures:
         """The same features with the mark of a hot batch, or none (`sparse.keyed`)."""

@@ -12,20 +12,21 @@ the order of time, with the file on the right.
                               the ids that miss go home by TorchRec's own     collections
                               GroupRequest: the node is asked for rows        routed_batch
     waits for splits          the ids of `per_node` go to ranks of the node   routed_batch
-    waits for ids             GroupAnswer: rows asked for, rows touched       routed_batch
+    waits for ids             GroupAnswer: rows asked for                     routed_batch
+                                and rows touched                              gradients
     compute_and_output_dist   Tiers.answer_node makes the Update:             tiers
                                 Replicas.fill, where they are empty           replicas, home_tables
                                 rows go to the ranks that asked               routed_batch
                               TorchRec looks the others up at home
     its output is looked at   rows of home and tiers, in the order of ids,    rows
                               or summed over bags                             bags
-    backward                  Update.accumulate hands gradients on,           update
-                              Reduction sums them over ranks in chunks        reduction
+    backward                  Update.accumulate hands Entries on,             update
+                              Reduction sums them over ranks in Chunks        gradients
     the end of backward       the rows are stepped                            row_optimizer
 
 Imports run one way, from the collections down to the collectives; the import rules hold it. All of
-it stands on `collectives`, which also knows the nodes, and how a tier's rows lie over ranks
-(`TierLayout`); `tables` says which tables are alike, and so go this way together.
+it stands on `collectives`, which also knows the nodes; `tables` says which tables are alike, and so
+go this way together.
 
 Beside the way: `sharder` gives a collection that a tier plan names its tiered module;
 `tier_planner` makes such plans, given a policy (`table_profiles` has what it counts, `left_tables`

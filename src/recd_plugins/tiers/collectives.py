@@ -1,7 +1,7 @@
 """The ranks of a world and of a node, and the collectives that they run one after another.
 
-`Nodes` says which ranks are together, `TierLayout` where a tier's rows lie over the ranks of a
-node. A `CollectiveSequence` begins each of its collectives once the one before has ended.
+`Nodes` says which ranks are together. A `CollectiveSequence` begins each of its collectives once
+the one before has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ __all__ = [
     "Nodes",
     "Peers",
     "Pending",
-    "TierLayout",
     "in_flight",
     "of_shape",
 ]
@@ -199,41 +198,6 @@ class Nodes:
     @property
     def ranks_per_node(self) -> int:
         return self.node.size
-
-
-class TierLayout:
-    """The `count` positions of a tier, dealt out to S shares. Each rank of a node has a share of
-    its own, or all ranks have one in common.
-
-    Position p is row p // S of share p mod S, so that rows that are hot at the same time (low ids,
-    say) are spread. A share has room for `share_rows` rows, the same on all ranks:
-
-        address = share · share_rows + row in the share
-    """
-
-    def __init__(self, count: int, shares: int) -> None:
-        self.count = count
-        self.shares = shares
-        self.share_rows = -(-count // shares)
-
-    @property
-    def num_addresses(self) -> int:
-        return self.share_rows * self.shares
-
-    def address(self, positions: Tensor) -> Tensor:
-        """[n]: the addresses of `positions` [n] int64, which count the rows share by share; int32
-        where these have room, for an update holds one for each id. With one share they are the
-        positions."""
-        size = self.shares
-        if size == 1:
-            return positions
-        kind = torch.int32 if self.num_addresses < 1 << 31 else torch.int64
-        addresses = positions.to(kind, copy=True)
-        if size & (size - 1) == 0:  # divisions take twice as long
-            rows = addresses >> size.bit_length() - 1
-            return addresses.bitwise_and_(size - 1).mul_(self.share_rows).add_(rows)
-        rows = addresses // size
-        return addresses.remainder_(size).mul_(self.share_rows).add_(rows)
 
 
 Collectives: TypeAlias = Generator[Pending, Tensor, T]

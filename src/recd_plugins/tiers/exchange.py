@@ -38,8 +38,8 @@ from recd_plugins.tiers.collectives import (
     Nodes,
     Peers,
     Pending,
-    TierLayout,
 )
+from recd_plugins.tiers.replicas import TierLayout
 from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 

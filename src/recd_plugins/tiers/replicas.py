@@ -1,6 +1,5 @@
-"""Replicas, the copies of hot rows: which a rank holds, how they come from home and go back there.
-
-position p -> share p mod S, row p // S of it
+"""Replicas, the copies of hot rows: where they lie over the ranks of a node (`TierLayout`), which a
+rank holds, how they come from home and go back there.
 
 A node has a share for each of its ranks; but two ranks that are the only ones have one in common.
 To step all rows alike they exchange the gradients of the rows that either touched, once; with a
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
-from recd_plugins.tiers.collectives import Nodes, Peers, TierLayout
+from recd_plugins.tiers.collectives import Nodes, Peers
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
@@ -31,11 +30,47 @@ __all__ = [
     "ReplicatedTier",
     "Share",
     "Tier",
+    "TierLayout",
     "TierRows",
 ]
 
 FILL_ROWS = 1 << 15
 """Rows that move at a time between replicas and their home."""
+
+
+class TierLayout:
+    """The `count` positions of a tier, dealt out to S shares. Each rank of a node has a share of
+    its own, or all ranks have one in common.
+
+    Position p is row p // S of share p mod S, so that rows that are hot at the same time (low ids,
+    say) are spread. A share has room for `share_rows` rows, the same on all ranks:
+
+        address = share · share_rows + row in the share
+    """
+
+    def __init__(self, count: int, shares: int) -> None:
+        self.count = count
+        self.shares = shares
+        self.share_rows = -(-count // shares)
+
+    @property
+    def num_addresses(self) -> int:
+        return self.share_rows * self.shares
+
+    def address(self, positions: Tensor) -> Tensor:
+        """[n]: the addresses of `positions` [n] int64, which count the rows share by share; int32
+        where these have room, for an update holds one for each id. With one share they are the
+        positions."""
+        size = self.shares
+        if size == 1:
+            return positions
+        kind = torch.int32 if self.num_addresses < 1 << 31 else torch.int64
+        addresses = positions.to(kind, copy=True)
+        if size & (size - 1) == 0:  # divisions take twice as long
+            rows = addresses >> size.bit_length() - 1
+            return addresses.bitwise_and_(size - 1).mul_(self.share_rows).add_(rows)
+        rows = addresses // size
+        return addresses.remainder_(size).mul_(self.share_rows).add_(rows)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """A batch that is routed: the tier and position of each id, and what ranks exchange about them.
 
 While TorchRec sends ids home, the ranks of a node ask each other for rows of the tier `per_node`,
-and all ranks find out by bits, or by numbers, which rows the batch touches, before any gradient
-moves.
+and all ranks find out which rows the batch touches.
 """
 
 from __future__ import annotations
@@ -11,21 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
-from recd_plugins.planning.cost import NUMBER_BITS
-from recd_plugins.sparse.rows.memory import all_below
-from recd_plugins.tiers.collectives import Collectives, CollectiveSequence, Nodes, Pending
+from recd_plugins.tiers.collectives import CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
+from recd_plugins.tiers.gradients.touched import (
+    Touched,
+    TouchedByNode,
+    exchange_touched,
+    exchange_touched_by_node,
+    marked,
+)
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.router import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature
@@ -36,12 +37,8 @@ __all__ = [
     "GroupRequest",
     "RoutedBatch",
     "RoutedGroup",
-    "Touched",
-    "TouchedByNode",
     "begins",
     "check_hot",
-    "exchange_touched",
-    "exchange_touched_by_node",
 ]
 
 
@@ -299,7 +296,7 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
         self._touched = None
         layout = replicas.replicated_layout
         if layout.count:
-            mine = _marked(addresses, layout.num_addresses)
+            mine = marked(addresses, layout.num_addresses)
             mine = mine.view(layout.shares, layout.share_rows)
             self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
 
@@ -330,139 +327,3 @@ class _PendingAnswer(Awaitable[GroupAnswer]):
 
     def _wait_impl(self) -> GroupAnswer:
         return self._request.answer()
-
-
-class Touched(NamedTuple):
-    """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
-
-    mine: Tensor
-    """[S, R] bool: this rank, of each share of the tier; where one share is all, any rank."""
-    by_rank: Tensor
-    """[ranks_per_node, R] bool: each rank of this node, of this rank's share; or [1, R], where one
-    is all."""
-    by_node: Tensor
-    """[n_nodes, R] bool: each node, of this rank's share."""
-    anywhere: Tensor
-    """[S, R] bool: any rank at all, of each share."""
-
-
-def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
-    """Each rank says which rows of all shares it touched: `mine` [S, R] bool.
-
-    Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
-    node again. For a hot batch it sends its node the bits of all shares at first, by no all-to-all.
-    Where one node has one share it sends R/8 bytes once: its ranks have gradients for the same rows
-    then, zeros among them.
-    """
-    alone, size = nodes.n_nodes == 1, mine.shape[1]
-    if alone and len(mine) == 1:
-        every = yield nodes.node.all_gather(_pack(mine))
-        anywhere = _unpack(_any(every), size)
-        return Touched(anywhere, anywhere, anywhere, anywhere)
-    if hot:
-        every = yield nodes.node.all_gather(_pack(mine))
-        by_rank = every[:, nodes.node.rank]
-        if alone:  # no other node has marks
-            of_ranks = _unpack(by_rank, size)
-            by_node = of_ranks.any(0, keepdim=True)
-            return Touched(mine, of_ranks, by_node, _unpack(_any(every), size))
-    else:
-        by_rank = yield nodes.node.all_to_all(_pack(mine))
-    # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
-    of_ranks = _unpack(by_rank, size)
-    by_node = yield nodes.across.all_gather(_any(by_rank))
-    of_nodes = _unpack(by_node, size)
-    anywhere = yield nodes.node.all_gather(_any(by_node))
-    return Touched(mine, of_ranks, of_nodes, _unpack(anywhere, size))
-
-
-class TouchedByNode(NamedTuple):
-    """The rows of this rank's share of the tier `per_node` that nodes have gradients for."""
-
-    rows: Tensor
-    """[u] int64, ascending: those that any node touched."""
-    by_node: Tensor
-    """[n_nodes, u] bool: which of them each node touched."""
-
-
-def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collectives[TouchedByNode]:
-    """Each node says which of the `size` rows of this rank's share it touched: `ids` [n], in any
-    order and several times.
-
-    Every rank sends its peers across nodes how many they are, and then 4 bytes for each, or R/8
-    bytes if that is less. On CUDA the counts would have the processor wait, so each rank sends the
-    bits at once.
-    """
-    if not ids.is_cuda:
-        mine = ids.unique()
-        counts = (yield nodes.across.all_gather(torch.tensor([len(mine)]))).flatten().tolist()
-        most = max(counts)
-        if NUMBER_BITS * most < size:
-            sent = mine.new_zeros(most, dtype=torch.int32)
-            sent[: len(mine)] = mine
-            every = yield nodes.across.all_gather(sent)
-            return _together([one[:n] for one, n in zip(every, counts, strict=True)])
-    packed = yield nodes.across.all_gather(_pack(_marked(ids, size)))
-    by_node = _unpack(packed, size)
-    rows = by_node.any(0).nonzero().squeeze(1)
-    return TouchedByNode(rows, by_node[:, rows])
-
-
-def _together(each: Sequence[Tensor]) -> TouchedByNode:
-    """The rows that each node touched, which ascend."""
-    rows = torch.cat(list(each)).unique()
-    by_node = torch.zeros(len(each), len(rows), dtype=torch.bool)
-    for touched, own in zip(by_node, each, strict=True):
-        touched[torch.searchsorted(rows, own)] = True
-    return TouchedByNode(rows.long(), by_node)
-
-
-def _any(packed: Tensor) -> Tensor:
-    """The union of sets `packed` [n, R/8]."""
-    union = packed[0].clone()
-    for one in packed[1:]:
-        union |= one
-    return union
-
-
-def _pack(bits: Tensor) -> Tensor:
-    """[..., R] bool as [..., R/8] uint8."""
-    if not bits.is_cuda:
-        return torch.from_numpy(np.packbits(bits.numpy(), axis=-1, bitorder="little"))
-    eighths = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)
-    packed: Tensor = (eighths * weights).sum(-1, dtype=torch.uint8)
-    return packed
-
-
-def _unpack(packed: Tensor, size: int) -> Tensor:
-    """The inverse of `_pack`."""
-    if not packed.is_cuda:
-        bits = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
-        return torch.from_numpy(bits.view(np.bool_))
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
-
-
-def _marked(rows: Tensor, count: int) -> Tensor:
-    """[count] bool: which of so many rows are among `rows` [n] int32 or int64."""
-    marked = torch.zeros(count, dtype=torch.bool, device=rows.device)
-    if rows.is_cuda:
-        marked[rows] = True
-    else:
-        if not _mark(rows.numpy(), marked.numpy()):
-            raise DataError(
-                f"tiers: some id has a row that is none of {count} of its tier. Ranks whose tier "
-                "plans differ ask for such ids: give all of them the same plan."
-            )
-    return marked
-
-
-@kernel
-def _mark(rows: npt.NDArray[Any], marked: npt.NDArray[np.bool_]) -> bool:
-    """Nothing is marked, and False returned, where a row does not exist."""
-    if not all_below(rows, len(marked)):
-        return False
-    for row in rows:
-        marked[np.uintp(row)] = True
-    return True

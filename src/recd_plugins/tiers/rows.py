@@ -18,7 +18,7 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import HasOwnExchange
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below
-from recd_plugins.tiers.reduction import Entries, add_rows
+from recd_plugins.tiers.gradients.entries import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update

@@ -38,8 +38,8 @@ from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
+from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.home_tables import rows_looked_up
-from recd_plugins.tiers.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.replicas import Replicas
 from recd_plugins.tiers.routed_batch import (
     GroupAnswer,

@@ -15,7 +15,8 @@ from torch import Tensor
 from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence
-from recd_plugins.tiers.reduction import Entries, Reduction
+from recd_plugins.tiers.gradients.entries import Entries
+from recd_plugins.tiers.gradients.reduction import Reduction
 from recd_plugins.tiers.replicas import PerNodeTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.row_optimizer import RowOptimizer

@@ -12,9 +12,10 @@ import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.bag_cost import travelling
-from recd_plugins.planning.cost import COLLECTIVES, marginal_ms
+from recd_plugins.planning.cost import COLLECTIVES
 from recd_plugins.planning.explain.words import aligned, in_bytes, in_share, in_us
 from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TierName, home_cost
+from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 
 if TYPE_CHECKING:

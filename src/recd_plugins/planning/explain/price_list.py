@@ -10,7 +10,8 @@ from typing import Any
 from recd_plugins.planning import bag_cost, cost
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags
-from recd_plugins.planning.cost import Cost, Prices, marginal_ms
+from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.milliseconds import marginal_ms
 
 __all__ = ["PriceList"]
 

@@ -22,11 +22,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.compat.torchrec import SUMMED_IN_PARTS, leave_means, pooled_columns
+from recd_plugins.compat.mean_division import SUMMED_IN_PARTS, leave_means
+from recd_plugins.compat.torchrec import pooled_columns
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
-from recd_plugins.tiers.bags import Divisor, PackedBags, SumsAwaitable, divisors_of
+from recd_plugins.tiers.bags import Divisor, divisors_of
+from recd_plugins.tiers.collections.home_sums import PackedBags, SumsAwaitable
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.routed_batch import RoutedBatch

@@ -21,18 +21,14 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.compat.torchrec import (
-    ShardedOrder,
-    bags_of,
-    divide_as_whole,
-    optimizer_of,
-    sequences_of,
-)
+from recd_plugins.compat.mean_division import divide_as_whole
+from recd_plugins.compat.torchrec import ShardedOrder, bags_of, optimizer_of, sequences_of
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
-from recd_plugins.tiers.bags import Divisor, PooledRows, RowBagsAwaitable, divisors_of
+from recd_plugins.tiers.bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection, summed_in_parts
+from recd_plugins.tiers.collections.pooled_rows import PooledRows, RowBagsAwaitable
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection, TierSequenceContext
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.collectives import Nodes

@@ -1,0 +1,193 @@
+"""Means of bags: what TorchRec divides by the sizes of bags, and how what it divides wrongly is put
+right.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.compat.torchrec import table_feature_names
+
+__all__ = [
+    "SUMMED_IN_PARTS",
+    "divide_as_whole",
+    "divide_means_alone",
+    "divided_wrongly",
+    "leave_means",
+]
+
+SUMMED_IN_PARTS = ("row_wise", "table_row_wise", "grid_shard")
+"""The sharding types of tables that have the rows of a bag on several ranks."""
+LEFT_MEANS = "_recd_left_means"
+"""The attribute of collections whose means someone else divides."""
+
+
+def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
+    """Have an EmbeddingBagCollection yield sums where tables pool by the mean.
+
+    It would divide those of row-wise and table-row-wise ones by the lengths of the bags that it
+    is given. Of others its kernels take the mean.
+    """
+    module: Any = sharded
+    module._has_mean_pooling_callback = False
+    setattr(module, LEFT_MEANS, True)
+
+
+def divide_as_whole(part: ShardedEmbeddingBagCollection, *, means: bool) -> None:
+    """Have a part of an EmbeddingBagCollection divide as the whole does, which has row-wise `means`
+    or none: where it has any, sums of row-wise tables are divided by 1 + 1e-6."""
+    part._has_mean_pooling_callback = means
+    divide_means_alone(part)
+
+
+def divided_wrongly(sharded: nn.Module) -> list[str]:
+    """The tables of EmbeddingBagCollections in a sharded module whose bags TorchRec divides by
+    their sizes or leaves as they are, and should not: see `divide_means_alone`."""
+    return [table for one in _collections_of_bags(sharded) for table in _divided_wrongly(one)]
+
+
+def divide_means_alone(sharded: nn.Module) -> None:
+    """Have the EmbeddingBagCollections in a sharded module divide by the sizes of bags what is
+    summed in parts for a mean, and nothing else.
+
+    Where row-wise tables pool by the mean, TorchRec sums their rows and then divides all columns of
+    its output, but for features of row-wise sums where these come first. So sums of tables that
+    are sharded otherwise become means, means that kernels took are divided twice, and of two tables
+    that look up one feature one may be taken for the other. Where keys differ in batch size (VBE)
+    and come in another order than the tables, the sizes are those of other bags. Means of a grid
+    alone are divided by nothing.
+    """
+    for collection in _collections_of_bags(sharded):
+        if type(collection) is ShardedEmbeddingBagCollection and (
+            collection._has_mean_pooling_callback
+            or any(table.is_summed_for_mean for table in _tables_of_bags(collection))
+        ):
+            collection.__class__ = _DividesMeansAlone
+            collection._has_mean_pooling_callback = True
+            collection._pooling_type_to_rs_features[PoolingType.SUM.value] = []
+
+
+class _DividesMeansAlone(ShardedEmbeddingBagCollection):
+    """Lets TorchRec make the divisor as if all columns were means, and corrects it.
+
+    It does so as the output is made, for the input of ManagedCollisionEmbeddingBagCollections makes
+    its divisor without asking their collection.
+    """
+
+    _corrections: tuple[Tensor, Tensor] | None = None
+    """[C] bool, the columns of the output that are summed for a mean, and [C] float32, the divisors
+    of all others; none before the first output."""
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        if isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key():
+            features = _expanded_in_order(features, table_feature_names(self)[0])
+        return super().input_dist(ctx, features)
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        ctx.divisor = self._corrected(ctx.divisor)
+        return super().output_dist(ctx, output)
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        ctx.divisor = self._corrected(ctx.divisor)
+        return super().compute_and_output_dist(ctx, input)
+
+    def update_shards(self, *changed: Any, **options: Any) -> None:
+        # TorchRec keeps the first three as they were before tables moved.
+        self._kjt_key_indices.clear()
+        self._has_features_permute = True
+        super().update_shards(*changed, **options)
+        self._dim_per_key = torch.tensor(self._embedding_dims, device=self._device)
+        self._corrections = None
+
+    def _corrected(self, divisor: Tensor) -> Tensor:
+        if self._corrections is None:
+            table_of = {key: table for table in _tables_of_bags(self) for key in table.keys}
+            tables = [table_of[key] for key in self._embedding_names]
+            device = divisor.device
+            widths = torch.tensor(self._embedding_dims, device=device)
+            # As TorchRec divides row-wise sums beside means, where it knows them.
+            others = [1 + 1e-6 if table.is_summed_in_parts else 1.0 for table in tables]
+            means = [table.is_summed_for_mean for table in tables]
+            self._corrections = (
+                torch.tensor(means, device=device).repeat_interleave(widths),
+                torch.tensor(others, device=device).repeat_interleave(widths),
+            )
+        are_means, by = self._corrections
+        return torch.where(are_means, divisor, by)
+
+
+def _expanded_in_order(features: KeyedJaggedTensor, names: Sequence[str]) -> KeyedJaggedTensor:
+    """The same, with its inverse indices in the order of these names, of which some may recur."""
+    keys, inverse = features.inverse_indices()
+    found = copy.copy(features)
+    found._inverse_indices = [*names], torch.stack([inverse[keys.index(name)] for name in names])
+    return found
+
+
+class _TableOfBags(NamedTuple):
+    name: str
+    keys: list[str]
+    """What a KeyedTensor calls its features' bags."""
+    pooling: PoolingType
+    is_summed_in_parts: bool
+
+    @property
+    def is_summed_for_mean(self) -> bool:
+        return self.is_summed_in_parts and self.pooling is PoolingType.MEAN
+
+
+def _tables_of_bags(collection: ShardedEmbeddingBagCollection) -> list[_TableOfBags]:
+    configs, shardings = collection._embedding_bag_configs, collection.module_sharding_plan
+    return [
+        _TableOfBags(
+            config.name,
+            keys,
+            config.pooling,
+            shardings[config.name].sharding_type in SUMMED_IN_PARTS,
+        )
+        for config, keys in zip(configs, get_embedding_names_by_table(configs), strict=True)
+    ]
+
+
+def _divided_wrongly(collection: ShardedEmbeddingBagCollection) -> list[str]:
+    if isinstance(collection, _DividesMeansAlone) or hasattr(collection, LEFT_MEANS):
+        return []
+    divided = _divided_keys(collection)
+    return [
+        table.name
+        for table in _tables_of_bags(collection)
+        if any((key in divided) != table.is_summed_for_mean for key in table.keys)
+    ]
+
+
+def _divided_keys(collection: ShardedEmbeddingBagCollection) -> set[str]:
+    """The keys of the output that TorchRec divides by the sizes of their bags."""
+    if not collection._has_mean_pooling_callback:
+        return set()
+    features, _ = table_feature_names(collection)
+    sums = collection._pooling_type_to_rs_features.get(PoolingType.SUM.value, [])
+    undivided = {features.index(name) for name in sums}
+    keys = collection._embedding_names
+    # A table by columns has its features once for each shard, and its keys once.
+    places = (
+        [features.index(key.split("@")[0]) for key in keys]
+        if len(keys) != len(features)
+        else range(len(features))
+    )
+    return {key for key, place in zip(keys, places, strict=True) if place not in undivided}
+
+
+def _collections_of_bags(sharded: nn.Module) -> Iterator[ShardedEmbeddingBagCollection]:
+    for module in sharded.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            yield module

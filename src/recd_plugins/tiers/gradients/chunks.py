@@ -1,0 +1,235 @@
+"""Chunks of the rows that a step touches: replicas are updated chunk by chunk, which bounds the
+memory that an update takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recd_plugins.compat.kernels import kernel
+from recd_plugins.tiers.gradients.entries import Entries
+from recd_plugins.tiers.gradients.touched import Touched
+
+__all__ = ["Chunks"]
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Counts: TypeAlias = list[list[int]]
+I64: TypeAlias = npt.NDArray[np.int64]
+
+
+class Chunks:
+    """The rows that a step touches, in chunks that all ranks of a node take one after another.
+
+    Chunk j has, of each share, `width` of the rows that any rank touched, from the j · `width`-th.
+    A rank has gradients for some of them. Its peers know for which by the bits they exchanged, so
+    that neither ids nor counts travel with the gradients.
+    """
+
+    def __init__(self, touched: Touched, own_share: int, width: int) -> None:
+        """`own_share` is the number of this rank's share."""
+        self._touched = touched
+        self._own_share = own_share
+        self._width = width
+        found = _chunks_on_device if touched.mine.is_cuda else _chunks
+        self._longest, self._edges, self._rows, self._mine_before, self._theirs_before = found(
+            touched, own_share, width
+        )
+        self.count = len(self._theirs_before[0]) - 1
+
+    @property
+    def most(self) -> int:
+        """Rows that a chunk has at most, of all shares."""
+        return len(self._touched.anywhere) * min(self._width, self._longest)
+
+    def rows(self, number: int, share: int | None = None) -> Tensor:
+        """[n] int64, ascending: the rows of a chunk in one share, by default in this rank's own."""
+        share = self._own_share if share is None else share
+        first, last = number * self._width, (number + 1) * self._width
+        if self._rows is None:
+            first, last = self._edges[share, number : number + 2].tolist()
+            bits = self._touched.anywhere.numpy()[share, first:last]
+            return torch.from_numpy(np.flatnonzero(bits) + first)
+        rows = self._rows[share][first:last]
+        return rows if isinstance(rows, Tensor) else torch.from_numpy(rows.astype(np.int64))
+
+    def sends(self, number: int) -> list[int]:
+        """[S]: how many gradients of a chunk this rank has for each share."""
+        return [before[number + 1] - before[number] for before in self._mine_before]
+
+    def receives(self, number: int, rows: Tensor) -> tuple[list[int], Tensor]:
+        """How many gradients of a chunk, whose `rows` in this rank's share these are, each rank of
+        the node has for it; and for each of these r, by rank, which of the rows it is of, [r]
+        int64."""
+        touched = self._touched.by_rank[:, rows]
+        counts = [before[number + 1] - before[number] for before in self._theirs_before]
+        return counts, touched.nonzero()[:, 1]
+
+    def entries(self, gradients: Entries) -> Iterator[Entries]:
+        """The entries of each chunk. The targets of `gradients` are addresses; those of a chunk's
+        entries count the rows of it that this rank touched, share by share."""
+        if self.count <= 1:
+            yield from [self._ranked(gradients)] * self.count
+            return
+        if gradients.targets.is_cuda:
+            yield from self._cut(self._ranked(gradients).sorted())
+            return
+        targets, mine = gradients.targets.contiguous().numpy(), self._touched.mine.numpy()
+        edges = self._edges
+        for number, which in enumerate(gradients.of_parts(edges)):
+            places = _places(targets, which, mine, edges[:, number], edges[:, number + 1])
+            yield gradients.picked(which, torch.from_numpy(places))
+
+    def _ranked(self, gradients: Entries) -> Entries:
+        """The entries, whose targets count all the rows that this rank touched; a chunk has a run
+        of these in each share."""
+        order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
+        return gradients.onto(order[gradients.targets] - 1)
+
+    def _cut(self, ranked: Entries) -> Iterator[Entries]:
+        """The entries of each chunk, of all entries `_ranked` and sorted."""
+        starts = accumulate((before[-1] for before in self._mine_before), initial=0)
+        firsts = [
+            [start + count for count in before]
+            for start, before in zip(starts, self._mine_before, strict=False)
+        ]
+        cuts = ranked.begins(firsts)
+        for number in range(self.count):
+            taken = 0
+            parts = []
+            for first, at in zip(firsts, cuts, strict=True):
+                parts.append(ranked.cut(at[number], at[number + 1], taken - first[number]))
+                taken += first[number + 1] - first[number]
+            yield Entries.joined(parts)
+
+
+@kernel
+def _places(
+    targets: npt.NDArray[Any], which: npt.NDArray[Any], mine: Bools, firsts: I64, lasts: I64
+) -> Any:
+    """[k] int32: of the entries `which` of a chunk that has the rows `firsts` to `lasts` of each
+    share, the places of their targets among the rows of it that this rank touched, share by share;
+    -1 for a row that it did not."""
+    size = np.uint64(mine.shape[1])
+    places = np.full((lasts - firsts).sum(), -1, np.int32)
+    begins = np.zeros(len(mine), np.int64)
+    at = place = 0
+    for share in range(len(mine)):
+        begins[share] = at - firsts[share]
+        for row in range(firsts[share], lasts[share]):
+            if mine[share, row]:
+                places[at] = place
+                place += 1
+            at += 1
+    found = np.empty(len(which), np.int32)
+    for i in range(len(which)):
+        target = np.uint64(targets[np.uintp(which[i])])
+        owner = target // size
+        found[i] = places[begins[owner] + np.int64(target - owner * size)]
+    return found
+
+
+class _FoundChunks(NamedTuple):
+    """The rows that any rank touched, and how many of them are in which chunk."""
+
+    longest: int
+    """Rows of the share that has the most of them."""
+    edges: I64
+    """[S, count + 1]: the rows from which each chunk has those of a share, and where the last one
+    ends; only on the CPU."""
+    rows: Sequence[Tensor | npt.NDArray[Any]] | None
+    """The rows of each share; none where the bits, from edge to edge, say it in fewer bytes."""
+    mine_before: Counts
+    """[S, count + 1]: how many come before each chunk, in each share, of those that this rank has
+    gradients for."""
+    theirs_before: Counts
+    """[ranks, count + 1]: the same, in this rank's share, of those that each rank of the node has
+    some for."""
+
+
+def _chunks(touched: Touched, own_share: int, width: int) -> _FoundChunks:
+    anywhere = touched.anywhere.numpy()
+    sizes = np.count_nonzero(anywhere, axis=1)
+    kind = np.int32 if anywhere.shape[1] < 1 << 31 else np.int64
+    keeps = sizes.sum() * np.dtype(kind).itemsize <= anywhere.nbytes
+    rows = np.empty(sizes.sum() if keeps else 0, kind)
+    edges, before = _count_chunks(
+        touched.mine.numpy(),
+        touched.by_rank.numpy(),
+        anywhere,
+        own_share,
+        -(-sizes.max() // width),
+        width,
+        rows,
+    )
+    return _FoundChunks(
+        int(sizes.max()),
+        edges,
+        np.split(rows, np.cumsum(sizes)[:-1]) if keeps else None,
+        before[: len(sizes)].tolist(),
+        before[len(sizes) :].tolist(),
+    )
+
+
+@kernel
+def _count_chunks(
+    mine: Bools,
+    by_rank: Bools,
+    anywhere: Bools,
+    own_share: int,
+    count: int,
+    width: int,
+    rows: npt.NDArray[Any],
+) -> Any:
+    """The edges, and the counts of both kinds; fills in the rows that any rank touched, share by
+    share, where `rows` has room."""
+    shares, size = anywhere.shape
+    edges = np.full((shares, count + 1), size, np.int64)
+    before = np.zeros((shares + len(by_rank), count + 1), np.int64)
+    at = 0
+    for share in range(shares):
+        first = at
+        for row in range(size):
+            if anywhere[share, row]:
+                if rows.size:
+                    rows[at] = row
+                number = (at - first) // width
+                if at - first == number * width:
+                    edges[share, number] = row
+                before[share, number + 1] += mine[share, row]
+                if share == own_share:
+                    for rank in range(len(by_rank)):
+                        before[shares + rank, number + 1] += by_rank[rank, row]
+                at += 1
+        edges[share, 0] = 0
+    for part in range(len(before)):
+        for number in range(count):
+            before[part, number + 1] += before[part, number]
+    return edges, before
+
+
+def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChunks:
+    """`_chunks` by some forty operations of torch, on the device of the bits."""
+    shares, size = touched.anywhere.shape
+    every = touched.anywhere.flatten().nonzero().squeeze(1)
+    # Of all rows there are millions, of those that are touched thousands.
+    starts = torch.arange(shares + 1, device=every.device) * size
+    sizes: list[int] = torch.searchsorted(every, starts).diff().tolist()
+    union = [rows - size * i for i, rows in enumerate(every.split(sizes))]
+    count = -(-max(sizes) // width)
+    ends = width * torch.arange(count + 1, device=every.device)
+    theirs = [(some, union[own_share]) for some in touched.by_rank]
+    before = [
+        torch.nn.functional.pad(some[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
+        for some, rows in [*zip(touched.mine, union, strict=True), *theirs]
+    ]
+    counts: Counts = torch.stack(before).tolist()
+    return _FoundChunks(
+        max(sizes), np.empty((0, 0), np.int64), union, counts[:shares], counts[shares:]
+    )
