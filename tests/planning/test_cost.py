@@ -462,7 +462,7 @@ def test_ranks_that_share_processors_compute_for_replicas_while_others_wait_for_
     )
     each = {"a2a_global": 10, "a2a_cross": 0, "a2a_intra": 3, "ar_cross": 4, "local": 5}
     found = overlapped(each, cluster, Lane(traffic=8, own=0), Lane(traffic=0, own=own))
-    assert found == pytest.approx(22 - 0.5 * hidden)
+    assert found == pytest.approx(22 - hidden)
 
 
 def test_operations_of_tiers_are_work_that_hides_where_ranks_share_processors() -> None:
@@ -477,7 +477,7 @@ def test_operations_of_tiers_are_work_that_hides_where_ranks_share_processors() 
         ledger = Ledger.of({"t": rows}, sizes, prices)
         return sum(ledger.ms_by_collective.values()) - ledger.ms
 
-    assert hidden(0.1) - hidden(0.0) == pytest.approx(0.5 * 0.5 * 230 * 0.1e-3)
+    assert hidden(0.1) - hidden(0.0) == pytest.approx(0.5 * 230 * 0.1e-3)
 
 
 def test_what_overlaps_is_paid_for_what_it_does_not_hide() -> None:

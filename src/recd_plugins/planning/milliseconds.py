@@ -84,27 +84,27 @@ class Lane:
 def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
     """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
 
-    Replicas and home each have some of their own work done while the other is on the links. Of
-    what could be, a topology says which share is:
-        beside * (own of replicas beside home + min(own of home / 2, traffic of replicas))
-    On a GPU replicas are updated on a stream of their own, beside the exchange of gradients with
-    home, the half of its traffic:
-        own of replicas beside home = min(own of replicas, traffic of home / 2)
+    Replicas and home each have some of their own work done while the other is on the links. On a
+    GPU replicas are updated on a stream of their own, beside the exchange of gradients with home,
+    the half of its traffic. Of that a topology says which share is done:
+        own of replicas beside home = beside * min(own of replicas, traffic of home / 2)
     On a CPU there is one stream, on which a rank waits for home before or after all that it has
     to do for replicas. But where c ranks share a processor, others compute while one waits, in
     forward and in backward; within one node there are no links, and processors carry all:
         own of replicas beside home = (1 - 1 / c) * min(own of replicas, traffic of home)
+    Either way a share of home's own work in backward is done beside replicas' exchange:
+        own of home beside replicas = beside * min(own of home / 2, traffic of replicas)
     Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
     says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
     """
     if cluster.side_stream:
-        beside_home = min(replicas.own, home.traffic / 2)
+        beside_home = cluster.beside * min(replicas.own, home.traffic / 2)
     else:
         shared = 1 - 1 / cluster.crowded if cluster.n_nodes > 1 else 0.0
         beside_home = shared * min(replicas.own, home.traffic)
-    work = beside_home + min(home.own / 2, replicas.traffic)
+    work = beside_home + cluster.beside * min(home.own / 2, replicas.traffic)
     links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
-    return sum(each.values()) - max(cluster.beside * work, cluster.overlap * links)
+    return sum(each.values()) - max(work, cluster.overlap * links)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
