@@ -394,7 +394,8 @@ class LogPeriod(Period):
         """The samples of each stream of the log; the report is whole at the end."""
         shards = range(self._log.shards)
         by_session = self._log.route == "session"
-        join = PeriodJoin(self.config.decoder(), self.config.join, self._bounds(), report)
+        decoder = self.config.decoder(self._log.route)
+        join = PeriodJoin(decoder, self.config.join, self._bounds(), report)
         counted = _Digest()
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
             yield from join.samples(_CountedOnce(partial(self._read, group), counted))
