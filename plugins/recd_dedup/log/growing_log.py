@@ -19,6 +19,7 @@ import hashlib
 import heapq
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,7 +34,14 @@ from recd_dedup.log.codec import flat
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
 from recd_dedup.log.shards import DeletedMessages
-from recd_plugins.api import Context, DataError, GrowingLog, Range, RegistryError
+from recd_plugins.api import (
+    Context,
+    DataError,
+    GrowingLog,
+    NoticeWarning,
+    Range,
+    RegistryError,
+)
 from recd_plugins.api.data import (
     SPLITS,
     Cuts,
@@ -55,6 +63,10 @@ JOINED = "join.json"
 
 LOOKED_AT = 4
 """The shards whose last messages tell whether a log is still the same."""
+SECONDS = 10**8, 10**11
+"""Between these are times in s since 1970 that someone may mean; in ms they are of before 1973."""
+MANY_EMPTY = 1_000
+"""Periods without rows, from the first one on, that go by without a word."""
 AHEAD_MS = 24 * 60 * 60_000
 """The time that a message may be ahead of this machine's clock."""
 
@@ -189,6 +201,8 @@ class GrowingLogDataset(GrowingDataset):
                     new += placed.place >= closed_before.get(placed.part, 0)
                     latest = max(latest, pc.max(placed.messages["timestamp"]).as_py())
             last |= {part: (one.place, _Digest.of([one]).hex()) for part, one in blocks.items()}
+        if before is None and not counted.messages and cuts.latest is not None:
+            self._check_origin(cuts.latest)
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
             write_whole(self._folder / "ended.json", json.dumps({"before": number}))
@@ -253,6 +267,25 @@ class GrowingLogDataset(GrowingDataset):
         """Of the log that is in its place now; not each kind of log has one."""
         return str(getattr(self._log, "identity", ""))
 
+    def _check_origin(self, latest: int) -> None:
+        """Of a first period that has no message: how many like it there may be."""
+        origin = self.config.origin
+        if _counts_seconds(origin, latest):
+            raise RegistryError(
+                f"is {origin}, in ms since 1970, and messages come at {latest}: it seems to count "
+                "s. Write it in ms.",
+                "dataset.origin",
+            )
+        empty = (latest - origin) // self.config.period_ms
+        if empty >= MANY_EMPTY:
+            warnings.warn(
+                f"period 0 begins at {origin} and has no message, and the latest one seen is "
+                f"{empty:,} periods later: those between that have none are gone through one by "
+                "one. `origin` may be where messages begin.",
+                NoticeWarning,
+                stacklevel=2,
+            )
+
     def _waits_for(self, cuts: Cuts, past: int) -> str:
         behind = "; ".join(cuts.behind[:3])
         if len(cuts.behind) > 3:
@@ -266,7 +299,10 @@ class GrowingLogDataset(GrowingDataset):
                 if self.config.ends_when_sealed
                 else "have a writer go on, or set `ends_when_sealed`"
             )
-        return f"{behind or come}; it closes at {past}"
+        unit = ""
+        if cuts.latest is not None and _counts_seconds(cuts.latest, past):
+            unit = ": these times seem to count s, and ms are meant"
+        return f"{behind or come}; it closes at {past}{unit}"
 
     def _check_clock(self, cuts: Cuts) -> None:
         """`DataError` where a message would close all periods to come before their time."""
@@ -464,6 +500,12 @@ class _CountedOnce:
             if not again:
                 self._counted.add(placed)
             yield placed
+
+
+def _counts_seconds(time: int, other: int) -> bool:
+    """Whether a time seems to be in s, by one that is in ms."""
+    low, high = SECONDS
+    return low <= time < high <= other
 
 
 def _first_time(placed: Placed) -> int:
