@@ -300,7 +300,9 @@ def test_an_origin_or_a_time_in_seconds_is_told(tmp_path, rows, messages):
     ):
         first(begin // 1000)
     hour = 3_600_000
-    with pytest.warns(NoticeWarning, match=r"period 0 begins at .*, and .* is 5,\d+ periods later"):
+    with pytest.warns(
+        NoticeWarning, match=r"period 0 begins at .*, and .* seen 5,000 periods later"
+    ):
         first(begin - 5_000 * hour)
     with opened(tmp_path / "s") as log:
         one = np.array([1])

@@ -187,7 +187,7 @@ class GrowingLogDataset(GrowingDataset):
         if before is not None:
             self._check(before)
         closed_before = {} if before is None else before.ends
-        counted, new, latest = _Digest(), 0, start - 1
+        counted, new, latest, earliest = _Digest(), 0, start - 1, cuts.latest
         first: dict[str, int] = {}
         last: dict[str, tuple[int, str]] = {}
         places = (begins, closed_before, cuts.past) if ended else (begins, cuts.past)
@@ -197,12 +197,13 @@ class GrowingLogDataset(GrowingDataset):
                 counted.add(placed)
                 first.setdefault(placed.part, placed.place)
                 blocks[placed.part] = placed
+                earliest = min(earliest or past, pc.min(placed.messages["timestamp"]).as_py())
                 if ended:
                     new += placed.place >= closed_before.get(placed.part, 0)
                     latest = max(latest, pc.max(placed.messages["timestamp"]).as_py())
             last |= {part: (one.place, _Digest.of([one]).hex()) for part, one in blocks.items()}
-        if before is None and not counted.messages and cuts.latest is not None:
-            self._check_origin(cuts.latest)
+        if before is None and earliest is not None:
+            self._check_origin(earliest)
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
             write_whole(self._folder / "ended.json", json.dumps({"before": number}))
@@ -267,21 +268,20 @@ class GrowingLogDataset(GrowingDataset):
         """Of the log that is in its place now; not each kind of log has one."""
         return str(getattr(self._log, "identity", ""))
 
-    def _check_origin(self, latest: int) -> None:
-        """Of a first period that has no message: how many like it there may be."""
+    def _check_origin(self, earliest: int) -> None:
+        """Told before the first period closes: how many there are before the first message."""
         origin = self.config.origin
-        if _counts_seconds(origin, latest):
+        if _counts_seconds(origin, earliest):
             raise RegistryError(
-                f"is {origin}, in ms since 1970, and messages come at {latest}: it seems to count "
-                "s. Write it in ms.",
+                f"is {origin}, in ms since 1970, and messages come at {earliest}: it seems to "
+                "count s. Write it in ms.",
                 "dataset.origin",
             )
-        empty = (latest - origin) // self.config.period_ms
+        empty = (earliest - origin) // self.config.period_ms
         if empty >= MANY_EMPTY:
             warnings.warn(
-                f"period 0 begins at {origin} and has no message, and the latest one seen is "
-                f"{empty:,} periods later: those between that have none are gone through one by "
-                "one. `origin` may be where messages begin.",
+                f"period 0 begins at {origin}, and messages are seen {empty:,} periods later: "
+                "those between are gone through one by one. `origin` may be where messages begin.",
                 NoticeWarning,
                 stacklevel=2,
             )

@@ -466,12 +466,19 @@ def _are_prefixes(texts: pa.ChunkedArray, separator: str) -> bool:
     one of few words, which most lists have again and again, and whole numbers follow."""
     lists = split_texts(texts, separator, pa.list_(pa.string())).combine_chunks()
     several = lists.filter(pc.greater(pc.list_value_length(lists), MOST_PREFIXES))
-    parts = pc.split_pattern(pc.utf8_trim_whitespace(several.flatten()), ":")
+    pairs = pc.utf8_trim_whitespace(several.flatten())
+    parts = pc.split_pattern(pairs.filter(pc.match_substring(pairs, ":")), ":")
     if not len(parts):
         return False
     before, after = (pc.list_element(parts, n) for n in (0, 1))
-    few = pc.count_distinct(before).as_py() <= MOST_PREFIXES
-    return few and not pc.any(pc.match_substring_regex(after, "[^0-9]")).as_py()
+    if pc.any(pc.or_(_are_digits(before), pc.invert(_are_digits(after)))).as_py():
+        return False
+    found: bool = pc.count_distinct(before).as_py() <= MOST_PREFIXES
+    return found
+
+
+def _are_digits(texts: pa.Array) -> pa.Array:
+    return pc.match_substring_regex(texts, "^[0-9]+$")
 
 
 def _scored_lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
