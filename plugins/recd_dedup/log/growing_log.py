@@ -269,7 +269,7 @@ class GrowingLogDataset(GrowingDataset):
         return str(getattr(self._log, "identity", ""))
 
     def _check_origin(self, earliest: int) -> None:
-        """Told before the first period closes: how many there are before the first message."""
+        """Report a first period that begins long before the first message, or in s."""
         origin = self.config.origin
         if _counts_seconds(origin, earliest):
             raise RegistryError(
