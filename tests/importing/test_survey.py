@@ -139,6 +139,38 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     assert (broken.exit_code, "the file is empty" in broken.stderr) == (2, True)
 
 
+def test_words_before_ids_are_no_ids_with_weights(tmp_path: Path) -> None:
+    """As `ad:31`, of which the kind alone would be an id; ids of which a list has each once are."""
+    draw = np.random.default_rng(0)
+    shown = [
+        [f"{draw.choice(['ad', 'video'])}:{n}" for n in draw.integers(0, 50, 6)] for _ in "x" * 99
+    ]
+    cart = [[f"{n}:{draw.integers(1, 9)}" for n in range(6)] for _ in shown]
+    rated = [["ad:1.5", "ad:2", "ad:3.25", "ad:4"] for _ in shown]
+    names = {"y": [0, 1, 1] * 33, "shown": shown, "cart": cart, "rated": rated}
+    columns = {
+        name: [one if name == "y" else "|".join(one) for one in made]
+        for name, made in names.items()
+    }
+    found = proposed(write(tmp_path / "t.csv", pa.table(columns)))
+    assert {one["name"]: one.get("scored", False) for one in found.schema["sparse"]} == {
+        "shown": False,
+        "cart": True,
+        "rated": True,
+    }
+    assert found.schema["text"] == {"lists": {"shown": "|"}}
+
+
+def test_requests_that_came_twice_have_keys_that_are_doubted(tmp_path: Path) -> None:
+    keys = [f"r{n - n % 20 // 19}" for n in range(2_000)]
+    table = pa.table(
+        {"y": [0, 1] * 1_000, "rid": keys, "item": [f"i{n % 700}" for n in range(2_000)]}
+    )
+    found = proposed(write(tmp_path / "t.parquet", table))
+    assert [one["name"] for one in found.schema["sparse"]] == ["rid", "item"]
+    assert found.text.count("nearly another text in each row: leave it out") == 1
+
+
 @pytest.mark.parametrize(("by", "delimiter"), [("|", ","), (" ", "\t"), (";", "\t"), ("|", "json")])
 def test_ids_with_weights_in_text_are_scored_ids(tmp_path: Path, by: str, delimiter: str) -> None:
     """From text to a table; times of day are no such ids, nor are codes integers."""

@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from recd_dedup.log.codec import id_of_bytes
 from recd_dedup.log.growing_log import GrowingLogConfig, build_growing_log
 from recd_dedup.log.join import JoinConfig
-from recd_dedup.log.json_messages import JsonMessages, id_of_bytes
+from recd_dedup.log.json_messages import JsonMessages
 from recd_dedup.log.kafka import KafkaConfig, KafkaLog
 from recd_dedup.log.logged_dataset import LoggedConfig, build_logged
 from recd_plugins.api.data import SPLITS, NotClosed, Tables

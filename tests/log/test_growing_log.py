@@ -29,6 +29,7 @@ from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.growing import NotClosed, closed_period
 from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 from recd_plugins.stack import load
 from recd_plugins.testing.conformance import check_record
@@ -279,6 +280,35 @@ def test_a_time_far_ahead_of_the_clock_closes_no_period(tmp_path, rows, messages
     with pytest.raises(DataError, match=r"has the time 1000000000000000, .* Have the service"):
         periods_of(opened(tmp_path), tmp_path, rows).period(0)
     assert not [*tmp_path.glob("periods-*/period-*.json")]
+
+
+def test_an_origin_or_a_time_in_seconds_is_told(tmp_path, rows, messages):
+    """Millions of periods without rows would be gone through, or none would ever close."""
+    begin = int(rows["timestamp"].to_numpy().min())
+    with opened(tmp_path) as log:
+        log.append(messages)
+
+    def first(origin: int, folder: str = "log") -> object:
+        log = ZstdShards(ZstdShardsConfig(shards=3), tmp_path / folder)
+        config = GrowingLogConfig(schema=SESSIONS.schema, join=JOIN, origin=origin)
+        return build_growing_log(
+            config, Context(folder=tmp_path / str(origin), neighbours={"log": log})
+        ).period(0)
+
+    with pytest.raises(
+        RegistryError, match=r"dataset\.origin: .* seems to count s\. Write it in ms"
+    ):
+        first(begin // 1000)
+    hour = 3_600_000
+    with pytest.warns(
+        NoticeWarning, match=r"period 0 begins at .*, and .* seen 5,000 periods later"
+    ):
+        first(begin - 5_000 * hour)
+    with opened(tmp_path / "s") as log:
+        one = np.array([1])
+        log.append(MessageCodec(SESSIONS.schema).events(one, one, one * (begin // 1000)))
+    with pytest.raises(NotClosed, match=r"closes at .* seem to count s, and ms are meant"):
+        first(begin, "s/log")
 
 
 @pytest.mark.slow

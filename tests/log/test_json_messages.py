@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from raw_messages import messages_of
 
+from recd_dedup.log.codec import id_of_bytes
 from recd_dedup.log.join import JoinConfig, JoinReport, samples_of
-from recd_dedup.log.json_messages import JsonDecoder, JsonMessages, id_of_bytes
+from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_plugins.config import parse
 from recd_plugins.errors import DataError, RegistryError
@@ -45,7 +46,7 @@ def messages(*rows: Any) -> Any:
 def samples(config: JsonMessages, *rows: Any) -> tuple[list[dict[str, Any]], JoinReport]:
     report = JoinReport()
     logged = LoggedConfig(messages=config, join=JoinConfig(window_ms=100))
-    found = samples_of([messages(*rows)], logged.decoder(), logged.join, report)
+    found = samples_of([messages(*rows)], logged.decoder("session"), logged.join, report)
     return [row for table in found for row in table.to_pylist()], report
 
 
@@ -92,7 +93,7 @@ def test_equal_messages_of_one_time_are_one_where_there_is_no_id() -> None:
     twice = batch.take([0, 1, 0])
     report = JoinReport()
     logged = LoggedConfig(messages=of())
-    found = [*samples_of([twice], logged.decoder(), logged.join, report)]
+    found = [*samples_of([twice], logged.decoder("session"), logged.join, report)]
     assert sum(table.num_rows for table in found) == 2
     assert report.duplicate_requests == 1
 

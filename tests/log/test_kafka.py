@@ -13,7 +13,7 @@ import pytest
 from joined_table import join_log
 from raw_messages import everything, messages_of, numbered, rows_of
 
-from recd_dedup.log.codec import MessageCodec
+from recd_dedup.log.codec import MessageCodec, id_of_bytes
 from recd_dedup.log.growing_log import (
     GrowingLogConfig,
     GrowingLogDataset,
@@ -21,7 +21,7 @@ from recd_dedup.log.growing_log import (
     build_growing_log,
 )
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
-from recd_dedup.log.json_messages import JsonDecoder, JsonMessages, id_of_bytes
+from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.replay import Replay, ReplayConfig
@@ -187,10 +187,97 @@ def test_messages_of_others(brokers):
     assert messages["session_id"].to_pylist() == [id_of_bytes(b"me")]
     with pytest.raises(DataError, match=r"neither inference.*say how to read their JSON"):
         MessageCodec(SessionsConfig().schema).decode(messages)
-    with pytest.raises(DataError, match=r"partition 1: message 0 has no key.*`route: message`"):
-        list(log.read(1))
-    (messages,) = opened(brokers, "others", route="message").read(1)
+    (messages,) = log.read(1)
     assert messages["message"].to_pylist() == [b"hello"]
+    event = MessageCodec(SessionsConfig().schema).events(ids((7,)), ids((7,)), ids((9,)))
+    other.produce("others", event["message"][0].as_py(), partition=2, timestamp=9)
+    assert other.flush(60) == 0
+    for route in ("session", "message"):
+        (messages,) = opened(brokers, "others", route=route).read(2)
+        with pytest.raises(DataError, match=r"message of time 9 has no key, which is its session"):
+            MessageCodec(SessionsConfig().schema).decode(messages)
+
+
+def test_a_key_is_needed_by_requests_and_events_alone(brokers, tmp_path):
+    """Others, as heartbeats and what compaction has emptied, have none."""
+    other = kafka.Producer({"bootstrap.servers": brokers})
+    kinds = {"kind": "type", "requests": ("shown",), "events": ("click",)}
+
+    def send(value: bytes | None, key: bytes | None = None) -> None:
+        other.produce("heartbeats", value, key, partition=1, timestamp=5)
+        assert other.flush(60) == 0
+
+    def rows(**more: str) -> tuple[list[int], JoinReport]:
+        messages = dataclasses.replace(JSON, **kinds, **more)
+        log, report = opened(brokers, "heartbeats"), JoinReport()
+        streams = joined(log, LoggedConfig(messages=messages).decoder(log.route), None, report)
+        return [n for one in streams for rows in one for n in rows["item"].to_pylist()], report
+
+    send(b'{"type": "shown", "id": 1, "item": 3}', b"me")
+    for value in (b'{"type": "alive"}', None, b""):
+        send(value)
+    items, report = rows()
+    assert (items, report.left_out) == ([[3]], 3)
+    send(b'{"type": "click", "id": 1}')
+    with pytest.raises(DataError, match=r"of time 5 that has no key: .*`malformed: skip`"):
+        rows()
+    items, report = rows(malformed="skip")
+    assert (items, report.left_out, report.events) == ([[3]], 4, 0)
+
+
+def test_partitions_that_are_added_are_told_and_read_by_a_run_that_goes_on(brokers, tmp_path):
+    """Nobody would read them, and what was read without them stays as it was."""
+    opened(brokers, "added")
+    other = kafka.Producer({"bootstrap.servers": brokers})
+
+    def send(partition: int, *times: int) -> None:
+        for time in times:
+            where = {"partition": partition, "timestamp": time, "key": b"me"}
+            other.produce("added", b'{"item": 1, "label": 0}', **where)
+        assert other.flush(60) == 0
+
+    def of(shards: int) -> KafkaLog:
+        log = opened(brokers, "added", shards=shards)
+        log._found = True  # as of a topic that had no more when it was opened
+        return log
+
+    def growing(log: KafkaLog) -> GrowingLogDataset:
+        return build_growing_log(config, Context(folder=tmp_path, neighbours={"log": log}))
+
+    columns = {"session_id": None, "timestamp": None, "sparse": [{"name": "item", "num_ids": 9}]}
+    messages = parse(JsonMessages, {"columns": columns}, "messages")
+    config = GrowingLogConfig(messages=messages, origin=0, period_ms=1_000)
+    for partition in range(2):
+        send(partition, 10 + partition, 1_010 + partition, 61_500)
+    before = of(2)
+    before._check_added = lambda client: None
+    first = growing(before).period(0)
+    noted = Snapshot(before, tmp_path / "logged")
+    fingerprint = noted.fingerprint()
+
+    for partition in range(2, SHARDS):
+        send(partition, 1_010 + partition, 62_500)
+    for partition in range(2):
+        send(partition, 62_500)
+    with pytest.raises(DataError, match=r"4 partitions now, and 2 are.*shards` to 4.*--resume"):
+        growing(of(2)).period(1)
+    later = growing(of(SHARDS))
+    assert later.period(0).fingerprint() == first.fingerprint()
+    later.period(0).verify()
+    found = [
+        sorted(
+            time
+            for split in SPLITS
+            for one in later.period(number).chunks(split)
+            for time in one["timestamp"].to_pylist()
+        )
+        for number in range(2)
+    ]
+    assert found == [[10, 11], [1_010, 1_011, 1_012, 1_013]]
+    again = Snapshot(of(SHARDS), tmp_path / "logged")
+    with pytest.warns(NoticeWarning, match=r"6 messages came after"):
+        assert again.fingerprint() == fingerprint
+    assert len(everything(again)) == 6
 
 
 def test_a_topic_is_not_read_in_part(brokers):
@@ -353,7 +440,7 @@ def test_requests_and_clicks_of_others_lie_in_two_topics(brokers, tmp_path):
     join = JoinConfig(window_ms=1_000, disorder_ms=2_000)
     logged = LoggedConfig(messages=JSON, join=join)
     report = JoinReport()
-    streams = joined(log, logged.decoder(), join, report)
+    streams = joined(log, logged.decoder(log.route), join, report)
     rows = [row for stream in streams for table in stream for row in table.to_pylist()]
     found = {row["item"][0]: row for row in rows if row["timestamp"] < 2_000_000}
     assert [found[n]["label"] for n in range(3000)] == clicked
@@ -488,7 +575,7 @@ def test_a_period_closes_without_quiet_partitions(brokers, tmp_path):
     send(1, 3)
     log = opened(brokers, "quiet", quiet_ms=1_000)
     eager = build_growing_log(growing, Context(folder=tmp_path / "a", neighbours={"log": waiting}))
-    with pytest.raises(NotClosed, match="quiet, partition 1 is at 3; quiet, partition 2 has no"):
+    with pytest.raises(NotClosed, match=r"quiet, partition 1 is at 3; .*`log\.quiet_ms`"):
         eager.period(0)
     data = build_growing_log(growing, Context(folder=tmp_path / "b", neighbours={"log": log}))
     first = data.period(0)

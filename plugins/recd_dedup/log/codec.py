@@ -14,6 +14,7 @@ Session id and timestamp are the log's own (`MESSAGES`); the bytes are, little-e
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -27,6 +28,7 @@ from recd_plugins.api import DataError
 from recd_plugins.api.data import IDS, MESSAGES, Schema
 
 __all__ = [
+    "NO_KEY",
     "DecodedMessages",
     "Decoder",
     "Events",
@@ -34,6 +36,7 @@ __all__ = [
     "MessageHeads",
     "Requests",
     "flat",
+    "id_of_bytes",
 ]
 
 Bytes = NDArray[np.uint8]
@@ -43,6 +46,17 @@ OTHERS = "If others wrote the log, say how to read their JSON by `messages` of t
 HEAD = np.dtype(
     [("version", "u1"), ("kind", "u1"), ("zero", "<u2"), ("layout", "<u4"), ("request_id", "<i8")]
 )
+
+
+def id_of_bytes(key: bytes) -> int:
+    """The 64-bit number that stands for a key: of 8 bytes they themselves, else a hash of it."""
+    if len(key) != 8:
+        key = blake2b(key, digest_size=8).digest()
+    return int.from_bytes(key, "little", signed=True)
+
+
+NO_KEY = id_of_bytes(b"")
+"""The session of a message that has no key, or one of no bytes."""
 
 
 class Requests(NamedTuple):
@@ -178,6 +192,12 @@ class MessageCodec:
             raise DataError(
                 f"a log message says version {first['version']}, kind {first['kind']}; known are "
                 f"version {VERSION}, kinds {INFERENCE} and {EVENT}. {OTHERS}"
+            )
+        if (keyless := messages["session_id"].to_numpy() == NO_KEY).any():
+            time = messages["timestamp"].to_numpy()[keyless][0]
+            raise DataError(
+                f"a log message of time {time} has no key, which is its session. Have its writer "
+                "key it, or take it out of the log."
             )
         if (head["layout"][inference] != self.layout).any():
             raise DataError(

@@ -19,6 +19,7 @@ import hashlib
 import heapq
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,7 +34,14 @@ from recd_dedup.log.codec import flat
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
 from recd_dedup.log.shards import DeletedMessages
-from recd_plugins.api import Context, DataError, GrowingLog, Range, RegistryError
+from recd_plugins.api import (
+    Context,
+    DataError,
+    GrowingLog,
+    NoticeWarning,
+    Range,
+    RegistryError,
+)
 from recd_plugins.api.data import (
     SPLITS,
     Cuts,
@@ -55,6 +63,10 @@ JOINED = "join.json"
 
 LOOKED_AT = 4
 """The shards whose last messages tell whether a log is still the same."""
+SECONDS = 10**8, 10**11
+"""Between these are times in s since 1970 that someone may mean; in ms they are of before 1973."""
+MANY_EMPTY = 1_000
+"""Periods without rows, from the first one on, that go by without a word."""
 AHEAD_MS = 24 * 60 * 60_000
 """The time that a message may be ahead of this machine's clock."""
 
@@ -175,7 +187,7 @@ class GrowingLogDataset(GrowingDataset):
         if before is not None:
             self._check(before)
         closed_before = {} if before is None else before.ends
-        counted, new, latest = _Digest(), 0, start - 1
+        counted, new, latest, earliest = _Digest(), 0, start - 1, cuts.latest
         first: dict[str, int] = {}
         last: dict[str, tuple[int, str]] = {}
         places = (begins, closed_before, cuts.past) if ended else (begins, cuts.past)
@@ -185,10 +197,13 @@ class GrowingLogDataset(GrowingDataset):
                 counted.add(placed)
                 first.setdefault(placed.part, placed.place)
                 blocks[placed.part] = placed
+                earliest = min(earliest or past, pc.min(placed.messages["timestamp"]).as_py())
                 if ended:
                     new += placed.place >= closed_before.get(placed.part, 0)
                     latest = max(latest, pc.max(placed.messages["timestamp"]).as_py())
             last |= {part: (one.place, _Digest.of([one]).hex()) for part, one in blocks.items()}
+        if before is None and earliest is not None:
+            self._check_origin(earliest)
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
             write_whole(self._folder / "ended.json", json.dumps({"before": number}))
@@ -253,6 +268,24 @@ class GrowingLogDataset(GrowingDataset):
         """Of the log that is in its place now; not each kind of log has one."""
         return str(getattr(self._log, "identity", ""))
 
+    def _check_origin(self, earliest: int) -> None:
+        """Report a first period that begins long before the first message, or in s."""
+        origin = self.config.origin
+        if _counts_seconds(origin, earliest):
+            raise RegistryError(
+                f"is {origin}, in ms since 1970, and messages come at {earliest}: it seems to "
+                "count s. Write it in ms.",
+                "dataset.origin",
+            )
+        empty = (earliest - origin) // self.config.period_ms
+        if empty >= MANY_EMPTY:
+            warnings.warn(
+                f"period 0 begins at {origin}, and messages are seen {empty:,} periods later: "
+                "those between are gone through one by one. `origin` may be where messages begin.",
+                NoticeWarning,
+                stacklevel=2,
+            )
+
     def _waits_for(self, cuts: Cuts, past: int) -> str:
         behind = "; ".join(cuts.behind[:3])
         if len(cuts.behind) > 3:
@@ -266,7 +299,10 @@ class GrowingLogDataset(GrowingDataset):
                 if self.config.ends_when_sealed
                 else "have a writer go on, or set `ends_when_sealed`"
             )
-        return f"{behind or come}; it closes at {past}"
+        unit = ""
+        if cuts.latest is not None and _counts_seconds(cuts.latest, past):
+            unit = ": these times seem to count s, and ms are meant"
+        return f"{behind or come}; it closes at {past}{unit}"
 
     def _check_clock(self, cuts: Cuts) -> None:
         """`DataError` where a message would close all periods to come before their time."""
@@ -394,7 +430,8 @@ class LogPeriod(Period):
         """The samples of each stream of the log; the report is whole at the end."""
         shards = range(self._log.shards)
         by_session = self._log.route == "session"
-        join = PeriodJoin(self.config.decoder(), self.config.join, self._bounds(), report)
+        decoder = self.config.decoder(self._log.route)
+        join = PeriodJoin(decoder, self.config.join, self._bounds(), report)
         counted = _Digest()
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
             yield from join.samples(_CountedOnce(partial(self._read, group), counted))
@@ -463,6 +500,12 @@ class _CountedOnce:
             if not again:
                 self._counted.add(placed)
             yield placed
+
+
+def _counts_seconds(time: int, other: int) -> bool:
+    """Whether a time seems to be in s, by one that is in ms."""
+    low, high = SECONDS
+    return low <= time < high <= other
 
 
 def _first_time(placed: Placed) -> int:

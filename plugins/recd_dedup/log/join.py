@@ -25,6 +25,8 @@ from recd_plugins.api import Config, NoticeWarning, Range
 from recd_plugins.api.data import IDS, LogRoute, Schema
 
 __all__ = [
+    "ENOUGH",
+    "MOST_LOST",
     "Join",
     "JoinConfig",
     "JoinReport",
@@ -278,25 +280,32 @@ class JoinReport:
     def tell(self, log: str) -> None:
         """Warn of what a log may not have meant: labels that are all 0, messages that count for
         nothing."""
-        lost = self.late_events + self.orphan_events
-        doubts = []
-        if not self.requests and self.events + self.left_out >= ENOUGH:
-            doubts.append("no message is a request: see whether its kinds are named as they are")
-        if self.samples >= ENOUGH and not self.positives:
-            doubts.append("all labels are 0")
-        empty = [repr(name) for name, having in self.with_ids.items() if not having]
-        if self.samples >= ENOUGH and empty:
-            doubts.append(f"no sample has ids of {', '.join(empty)}: see whether messages have it")
-        if self.left_out:
-            doubts.append("some messages are neither request nor event, or cannot be read")
-        if lost > MOST_LOST * self.events and self.samples >= ENOUGH:
-            doubts.append(
-                "many events are late, or of no request: raise `join.window_ms`, if they take long"
-            )
-        if self.disordered and self.samples >= ENOUGH:
-            doubts.append("raise `join.disorder_ms`")
-        if doubts:
+        if doubts := [*self._doubts()]:
             warnings.warn(f"{log}: {'; '.join(doubts)}. {self}.", NoticeWarning, stacklevel=2)
+
+    def _doubts(self) -> Iterator[str]:
+        if not self.requests and self.events + self.left_out >= ENOUGH:
+            yield "no message is a request: see whether its kinds are named as they are"
+        if self.left_out:
+            yield "some messages are neither request nor event, or cannot be read"
+        if self.samples < ENOUGH:
+            return
+        if not self.positives:
+            yield "all labels are 0"
+        if empty := [repr(name) for name, having in self.with_ids.items() if not having]:
+            yield f"no sample has ids of {', '.join(empty)}: see whether messages have it"
+        lost = self.late_events + self.orphan_events
+        if lost <= MOST_LOST * self.events:
+            pass
+        elif self.late_events >= self.orphan_events:
+            yield "many events are late: raise `join.window_ms`, if they take long"
+        else:
+            yield (
+                "many events are of no request: see whether both have the same id, and whether "
+                "a session's messages lie in one log shard (else `log.route: message`)"
+            )
+        if self.disordered:
+            yield "raise `join.disorder_ms`"
 
     def __str__(self) -> str:
         text = (

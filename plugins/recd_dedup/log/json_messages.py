@@ -14,12 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dedup.hashing import I64
-from recd_dedup.log.codec import DecodedMessages, Events, MessageHeads, Requests
+from recd_dedup.log.codec import (
+    NO_KEY,
+    DecodedMessages,
+    Events,
+    MessageHeads,
+    Requests,
+    id_of_bytes,
+)
 from recd_dedup.log.json_columns import JsonColumns, field_of, spelled_by
 from recd_plugins.api import Config, DataError, RegistryError
-from recd_plugins.api.data import ForeignSchema, Schema
+from recd_plugins.api.data import ForeignSchema, LogRoute, Schema
 
-__all__ = ["NO_KEY", "JsonDecoder", "JsonMessages", "id_of_bytes"]
+__all__ = ["JsonDecoder", "JsonMessages"]
 
 Kind = str | int | bool
 
@@ -87,8 +94,11 @@ class JsonMessages(Config):
 class JsonDecoder:
     """Reads requests and events out of JSON messages; what it makes depends on each alone."""
 
-    def __init__(self, config: JsonMessages) -> None:
+    def __init__(self, config: JsonMessages, route: LogRoute = "message") -> None:
+        """`route` is the log's: by session a message must have a key, by which it lies beside
+        those of its session."""
         self.config = config
+        self._keyed = route == "session"
         self.schema = config.schema
         made_here = () if config.kind is None else (config.columns.label,)
         self._columns = JsonColumns(config.columns, made_here)
@@ -151,10 +161,15 @@ class JsonDecoder:
             event &= not named
             if not event and config.requests and not named:
                 return None
+        if session == NO_KEY and self._keyed:
+            raise ValueError(
+                "by `log.route: session` a session's messages are those of its key. Have producers "
+                "key them by session, or write `route: message`, and let `messages.columns` name "
+                "the session"
+            )
         if session == NO_KEY and not event and config.columns.session_id is None:
             raise ValueError(
-                "has no key, and `columns` name no session. Name its field as "
-                "`messages.columns.session_id`"
+                "`columns` name no session either. Name its field as `messages.columns.session_id`"
             )
         if config.request_id is None:
             return _Message(id_of_bytes(b"%d %d " % (session, time) + text), event, made)
@@ -188,8 +203,9 @@ def _requests_of(found: Sequence[_Message | None]) -> Sequence[int]:
 
 
 def _misfit(session: int, time: int, text: bytes, why: str) -> DataError:
+    whose = "that has no key" if session == NO_KEY else f"of session {session}"
     return DataError(
-        f"a message of time {time} and session {session}: {why} It begins with {text[:60]!r}. Mend "
+        f"a message of time {time} {whose}: {why} It begins with {text[:60]!r}. Mend "
         "its writer, or leave such messages out by `malformed: skip`."
     )
 
@@ -197,17 +213,6 @@ def _misfit(session: int, time: int, text: bytes, why: str) -> DataError:
 def _is_one(kind: Any, named: Sequence[Kind]) -> bool:
     """Whether a kind is among those named; true is not the number 1."""
     return any(kind == one and isinstance(kind, bool) == isinstance(one, bool) for one in named)
-
-
-def id_of_bytes(key: bytes) -> int:
-    """The 64-bit number that stands for a key: of 8 bytes they themselves, else a hash of it."""
-    if len(key) != 8:
-        key = blake2b(key, digest_size=8).digest()
-    return int.from_bytes(key, "little", signed=True)
-
-
-NO_KEY = id_of_bytes(b"")
-"""The session of a message that has no key, or one of no bytes."""
 
 
 def _id(value: Any, field: str) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_dedup.log.json_messages import NO_KEY, id_of_bytes
+from recd_dedup.log.codec import id_of_bytes
 from recd_dedup.log.shards import DeletedMessages, check_messages, session_shards
 from recd_dedup.log.snapshot import End
 from recd_plugins.api import (
@@ -218,6 +218,7 @@ class KafkaLog:
             bounds = {
                 part: (self._there(part, None, low), high if ends is None else ends[part.name])
                 for part in self._parts(shard)
+                if ends is None or part.name in ends  # a partition that was added later has none
                 for low, high in [self._watermarks(consumer, part)]
             }
         for placed in self._merged(bounds):
@@ -255,17 +256,23 @@ class KafkaLog:
                     scan.take(found)
                     if scan.has_come(quiet):
                         break
-        scans = [(part, self._scans[part.name]) for part in parts]
-        latest = max((scan.latest for _, scan in scans if scan.latest is not None), default=None)
-        before = {part.name: scan.before for part, scan in scans if scan.before is not None}
-        past = {part.name: scan.past for part, scan in scans if scan.past is not None}
-        if quiet is not None and latest is not None and latest >= second + quiet:
-            ends = {part.name: scan.place or 0 for part, scan in scans}
-            before, past = ends | before, ends | past
+            scans = [(part, self._scans[part.name]) for part in parts]
+            times = [scan.latest for _, scan in scans if scan.latest is not None]
+            latest = max(times, default=None)
+            before = {part.name: scan.before for part, scan in scans if scan.before is not None}
+            past = {part.name: scan.past for part, scan in scans if scan.past is not None}
+            if quiet is not None and latest is not None and latest >= second + quiet:
+                ends = {part.name: scan.place or 0 for part, scan in scans}
+                before, past = ends | before, ends | past
+            behind = [f"{part} {scan}" for part, scan in scans if part.name not in past]
+            if not behind:
+                self._check_added(consumer)
+        if behind and quiet is None and latest is not None and latest >= second:
+            behind[-1] += ", and others have come past it: `log.quiet_ms` says how long to wait"
         return Cuts(
             before=before,
             past=past,
-            behind=tuple(f"{part} {scan}" for part, scan in scans if part.name not in past),
+            behind=tuple(behind),
             latest=latest,
             ended=False,
         )
@@ -296,6 +303,8 @@ class KafkaLog:
         found = {}
         with closing(self._consumer()) as consumer:
             for part in self._all_parts():
+                if at is not None and part.name not in at:  # it was added since
+                    continue
                 low, high = self._watermarks(consumer, part)
                 end = high if at is None else at[part.name]
                 last = self._fetched(consumer, part, end - 1, end) if low < end <= high else ()
@@ -400,24 +409,12 @@ class KafkaLog:
                 "broker's."
             )
         columns = [
-            [self._session(part, message) for message in found],
+            [id_of_bytes(message.key() or b"") for message in found],
             [message.timestamp()[1] for message in found],
             [message.value() or b"" for message in found],
         ]
         arrays = [pa.array(c, kind) for c, kind in zip(columns, MESSAGES.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
-
-    def _session(self, part: _Partition, message: Message) -> int:
-        key = message.key()
-        if key is not None:
-            return id_of_bytes(key)
-        if self.route == "session":
-            raise DataError(
-                f"{part}: message {message.offset():,} has no key, and a session's messages are "
-                "those of its key. Have producers key them by session, or write `route: message`, "
-                "and let `messages.columns` name the session."
-            )
-        return NO_KEY
 
     def _consumer(self) -> Consumer:
         from confluent_kafka import Consumer, KafkaException
@@ -467,12 +464,12 @@ class KafkaLog:
         if self._found:
             return
         config = self.config
-        try:  # of all topics: to ask for one may make it
-            topics = client.list_topics(timeout=config.timeout_s).topics
+        try:
+            topics = self._partitions(client)
         except KafkaException as error:
             raise self._error(str(error)) from error
         for topic in config.topics:
-            there = len(topics[topic].partitions) if topic in topics else 0
+            there = topics.get(topic, 0)
             if there != config.shards:
                 names = sorted(name for name in topics if not name.startswith("_"))
                 others = "" if there else f" The brokers have {', '.join(names[:9]) or 'none'}."
@@ -483,6 +480,28 @@ class KafkaLog:
                     + others
                 )
         self._found = True
+
+    def _check_added(self, client: Consumer) -> None:
+        """`DataError` where a topic has got partitions since it was opened."""
+        from confluent_kafka import KafkaException
+
+        try:
+            topics = self._partitions(client)
+        except KafkaException:  # its brokers have just gone, for which reading waits
+            return
+        for topic in self.config.topics:
+            if (there := topics.get(topic, 0)) > self.config.shards:
+                raise DataError(
+                    f"Kafka topic {topic!r} has {there} partitions now, and {self.config.shards} "
+                    "are read: what comes to the others would be in no sample. Set `log.shards` to "
+                    f"{there} and go on with `--resume`. An event that came to another partition "
+                    "than its request, for the change lay between them, is an orphan."
+                )
+
+    def _partitions(self, client: Producer | Consumer) -> dict[str, int]:
+        """The number of partitions of all topics that are there: to ask for one may make it."""
+        topics = client.list_topics(timeout=self.config.timeout_s).topics
+        return {name: len(topic.partitions) for name, topic in topics.items()}
 
     def _send(self, producer: Producer, arguments: Mapping[str, Any]) -> None:
         from confluent_kafka import KafkaException

@@ -22,6 +22,7 @@ from recd_plugins.api import Config, Context, LogStore, Range, RecdError, Regist
 from recd_plugins.api.data import (
     SPLITS,
     Dataset,
+    LogRoute,
     Progress,
     Schema,
     Split,
@@ -68,9 +69,11 @@ class LoggedConfig(Config):
         if self.schema.session_id is None or self.schema.timestamp is None:
             raise RegistryError("must name session_id and timestamp: logs have both.", "schema")
 
-    def decoder(self) -> Decoder:
-        """What reads the log's messages."""
-        return MessageCodec(self.schema) if self.messages is None else JsonDecoder(self.messages)
+    def decoder(self, route: LogRoute) -> Decoder:
+        """What reads the messages of a log that is routed so."""
+        if self.messages is None:
+            return MessageCodec(self.schema)
+        return JsonDecoder(self.messages, route)
 
     def of_split(self, samples: pa.Table, split: Split) -> pa.Table:
         """The samples whose sessions are of the split."""
@@ -137,7 +140,7 @@ class LoggedSamples(Dataset):
         return tables
 
     def _samples(self, report: JoinReport) -> Iterator[pa.Table]:
-        decoder = self.config.decoder()
+        decoder = self.config.decoder(self._log.route)
         for stream in joined(self._log, decoder, self.config.join, report):
             yield from stream
 

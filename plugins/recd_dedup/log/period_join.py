@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from recd_dedup.hashing import I64
 from recd_dedup.log.codec import Decoder
-from recd_dedup.log.join import JoinConfig, JoinReport, as_samples
+from recd_dedup.log.join import ENOUGH, MOST_LOST, JoinConfig, JoinReport, as_samples
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Placed
 
@@ -68,6 +68,19 @@ class PeriodReport(JoinReport):
         found = super().to_dict()
         del found["most_waiting"]
         return found
+
+    def _doubts(self) -> Iterator[str]:
+        yield from super()._doubts()
+        if self.late_requests > max(ENOUGH, MOST_LOST * self.requests):
+            yield (
+                "many requests came when their period had closed, and are in none: raise "
+                "`join.disorder_ms` (of Kafka `log.quiet_ms`, too), unless a writer's clock is "
+                "ahead; what is earlier than `origin` is late by nature"
+            )
+
+    def __str__(self) -> str:
+        late = f"; {self.late_requests:,} requests were late" if self.late_requests else ""
+        return super().__str__() + late
 
 
 @dataclass(frozen=True, kw_only=True)

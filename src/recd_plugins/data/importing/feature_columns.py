@@ -47,6 +47,8 @@ MOST_VOCABULARY = 5_000_000
 """Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
 FEWEST_ELEMENTS = 100
 """Of fewer nothing tells ids from counts."""
+NEARLY = 0.9
+"""The share of rows with texts of their own from which on these may be keys."""
 ALIKE = 0.5
 """The share of common values from which on two columns are taken for the same things."""
 
@@ -276,6 +278,11 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
             entry.doubts.append(f"{none}, which may say that there is none, has an id of its own")
     if column.unique and column.distinct > 1_000:
         entry.doubts.append("almost another value in each row: how many there are is a guess")
+    if _is_nearly_a_key(column):
+        entry.doubts.append(
+            "nearly another text in each row: leave it out, if it is a key, as of requests that "
+            "came twice"
+        )
     if is_called(column, USER_WORDS):
         value["kind"] = "user"
     if column.is_list:
@@ -283,6 +290,13 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if "." in column.name:  # PyTorch names a module after the table
         value["table"] = column.name.replace(".", "_")
     return entry
+
+
+def _is_nearly_a_key(column: ColumnSurvey) -> bool:
+    """Whether few rows of a sample have a text that another one has."""
+    if column.seems != "texts" or column.is_list or column.unique:
+        return False
+    return column.values >= 1_000 and column.distinct >= NEARLY * column.values
 
 
 def _is_binary(column: ColumnSurvey) -> bool:

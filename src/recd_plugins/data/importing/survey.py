@@ -32,6 +32,8 @@ BOOLEANS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
 SEPARATORS = ("|", ";", ",", "\t", " ")
 SCORED = r"\s*[^\s|;,:]+:[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*"
 """An id with a weight in text, as 3:0.5."""
+MOST_PREFIXES = 3
+"""The words that say of what kind the ids of a column are, at most."""
 DECIMAL = r"^-?(0|[1-9]\d{0,17})?(,\d+)?([eE][-+]?\d+)?$"
 """A number with a decimal comma, or a whole one."""
 NO_LIST = r",0(\d|\d{3,})$|^-?0,0\d\d$"
@@ -455,8 +457,28 @@ def _scored_separator(texts: pa.ChunkedArray) -> str:
         if _all_match(bare, pattern):
             marks = (separator, ".") if separator == SEPARATORS[0] else (separator,)
             if any(pc.any(pc.match_substring(bare, mark)).as_py() for mark in marks):
-                return separator
+                return "" if _are_prefixes(bare, separator) else separator
     return ""
+
+
+def _are_prefixes(texts: pa.ChunkedArray, separator: str) -> bool:
+    """Whether what stands before the colons says of what kind ids are, as in `ad:31|ad:7`: it is
+    one of few words, which most lists have again and again, and whole numbers follow."""
+    lists = split_texts(texts, separator, pa.list_(pa.string())).combine_chunks()
+    several = lists.filter(pc.greater(pc.list_value_length(lists), MOST_PREFIXES))
+    pairs = pc.utf8_trim_whitespace(several.flatten())
+    parts = pc.split_pattern(pairs.filter(pc.match_substring(pairs, ":")), ":")
+    if not len(parts):
+        return False
+    before, after = (pc.list_element(parts, n) for n in (0, 1))
+    if pc.any(pc.or_(_are_digits(before), pc.invert(_are_digits(after)))).as_py():
+        return False
+    found: bool = pc.count_distinct(before).as_py() <= MOST_PREFIXES
+    return found
+
+
+def _are_digits(texts: pa.Array) -> pa.Array:
+    return pc.match_substring_regex(texts, "^[0-9]+$")
 
 
 def _scored_lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
