@@ -11,6 +11,7 @@ import pytest
 
 from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import HOST, credentials_of, reason
+from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.ray_backend import joined
 from recd_dsi.service.reader import ServiceReaderConfig
 from recd_plugins.errors import CapabilityError, RegistryError
@@ -100,3 +101,15 @@ def test_a_reason_is_without_what_grpc_says_of_itself() -> None:
     told = "Flight error: no route. gRPC client debug context: UNKNOWN. Client context: OK"
     assert reason(OSError(told)) == "Flight error: no route"
     assert reason(OSError("a token is needed. Detail: Unauthenticated")) == "a token is needed"
+
+
+def test_a_server_that_cannot_start_says_where(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(CapabilityError, match=rf"no server starts at {HOST}:{port} \("):
+            Coordinator(port=port)
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("-----BEGIN NOTHING-----\n")
+    files = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    with pytest.raises(CapabilityError, match=r"see whether .*key\.pem is the key of .*cert\.pem"):
+        Coordinator(credentials=credentials_of(None, **files))

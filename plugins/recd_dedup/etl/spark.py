@@ -14,7 +14,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,6 +172,8 @@ def check_that_it_listens(master: str) -> None:
 def _given_a_worker(session: SparkSession) -> Iterator[None]:
     """Inside, a job ends in `DataError` where a cluster has no worker for it: Spark itself would
     wait, and says so where nobody looks."""
+    from py4j.protocol import Py4JError
+
     context = session.sparkContext
     if context.master.startswith("local"):
         yield
@@ -180,12 +182,13 @@ def _given_a_worker(session: SparkSession) -> Iterator[None]:
     context.setJobGroup(GROUP, "cluster_by_session")
 
     def watch() -> None:
-        for _ in range(math.ceil(START / LOOK)):
-            # The driver is one of them.
-            if done.wait(LOOK) or context._jsc.sc().getExecutorMemoryStatus().size() > 1:
-                return
-        given_up.set()
-        context.cancelJobGroup(GROUP)
+        with suppress(Py4JError):  # Spark has ended, of which the job's own error tells
+            for _ in range(math.ceil(START / LOOK)):
+                # The driver is one of them.
+                if done.wait(LOOK) or context._jsc.sc().getExecutorMemoryStatus().size() > 1:
+                    return
+            given_up.set()
+            context.cancelJobGroup(GROUP)
 
     watching = threading.Thread(target=watch, daemon=True, name="spark-workers")
     watching.start()

@@ -10,7 +10,8 @@ import hmac
 import ipaddress
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = [
     "listening",
     "reason",
     "server_options",
+    "starting",
 ]
 
 HOST = "127.0.0.1"
@@ -136,6 +138,20 @@ def server_options(credentials: Credentials) -> dict[str, Any]:
         pair = (_pem(credentials.certificate, "certificate"), _pem(credentials.key, "key"))
         options["tls_certificates"] = [pair]
     return options
+
+
+@contextmanager
+def starting(host: str, port: int, credentials: Credentials) -> Iterator[None]:
+    """Inside, a server that cannot start is a `CapabilityError` that says where, and the cure."""
+    try:
+        yield
+    except (pa.ArrowException, flight.FlightError, OSError) as error:
+        cure = "Name a host of this machine, and a port that nobody has (0: one that is free)"
+        if credentials.certificate is not None:
+            cure += f"; and see whether {credentials.key} is the key of {credentials.certificate}"
+        raise CapabilityError(
+            f"no server starts at {host}:{port} ({reason(error)}). {cure}."
+        ) from None
 
 
 def _read(path: Path, what: str, cure: str) -> bytes:

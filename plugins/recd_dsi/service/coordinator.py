@@ -28,6 +28,7 @@ from recd_dsi.service.calls import (
     listening,
     reason,
     server_options,
+    starting,
 )
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
@@ -173,7 +174,9 @@ class Coordinator(flight.FlightServerBase):
         self._started: set[str] = set()
         self._clients: dict[str, tuple[float, dict[str, Any]]] = {}
         self._lock = threading.Lock()
-        super().__init__(listening(host, port, credentials), **server_options(credentials))
+        options = server_options(credentials)
+        with starting(host, port, credentials):
+            super().__init__(listening(host, port, credentials), **options)
         self.address = f"{host}:{self.port}"
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:

@@ -236,15 +236,14 @@ def _with_schema(source: Source, catalog: Catalog) -> Source:
     """The source with a foreign schema in place of the file that `dataset.schema` names, so that
     whatever is made of a registry, by whatever process, is known by what the file says."""
     dataset = source.values.get("dataset")
-    named = dataset.get("schema") if isinstance(dataset, Mapping) else None
-    if not isinstance(named, str | Path):
+    if not isinstance(dataset, Mapping) or not isinstance(dataset.get("schema"), str | Path):
         return source
     records = [claim.record for claim in catalog.of("dataset")]
     called = str(dataset.get("use")).rpartition(":")[2]
     hints = [type_hints(one.config).get("schema") for one in records if one.name == called]
     if not any(ForeignSchema in get_args(hint) for hint in hints):
         return source
-    where, file = "dataset.schema", location_of(named)
+    where, file = "dataset.schema", location_of(dataset["schema"])
     try:
         schema = load_schema(source.base / path_of(file, where) if isinstance(file, Path) else file)
     except RecdError as error:
