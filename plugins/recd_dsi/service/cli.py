@@ -224,12 +224,12 @@ def _check_starts_none(
     overrides: Sequence[str], backend: str, workers: int, most_workers: int | None
 ) -> None:
     """`RegistryError` for what is of workers that a coordinator starts, of one that starts none."""
-    said = {
+    options = {
         f"override {', '.join(overrides)}": bool(overrides),
         "--backend": backend != "local",
         "--workers": workers != 1 and most_workers is None,
     }
-    for option, is_given in said.items():
+    for option, is_given in options.items():
         if is_given:
             raise RegistryError(
                 f"{option}: does nothing here, for a coordinator starts workers of its --registry "

@@ -110,12 +110,13 @@ def _counted(problems: int) -> str:
 
 def _check_says_nothing(given: TextForm, registry: Path) -> None:
     """`RegistryError` for options of text beside a registry."""
-    said = [one.name for one in dataclasses.fields(given) if getattr(given, one.name)]
+    options = [one.name for one in dataclasses.fields(given) if getattr(given, one.name)]
     if given.header is False:
-        said = ["no-header", *said]
-    if said:
+        options = ["no-header", *options]
+    if options:
+        listed = " and ".join(f"--{one}" for one in options)
         raise RegistryError(
-            f"{' and '.join(f'--{one}' for one in said)}: says how text is read, but tables of a "
+            f"{listed}: says how text is read, but tables of a "
             f"registry, as {registry} names, hold none. Take it out."
         )
 

@@ -111,14 +111,14 @@ def formats_of(
     other files have names of their own.
     """
     form = form or TextForm()
-    said = form if given is None else given
+    named = form if given is None else given
     if form.delimiter is not None:
         check_delimiter(form.delimiter)
     encoding = checked_encoding("utf-8" if form.encoding is None else form.encoding)
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], form, encoding, said)
+            return _foreign_file(path, files[path], form, encoding, named)
         except DataError as error:
             return error
 
@@ -177,10 +177,10 @@ def _check_is_text(file: ForeignFile, given: TextForm) -> None:
     if file.format == "text":
         return
     header = "--header" if given.header else "--no-header"
-    said = {"--delimiter": given.delimiter, header: given.header, "--names": given.names or None}
+    named = {"--delimiter": given.delimiter, header: given.header, "--names": given.names or None}
     if file.format == "parquet":  # lines of JSON have an encoding, too
-        said["--encoding"] = given.encoding
-    options = " and ".join(option for option, value in said.items() if value is not None)
+        named["--encoding"] = given.encoding
+    options = " and ".join(option for option, value in named.items() if value is not None)
     if options:
         raise DataError(
             f"{file.path}: is {file}, whose columns are called {listed(file.names, 6)} there. "
