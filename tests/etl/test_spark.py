@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
+from recd_dedup.etl.spark import check_that_it_listens
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.slots import Context
@@ -152,3 +154,23 @@ def test_without_java(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(CapabilityError, match="needs Java 17 or later"):
         build()
+
+
+@pytest.mark.parametrize(
+    ("master", "says"),
+    [
+        ("spark://127.0.0.1:1", r"127\.0\.0\.1:1: .*refused"),
+        ("spark://127.0.0.1:1,127.0.0.1:2", r"127\.0\.0\.1:1: .*; 127\.0\.0\.1:2: "),
+        ("spark://master", "'master' is no HOST:PORT"),
+    ],
+)
+def test_a_cluster_whose_masters_do_not_listen_is_named_at_once(master, says):
+    with pytest.raises(DataError, match=rf"no Spark starts with spark_master: {master} \({says}"):
+        check_that_it_listens(master)
+
+
+def test_a_cluster_one_of_whose_masters_listens_is_tried():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_that_it_listens(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
+    check_that_it_listens("local[2]")
+    check_that_it_listens("yarn")

@@ -179,4 +179,5 @@ def test_a_column_may_have_a_name_in_braces(tmp_path: Path) -> None:
     (file,) = foreign_files([path], TextForm(delimiter="~"))
     assert (file.format, file.names) == ("text", ("{x}", "label"))
     path = text(tmp_path / "a.jsonl", '{"x": 5}\n')
-    assert foreign_files([path], TextForm(delimiter="~"))[0].format == "jsonl"
+    of_schema = foreign_files([path], TextForm(delimiter="~"), given=TextForm())
+    assert of_schema[0].format == "jsonl"

@@ -74,7 +74,7 @@ def test_names_are_given_to_columns_of_text_alone(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"label": 1, "item": 3}])
     says = refused("schema", path, "--names", "a,b")
     assert "is lines of JSON, whose columns are called label, item there" in says
-    assert "take `--names` out" in says
+    assert "--names would do nothing, for it is of text alone: take it out" in says
 
 
 def test_a_split_by_a_key_that_no_line_has_is_named_as_the_splits(tmp_path: Path) -> None:

@@ -230,6 +230,40 @@ def test_commas_of_ids_part_them_by_a_schema_that_does_not_say_thousands(tmp_pat
     assert {len(one) for one in rows_of(tmp_path / "u")["ids"].to_pylist()} == {1}
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+@pytest.mark.parametrize(
+    "option", [["--header"], ["--no-header"], ["--delimiter", "~"], ["--names", "x,y"]]
+)
+def test_options_of_text_are_refused_of_other_files(
+    tmp_path: Path, name: str, option: list[str]
+) -> None:
+    path = tmp_path / name
+    pq.write_table(pa.table({"y": [0, 1], "x": [1.5, 2.5]}), tmp_path / "a.parquet")
+    text(tmp_path / "a.jsonl", '{"y": 0, "x": 1.5}\n{"y": 1, "x": 2.5}\n')
+    form = "{delimiter: '~', header: true, names: [x, y]}"
+    schema = text(
+        tmp_path / "schema.yaml",
+        f"{{label: y, session_id: null, timestamp: null, dense: [x], text: {form}}}",
+    )
+    whole = ["--schema", schema]
+    refused = f"{option[0]} would do nothing, for it is of text alone: take it out"
+    for command in (["schema", path], ["import", path, tmp_path / "t", *whole]):
+        assert refused in recd("data", *command, *option, fails=2)
+    assert refused in recd("data", "check", path, *whole, *option, fails=1)
+    counted = ["vocabulary", path, "--column", "y", "--save", tmp_path / "v.parquet"]
+    assert refused in recd("data", *counted, *option, fails=2)
+    assert not {one.name for one in tmp_path.iterdir()} & {"t", "v.parquet"}
+    recd("data", "import", path, tmp_path / "t", *whole)  # those of a schema are of its text
+
+
+def test_an_encoding_is_of_text_and_of_lines_of_json(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"y": [0, 1]}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_bytes('{"y": 0, "x": "\xe9"}\n'.encode("latin-1"))
+    latin = ["--encoding", "latin-1"]
+    assert "--encoding would do" in recd("data", "schema", tmp_path / "a.parquet", *latin, fails=2)
+    assert "latin-1" in recd("data", "schema", tmp_path / "a.jsonl", *latin)
+
+
 def test_names_of_a_schema_are_of_text_without_a_header(tmp_path: Path) -> None:
     form = TextForm(names=("y", "item"))
     bare = text(tmp_path / "a.tsv", "1\t2\n0\t3\n")
@@ -243,9 +277,9 @@ def test_names_of_a_schema_are_of_text_without_a_header(tmp_path: Path) -> None:
         other: ("y", "item"),
     }
     for path, names in wanted.items():
-        (file,) = foreign_files([path], form, names_given=False)
+        (file,) = foreign_files([path], form, given=TextForm())
         assert file.names == names
-    with pytest.raises(DataError, match="Names are given to columns of text alone"):
+    with pytest.raises(DataError, match=r"--names would do nothing, for it is of text alone"):
         foreign_files([tmp_path / "b.parquet"], form)
     schema = text(
         tmp_path / "schema.yaml",

@@ -11,8 +11,10 @@ import importlib.util
 import math
 import os
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,19 @@ from recd_plugins.api.data import Progress, Schema, Table, silent
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["ClusterWithSpark", "require_spark"]
+__all__ = ["ClusterWithSpark", "check_that_it_listens", "require_spark"]
+
+STANDALONE = "spark://"
+LISTENS = 5.0
+"""Seconds in which a master takes a connection."""
+START, LOOK = 300.0, 0.5
+"""Seconds in which a worker of a cluster takes a job, and between two looks."""
+GROUP = "recd cluster_by_session"
+MEND = (
+    "Mend that: all of Spark's processes read and write there, on a cluster too. Or take engine: "
+    "pyarrow."
+)
+CURE = "Name a master that is there, as local[2] or spark://HOST:7077, or take engine: pyarrow."
 
 
 def require_spark() -> None:
@@ -86,14 +100,16 @@ class ClusterWithSpark:
             if before != after:
                 raise DataError(
                     f"{folder}: Spark made {after} of the source's {before}. Nothing was "
-                    "published. Run the step again, or take engine: pyarrow."
+                    "published. If its workers are other machines, they must see this folder, and "
+                    f"{table.path}, as this one does. Run the step again, or take engine: pyarrow."
                 )
             return parts.publish()
 
     def _cluster(self, table: Table, n_parts: int, folder: Path) -> None:
         with (
             _session(self._master, self._memory_gb) as session,
-            _named(f"Spark could not cluster {table.path}", "Mend that, or take engine: pyarrow."),
+            _named(f"Spark could not cluster {table.path} into {folder}", MEND),
+            _given_a_worker(session),
         ):
             rows = _read(session, table)
             by = ["_hash", *(["_time"] if table.schema.timestamp else []), "_file", "_row"]
@@ -109,10 +125,10 @@ def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
 
     running = SparkSession.getActiveSession()
     with _named(
-        f"no Spark starts with spark_master: {master}",
-        "What it printed says more. Name a master that is there, as local[2] or "
-        "spark://HOST:7077, or take engine: pyarrow.",
+        f"no Spark starts with spark_master: {master}", f"What it printed says more. {CURE}"
     ):
+        if running is None:
+            check_that_it_listens(master)
         session = running or (
             SparkSession.builder.master(master)
             .appName("cluster_by_session")
@@ -128,6 +144,67 @@ def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
     finally:
         if running is None:
             session.stop()
+
+
+def check_that_it_listens(master: str) -> None:
+    """`DataError` where no master of a standalone cluster does: Spark itself would try on for a
+    minute, and then end the program."""
+    if not master.startswith(STANDALONE):
+        return
+    refused = []
+    for place in master.removeprefix(STANDALONE).split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENS).close()
+        except ValueError:
+            refused.append(f"{place!r} is no HOST:PORT")
+        except (OSError, OverflowError) as error:
+            refused.append(f"{place}: {error}")
+        else:
+            return
+    raise DataError(
+        f"etl: cluster_by_session: no Spark starts with spark_master: {master} "
+        f"({'; '.join(refused)}). {CURE}"
+    )
+
+
+@contextmanager
+def _given_a_worker(session: SparkSession) -> Iterator[None]:
+    """Inside, a job ends in `DataError` where a cluster has no worker for it: Spark itself would
+    wait, and says so where nobody looks."""
+    from py4j.protocol import Py4JError
+
+    context = session.sparkContext
+    if context.master.startswith("local"):
+        yield
+        return
+    done, given_up = threading.Event(), threading.Event()
+    context.setJobGroup(GROUP, "cluster_by_session")
+
+    def watch() -> None:
+        with suppress(Py4JError):  # Spark has ended, of which the job's own error tells
+            for _ in range(math.ceil(START / LOOK)):
+                # The driver is one of them.
+                if done.wait(LOOK) or context._jsc.sc().getExecutorMemoryStatus().size() > 1:
+                    return
+            given_up.set()
+            context.cancelJobGroup(GROUP)
+
+    watching = threading.Thread(target=watch, daemon=True, name="spark-workers")
+    watching.start()
+    try:
+        yield
+    except Exception as error:
+        if not given_up.is_set():
+            raise
+        raise DataError(
+            f"etl: cluster_by_session: no worker of {context.master} took the job within "
+            f"{START:g} s. Its page says which are there and what else they do: start some, or "
+            "take engine: pyarrow."
+        ) from error
+    finally:
+        done.set()
+        watching.join()
 
 
 @contextmanager

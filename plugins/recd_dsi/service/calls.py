@@ -9,7 +9,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from recd_dsi.service.addresses import host_and_port
 from recd_plugins.api import CapabilityError, DataError, PluginError, RecdError, RegistryError
 from recd_plugins.api.reading import DamagedStripe
 
@@ -33,7 +36,9 @@ __all__ = [
     "is_loopback",
     "json_result",
     "listening",
+    "reason",
     "server_options",
+    "starting",
 ]
 
 HOST = "127.0.0.1"
@@ -72,6 +77,8 @@ class Credentials:
         )
 
 
+TOKEN_CURE = "`openssl rand -hex 32 > FILE` writes one; all processes of the service have the same."
+PEM_CURE = "Name a file of PEM, which begins `-----BEGIN`."
 NO_CREDENTIALS = Credentials()
 """Those of a service on this machine alone."""
 
@@ -79,9 +86,29 @@ NO_CREDENTIALS = Credentials()
 def credentials_of(
     token_file: Path | None, certificate: Path | None, key: Path | None
 ) -> Credentials:
-    """Credentials as options name them."""
-    token = "" if token_file is None else _read(token_file).decode().strip()
+    """Credentials as options name them; `CapabilityError` for a file that cannot be what it is
+    named for."""
+    token = "" if token_file is None else _token(token_file)
+    for path, what in ((certificate, "certificate"), (key, "key")):
+        if path is not None:
+            _pem(path, what)
     return Credentials(token=token, certificate=certificate, key=key)
+
+
+def _token(path: Path) -> str:
+    token = _read(path, "token", TOKEN_CURE).decode("latin-1").strip()
+    if not token or not (token.isascii() and token.isprintable()):
+        what = "no line of ASCII" if token else "empty"
+        raise CapabilityError(f"{path}: is named as `token_file`, but is {what}. {TOKEN_CURE}")
+    return token
+
+
+def _pem(path: Path, what: str) -> bytes:
+    """The file of a certificate, or of a key."""
+    found = _read(path, what, PEM_CURE)
+    if b"-----BEGIN " not in found:
+        raise CapabilityError(f"{path}: is named as `{what}`, but is no PEM. {PEM_CURE}")
+    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -96,6 +123,7 @@ def is_loopback(host: str) -> bool:
 
 def listening(host: str, port: int, credentials: Credentials) -> str:
     """The location of a server."""
+    host = f"[{host}]" if ":" in host else host
     return f"{'grpc+tls' if credentials.certificate else 'grpc'}://{host}:{port}"
 
 
@@ -107,16 +135,33 @@ def server_options(credentials: Credentials) -> dict[str, Any]:
     if credentials.certificate is not None:
         if credentials.key is None:
             raise CapabilityError("a server needs the key of its certificate: name it as `key`.")
-        pair = (_read(credentials.certificate), _read(credentials.key))
+        pair = (_pem(credentials.certificate, "certificate"), _pem(credentials.key, "key"))
         options["tls_certificates"] = [pair]
     return options
 
 
-def _read(path: Path) -> bytes:
+@contextmanager
+def starting(host: str, port: int, credentials: Credentials) -> Iterator[None]:
+    """Inside, a server that cannot start is a `CapabilityError` that says where, and the cure."""
+    try:
+        yield
+    except (pa.ArrowException, flight.FlightError, OSError) as error:
+        cure = "Name a host of this machine, and a port that nobody has (0: one that is free)"
+        if credentials.certificate is not None:
+            cure += f"; and see whether {credentials.key} is the key of {credentials.certificate}"
+        raise CapabilityError(
+            f"no server starts at {host}:{port} ({reason(error)}). {cure}."
+        ) from None
+
+
+def _read(path: Path, what: str, cure: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CapabilityError(f"{path}: cannot be read ({error.strerror}).") from None
+        named = f"the {what} of the reader service"
+        raise CapabilityError(
+            f"{path}: {named} cannot be read ({error.strerror}). {cure}"
+        ) from None
 
 
 class _AsksForToken(flight.ServerMiddlewareFactory):
@@ -150,6 +195,12 @@ def answered(error: BaseException) -> RecdError | None:
     return DamagedStripe(text, int(stripe)) if found is None else found(text)
 
 
+def reason(error: BaseException) -> str:
+    """Why a call failed, without what gRPC says of itself behind it."""
+    first = str(error).partition("\n")[0]
+    return re.split(r"\.? (gRPC client debug|Client) context|\. Detail", first)[0].rstrip(". ")
+
+
 def json_result(found: Any) -> list[flight.Result]:
     """The answer to an action."""
     return [flight.Result(json.dumps(found).encode())]
@@ -166,10 +217,10 @@ class Caller:
         own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         options: dict[str, Any] = {"generic_options": own}
         if credentials.certificate is not None:
-            options["tls_root_certs"] = _read(credentials.certificate)
-        host, _, port = address.rpartition(":")
-        credentials.check(host.strip("[]"))
-        self._client = flight.FlightClient(listening(host, int(port), credentials), **options)
+            options["tls_root_certs"] = _pem(credentials.certificate, "certificate")
+        host, port = host_and_port(address)
+        credentials.check(host)
+        self._client = flight.FlightClient(listening(host, port, credentials), **options)
         self._headers = (
             [(b"authorization", f"Bearer {credentials.token}".encode())]
             if credentials.token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -83,14 +83,18 @@ def coordinator(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option("--backend", help="Who starts them: local, or ray.", metavar="NAME")
+        Literal["local", "ray"],
+        typer.Option("--backend", help="Who starts them: local, or ray.", metavar="NAME"),
     ] = "local",
     host: Host = "127.0.0.1",
     port: Port = 0,
     page: Annotated[
         int | None,
         typer.Option(
-            "--page", help="A port of 127.0.0.1 for a page and /metrics; 0 is a free one."
+            "--page",
+            help="A port of 127.0.0.1 for a page and /metrics; 0 is a free one.",
+            min=0,
+            max=65535,
         ),
     ] = None,
     token_file: TokenFile = None,
@@ -107,6 +111,9 @@ def coordinator(
         from recd_plugins.api.reading import die_with_parent
 
         die_with_parent()
+        if registry is None:
+            _check_starts_none(overrides or (), backend, workers, most_workers)
+        bounds = None if most_workers is None else Bounds(fewest=workers, most=most_workers)
         credentials = credentials_of(token_file, certificate, key)
         server = Coordinator(host, port, credentials)
         listens = {"serves": server.address}
@@ -115,8 +122,8 @@ def coordinator(
         started = None
         if registry is not None:
             started = _started(registry, overrides or (), backend, workers, server, credentials)
-        if most_workers is not None:
-            server.scaling = Scaling(Bounds(fewest=workers, most=most_workers))
+        if bounds is not None:
+            server.scaling = Scaling(bounds)
             Scaler(server.scaling, server.clients, started)
         if page is not None:
             from recd_dsi.service.page import Page
@@ -213,6 +220,23 @@ def advise(
     typer.echo(json.dumps(found.summary()) if as_json else "\n".join(sizing_lines(found)))
 
 
+def _check_starts_none(
+    overrides: Sequence[str], backend: str, workers: int, most_workers: int | None
+) -> None:
+    """`RegistryError` for what is of workers that a coordinator starts, of one that starts none."""
+    options = {
+        f"override {', '.join(overrides)}": bool(overrides),
+        "--backend": backend != "local",
+        "--workers": workers != 1 and most_workers is None,
+    }
+    for option, is_given in options.items():
+        if is_given:
+            raise RegistryError(
+                f"{option}: does nothing here, for a coordinator starts workers of its --registry "
+                "alone. Name one, or take this out and start each by `recd serve worker --join`."
+            )
+
+
 def _started(
     registry: Path,
     overrides: Sequence[str],
@@ -230,8 +254,6 @@ def _started(
     delivery = load(registry, overrides).delivery()
     options = WorkerOptions(join=server.address, credentials=credentials)
     given = (delivery, options, workers, server.has_started)
-    if backend not in ("local", "ray"):
-        raise RegistryError(f"--backend: {backend} is none; choose local or ray.")
     found = RayBackend(*given, address="auto") if backend == "ray" else LocalBackend(*given)
     found.wait()
     return found

@@ -7,6 +7,7 @@ that it was given, so a coordinator that is away is missed by nobody.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import zlib
@@ -25,7 +26,9 @@ from recd_dsi.service.calls import (
     flight_error,
     json_result,
     listening,
+    reason,
     server_options,
+    starting,
 )
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
@@ -171,7 +174,9 @@ class Coordinator(flight.FlightServerBase):
         self._started: set[str] = set()
         self._clients: dict[str, tuple[float, dict[str, Any]]] = {}
         self._lock = threading.Lock()
-        super().__init__(listening(host, port, credentials), **server_options(credentials))
+        options = server_options(credentials)
+        with starting(host, port, credentials):
+            super().__init__(listening(host, port, credentials), **options)
         self.address = f"{host}:{self.port}"
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
@@ -242,21 +247,35 @@ class Joins(Protocol):
 
 
 def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
-    """Have a worker say for as long as it lives that it is there."""
+    """Have a worker say for as long as it lives that it is there; and on standard error that nobody
+    hears it."""
     caller = Caller(coordinator, credentials)
 
     def speak() -> None:
-        seat = None
+        seat, heard = None, True
         while True:
             try:
                 about = {**worker.about(), "seat": seat}
                 answer = caller.act("heartbeat", about, TIMEOUT)
                 seat, pause = answer["seat"], float(answer["interval"])
-            except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError):
+                if not heard:
+                    _say(f"the coordinator at {coordinator} hears this worker now")
+                heard = True
+            except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError) as error:
                 pause = INTERVAL
+                if heard:
+                    _say(
+                        f"the coordinator at {coordinator} does not hear this worker "
+                        f"({reason(error)}); it tries on"
+                    )
+                heard = False
             time.sleep(pause)
 
     threading.Thread(target=speak, daemon=True, name="recd-heartbeat").start()
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def watch_members(
@@ -274,8 +293,11 @@ def watch_members(
                 there, pause = answer["workers"], float(answer["interval"])
                 if there:
                     fleet.now({int(one["seat"]): str(one["address"]) for one in there})
-            except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError):
+                fleet.unknown = "" if there else f"the coordinator at {coordinator} knows no worker"
+            except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError) as error:
                 pause = INTERVAL  # the list that we have stands
+                if not fleet.remotes():
+                    fleet.unknown = f"the coordinator at {coordinator}: {reason(error)}"
             time.sleep(pause)
 
     threading.Thread(target=look, daemon=True, name="recd-members").start()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from recd_dsi.service.calls import Refused, answered
+from recd_dsi.service.calls import Refused, answered, reason
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import MOST_RANGES, BatchJob, Request, Turns
 from recd_dsi.service.shared_memory import NotShared, SharedReader, WrittenOver
@@ -233,7 +233,7 @@ class Fetching:
                     position += len(found)
                     if self._closed or position == run.stop:
                         return
-            remote.failed()  # it ended before it had answered
+            remote.failed("it ended amid an answer")
         except WrittenOver:
             with self._lock:
                 self._over.update(range(position, run.stop))
@@ -244,7 +244,7 @@ class Fetching:
         except (pa.ArrowException, flight.FlightError, OSError) as found:
             error = answered(found)
             if error is None:
-                remote.failed()
+                remote.failed(reason(found))
         except Exception as found:  # nobody else would hear of it
             kind = type(found).__name__
             error = PluginError(f"a batch of {remote.address} raised {kind}: {found}.")

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from recd_dsi.service.calls import Caller, Credentials
+from recd_dsi.service.calls import Caller, Credentials, reason
 from recd_dsi.service.scaling import Scaler
 
 __all__ = ["Backend", "Fleet", "Remote"]
@@ -63,14 +63,17 @@ class Remote:
         self.down_until = 0.0
         self.refusal: Exception | None = None
         """Why it is not asked again: it makes other batches."""
+        self.trouble = ""
+        """Why its latest call failed."""
 
     @property
     def up(self) -> bool:
         """Whether it may be asked."""
         return self.refusal is None and time.monotonic() >= self.down_until
 
-    def failed(self) -> None:
+    def failed(self, why: str = "") -> None:
         """It did not answer: leave it alone for a while."""
+        self.trouble = why
         first, most = BACK_OFF
         self.down_until = time.monotonic() + min(most, first * 2**self.failures)
         self.failures = min(self.failures + 1, 16)
@@ -82,16 +85,16 @@ class Remote:
         """
         try:
             self.caller.act("ping", {}, timeout)
-        except (pa.ArrowException, OSError, ValueError):
+        except (pa.ArrowException, OSError, ValueError) as error:
             self.caller = Caller(self.address, self._credentials)
-            self.failed()
+            self.failed(reason(error))
             return False
         self.worked()
         return True
 
     def worked(self) -> None:
         """It answered."""
-        self.failures, self.down_until = 0, 0.0
+        self.failures, self.down_until, self.trouble = 0, 0.0, ""
 
 
 class Fleet:
@@ -110,6 +113,14 @@ class Fleet:
         self._remotes: dict[int, Remote] = {}
         self.backend: Backend | None = None
         """Who started them, if this process did."""
+        self.unknown = ""
+        """Why nobody says who they are, where a coordinator should."""
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody can be asked, as far as it is known."""
+        each = (f"{one.address}: {one.trouble}" for one in self.remotes() if one.trouble)
+        return self.unknown or next(each, "")
 
     def now(self, addresses: Mapping[int, str]) -> None:
         """Who is there by now, by seat."""

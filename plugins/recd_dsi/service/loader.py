@@ -202,7 +202,10 @@ class ServiceLoader:
         self._local.source.left_out = left_out
 
     def _say_so(self) -> None:
-        what = f"no worker has answered for {self._options.patience:g} s"
+        why = self.fleet().trouble
+        what = (
+            f"no worker has answered for {self._options.patience:g} s{f' ({why})' if why else ''}"
+        )
         if not self._fall_back:
             raise DataError(
                 f"reader: {what}. See whether they run, or let this rank read by itself then "

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import HOST, Credentials
 from recd_dsi.service.coordinator import join
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
@@ -30,6 +31,11 @@ __all__ = ["RayBackend", "WorkerActor", "host_of"]
 
 LOOK = 0.25
 """Seconds between two looks at whether all are there."""
+LISTENS = 5.0
+"""Seconds in which a Ray answers."""
+SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""The frame with which both sides of HTTP/2, and so of gRPC, begin."""
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
 START = 300.0
 """Seconds in which the first worker must serve: a cluster may have to make room for it."""
 
@@ -260,17 +266,22 @@ def joined(address: str | None) -> ModuleType:
 
 
 def _check_that_it_listens(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
+    """`CapabilityError` where nobody does, or who does is no Ray, as its dashboard: Ray itself
+    would try for minutes."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except (OSError, ValueError, OverflowError) as error:
+        with socket.create_connection(host_and_port(address), timeout=LISTENS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            connection.sendall(HTTP2)
+            if connection.recv(len(SETTINGS))[3:4] != SETTINGS[3:4]:
+                raise OSError("who listens there does not speak gRPC")
+    except OSError as error:
         raise _absent(address, error) from None
 
 
 def _absent(address: str | None, error: Exception) -> CapabilityError:
+    why = str(error).partition("\n")[0].rstrip(".")
     return CapabilityError(
-        f"reader.ray_address: there is no Ray at {address} ({str(error).splitlines()[0]}). Start "
-        "one with `ray start --head` and name its HOST:PORT, or leave ray_address out to have one "
-        "started."
+        f"reader.ray_address: there is no Ray at {address} ({why}). Start one with `ray start "
+        "--head` and name its HOST:PORT, or leave ray_address out to have one started."
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from recd_dsi.service.addresses import host_and_port
 from recd_plugins.api import Config, Context, Loader, Range, RegistryError
 from recd_plugins.api.data import Split, Table
 from recd_plugins.api.reading import (
@@ -23,6 +24,7 @@ from recd_plugins.api.reading import (
 )
 
 if TYPE_CHECKING:
+    from recd_dsi.service.calls import Credentials
     from recd_dsi.service.fleet import Backend, Fleet
     from recd_plugins.api.batch import Batch
 
@@ -112,6 +114,33 @@ class ServiceReaderConfig(Config):
                 "most_workers",
             )
 
+        self._check_who_starts()
+
+    def _check_who_starts(self) -> None:
+        """`RegistryError` for what is of other workers than are chosen, and for no address."""
+        for option in ("coordinator", "ray_address"):
+            address = getattr(self, option)
+            if address is not None and address != "auto":
+                try:
+                    host_and_port(address)
+                except RegistryError as error:
+                    raise RegistryError(error.message, option) from None
+        if self.coordinator is not None:
+            of_started = {"backend": "local", "ray_address": None, "key": None, "cache": None}
+            for option, left_out in of_started.items():
+                if getattr(self, option) != left_out:
+                    raise RegistryError(
+                        "is of workers that the rank starts, but those of a coordinator are "
+                        "started by `recd serve`, which has the same option. Take it out here.",
+                        option,
+                    )
+        elif self.backend != "ray" and self.ray_address is not None:
+            raise RegistryError(
+                f"is of actors of Ray, but `backend: {self.backend}` starts processes of this "
+                "machine. Write `backend: ray`, or take it out.",
+                "ray_address",
+            )
+
     @property
     def forks(self) -> bool:
         """Whether a rank forks its workers."""
@@ -153,11 +182,13 @@ class ServiceReader:
         )
         if self._delivery is None:
             return local
+        from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.fetching import FetchingOptions  # torch: seconds
         from recd_dsi.service.job import BatchJob
         from recd_dsi.service.loader import ServiceLoader
 
         config, order, delivery = self._config, local.source.order, self._delivery()
+        credentials = credentials_of(config.token_file, config.certificate, config.key)
         shares = Shares(world_size=world_size, streams=order.streams)
         return ServiceLoader(
             local,
@@ -170,7 +201,7 @@ class ServiceReader:
             ),
             rank,
             first_stream=shares.streams_of(rank)[0],
-            fleet=lambda: started(config, delivery, rank),
+            fleet=lambda: started(config, delivery, rank, credentials),
             options=FetchingOptions(
                 prefetch_bytes=config.prefetch_mib * MIB,
                 hedge=config.hedge,
@@ -209,12 +240,13 @@ _FLEETS: dict[tuple[str, ServiceReaderConfig], Fleet] = {}
 """The workers that this process started, which all of its loaders share."""
 
 
-def started(config: ServiceReaderConfig, delivery: Delivery, rank: int) -> Fleet:
+def started(
+    config: ServiceReaderConfig, delivery: Delivery, rank: int, credentials: Credentials
+) -> Fleet:
     """The workers of a registry, started where they are not yet.
 
     Ranks whose loaders are in one process share the workers of the first.
     """
-    from recd_dsi.service.calls import credentials_of
     from recd_dsi.service.coordinator import watch_members
     from recd_dsi.service.fleet import Fleet
     from recd_dsi.service.local_backend import LocalBackend
@@ -225,7 +257,6 @@ def started(config: ServiceReaderConfig, delivery: Delivery, rank: int) -> Fleet
     with _LOCK:
         place = (delivery.digest, config)
         if place not in _FLEETS:
-            credentials = credentials_of(config.token_file, config.certificate, config.key)
             if config.coordinator is not None:
                 _FLEETS[place] = fleet = Fleet(credentials, config.workers)
                 watch_members(

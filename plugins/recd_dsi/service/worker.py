@@ -35,6 +35,7 @@ from recd_dsi.service.calls import (
     json_result,
     listening,
     server_options,
+    starting,
 )
 from recd_dsi.service.job import MOST_BATCHES, BatchJob, Request
 from recd_dsi.service.shared_memory import SharedRing
@@ -143,7 +144,9 @@ class Worker(flight.FlightServerBase):
         self._maker = Maker(self.buffer)
         self._shared = SharedRing(options.shared_bytes)
         location = listening(options.host, options.port, options.credentials)
-        super().__init__(location, **server_options(options.credentials))
+        serves = server_options(options.credentials)
+        with starting(options.host, options.port, options.credentials):
+            super().__init__(location, **serves)
         self.address = f"{options.host}:{self.port}"
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:

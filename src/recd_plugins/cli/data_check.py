@@ -21,6 +21,7 @@ from recd_plugins.cli.options import (
     reported,
     text_form,
 )
+from recd_plugins.errors import RegistryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,15 +74,17 @@ def check(
     with reported(debug):
         from recd_plugins.data.importing.schema_file import load_schema_and_form
 
-        form, given = text_form(delimiter, header, encoding, names), None
+        given, asked = text_form(delimiter, header, encoding, names), None
+        form = given
         if schema is not None:
-            given, own = load_schema_and_form(schema)
-            form = form.over(own)
+            asked, own = load_schema_and_form(schema)
+            form = given.over(own)
         with progress() as show:
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
-                checked = _registry(paths[0], given, show)
+                _check_says_nothing(given, paths[0])
+                checked = _registry(paths[0], asked, show)
             else:
-                checked = _tables(paths, given, form, bool(names), show)
+                checked = _tables(paths, asked, form, given, show)
     problems = {name: one.problems for name, one in checked.items()}
     if as_json:
         values: dict[str, Any] = {
@@ -105,7 +108,20 @@ def _counted(problems: int) -> str:
     return "no problem" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"
 
 
-def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
+def _check_says_nothing(given: TextForm, registry: Path) -> None:
+    """`RegistryError` for options of text beside a registry."""
+    options = [one.name for one in dataclasses.fields(given) if getattr(given, one.name)]
+    if given.header is False:
+        options = ["no-header", *options]
+    if options:
+        listed = " and ".join(f"--{one}" for one in options)
+        raise RegistryError(
+            f"{listed}: says how text is read, but tables of a "
+            f"registry, as {registry} names, hold none. Take it out."
+        )
+
+
+def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
     """Each split of a registry's dataset: where it lies, or once it is prepared."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.importing.checking import as_foreign, check_files
@@ -121,7 +137,7 @@ def _registry(path: Path, given: ForeignSchema | None, show: Progress) -> dict[s
         if isinstance(config, ParquetConfig):
             with beside_registry(stack.registry):
                 files, _, _ = files_of_split(config, split)
-            schema = given or config.schema or _of_footer(next(iter(files)))
+            schema = asked or config.schema or _of_footer(next(iter(files)))
             patterns = (config.absent,) if isinstance(config.absent, str) else config.absent
             absent = matching(patterns, () if schema is None else schema.columns)
         else:
@@ -150,9 +166,9 @@ def _side_table(config: SideTableConfig) -> Checked:
 
 def _tables(
     paths: Sequence[Location],
-    given: ForeignSchema | None,
+    asked: ForeignSchema | None,
     form: TextForm,
-    names_given: bool,
+    given: TextForm,
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -162,8 +178,8 @@ def _tables(
 
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
-        schema = given or _of_footer(next(iter(files)))
-        return check_files(files, schema, form=form, names_given=names_given, progress=show)
+        schema = asked or _of_footer(next(iter(files)))
+        return check_files(files, schema, form=form, given=given, progress=show)
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
         return {split: checked([paths[0] / split]) for split in SPLITS}

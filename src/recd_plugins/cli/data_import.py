@@ -162,11 +162,12 @@ def import_(
             "--split-by" if split_by is None else "",
             "rows are parted by --split-by alone",
         )
-        form, asked = text_form(delimiter, header, encoding, names), None
+        given, asked = text_form(delimiter, header, encoding, names), None
+        form = given
         if schema is not None:
             asked, own = load_schema_and_form(schema)
-            form = form.over(own)
-        files = foreign_files(paths, form, absent=absent or (), names_given=bool(names))
+            form = given.over(own)
+        files = foreign_files(paths, form, absent=absent or (), given=given)
         split = None if split_by is None else SplitBy.of(split_by, test_share)
         found = survey(
             files,

@@ -51,7 +51,8 @@ def schema(
     """Suggest a schema for Parquet, CSV, TSV or lines of JSON, by a sample spread over them.
 
     It is YAML with comments: of each column what it seems to hold, how many different values, and
-    what is in doubt. Mend it, and give it to `recd data import` or to `dataset.schema`.
+    what is in doubt. Mend it, and give it to `recd data import --schema`; or, for
+    Parquet that is read where it is, to `recd init --schema` or to `dataset.schema` of a registry.
     """
     with reported(debug):
         from recd_plugins.data.importing.proposal import propose

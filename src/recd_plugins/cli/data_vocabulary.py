@@ -92,13 +92,13 @@ def vocabulary(
         from recd_plugins.data.importing.table_files import foreign_files
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
-        form = text_form(delimiter, header, encoding, names)
+        given = form = text_form(delimiter, header, encoding, names)
         missing: dict[str, tuple[int | str, ...]] = {}
         if schema is not None:
             asked, own = load_schema_and_form(schema)
-            form = form.over(own)
+            form = given.over(own)
             missing = {name: asked.feature(name).missing for name in column}
-        files = foreign_files(paths, form, names_given=bool(names))
+        files = foreign_files(paths, form, given=given)
         found = survey(files, column, alone=True, form=form, ids=column)
         with progress() as show:
             made = write_vocabulary(

@@ -18,7 +18,9 @@ Runs = Annotated[
         help="Folders of runs, as runs/latest; several are side by side.", metavar="RUN"
     ),
 ]
-Port = Annotated[int, typer.Option("--port", help="The page's port; 0 takes a free one.", min=0)]
+Port = Annotated[
+    int, typer.Option("--port", help="The page's port; 0 takes a free one.", min=0, max=65535)
+]
 
 
 def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = False) -> None:

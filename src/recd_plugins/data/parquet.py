@@ -51,7 +51,8 @@ class ParquetConfig(Config):
     snapshot_test: Annotated[int | None, Range(ge=0)] = None
     """Likewise of the test split's table."""
     schema: ForeignSchema | None = None
-    """The columns' meaning; by default what the first file's footer says."""
+    """The columns' meaning, or the file that has it, seen from registry.yaml, as `recd data schema`
+    writes it; by default what the first file's footer says."""
     where: str | None = None
     """The rows that are taken, by columns of the files: `country == "DE" and time >= 2024-05-01`.
     Stripes whose statistics tell that they have none are not read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,12 +36,20 @@ from recd_plugins.data.files import UNFINISHED, FileFacts, found_files, table_fi
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.kept_stripes import KeptStripes
-from recd_plugins.data.parquet_file import FileWriter, OpenedFile, arrow_schema, footer_of, opened
+from recd_plugins.data.parquet_file import (
+    FileWriter,
+    Footer,
+    OpenedFile,
+    arrow_schema,
+    footer_of,
+    opened,
+)
 from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.data.selection import Selection, kept_rows
 from recd_plugins.data.side_table import PAIRS, SideTable
 from recd_plugins.data.stripes import Stripe, read_stripe
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.errors import DataError, listed, nearest
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -154,6 +163,8 @@ class Table:
         facts: dict[Location, FileFacts] = {}
         for file, facts[file], (footer, *_) in footers_of(files, cache):
             arrow = arrow_schema(footer, file, facts[file])
+            if not stripes and isinstance(schema, ForeignSchema):
+                _check_is_foreign(schema, file, footer)
             schema = schema or _schema_of(file, footer)
             for side in joins:
                 side.check(arrow, footer, file)
@@ -320,6 +331,30 @@ def footer_schema(path: Location | Sequence[Location], absent: Sequence[str] = (
             vectors=(*schema.vectors, *(one for one in other.vectors if one.name in new)),
         ).add(other.feature(name) for name in names if name not in schema.columns)
     return schema
+
+
+def _check_is_foreign(schema: ForeignSchema, file: Location, footer: Footer) -> None:
+    """`DataError`, or a warning, where a foreign schema is of the files that a table was made of,
+    and not of the table: what is converted already would be converted again."""
+    if METADATA_KEY not in (footer.metadata or {}):
+        return
+    own, unit = _schema_of(file, footer), schema.timestamp_unit
+    takes = "Take the schema out: the table says itself what its columns are"
+    if own.timestamp is not None and own.timestamp == schema.timestamp and unit != "ms":
+        raise DataError(
+            f"{file}: its times are in ms, as all that `recd` writes, and the schema takes them "
+            f"for {unit}. {takes}."
+        )
+    again = [
+        one.name for one in schema.sparse if one.ids != "as_is" and one.name in own.sparse_names
+    ]
+    if again:
+        warnings.warn(
+            f"{file}: its ids are rows of tables already, and the schema makes others of those of "
+            f"{listed(again, 6)}. {takes}, unless that is meant.",
+            NoticeWarning,
+            stacklevel=3,
+        )
 
 
 def carries_schema(path: Location | Sequence[Location]) -> bool:

@@ -8,10 +8,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from recd_plugins.config import Config, parse, path_of
-from recd_plugins.errors import PluginError, RegistryError, listed, naming, nearest, shown
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.schema_file import load_schema, options_of_schema
+from recd_plugins.describe import type_hints
+from recd_plugins.errors import (
+    PluginError,
+    RecdError,
+    RegistryError,
+    listed,
+    naming,
+    nearest,
+    shown,
+)
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.notices import Empty
 from recd_plugins.planning.remembered import remembered
@@ -29,6 +40,7 @@ from recd_plugins.slots import (
     stands_in_front,
 )
 from recd_plugins.slots.built import check_built
+from recd_plugins.storage.uri import location_of
 
 __all__ = ["Choice", "Registry", "plugin_names"]
 
@@ -169,16 +181,17 @@ class Registry:
 
 
 def _checked(source: Source) -> Registry:
-    values = source.values
-    for key in values:
+    for key in source.values:
         if key not in KEYS:
             of_train = key in {one.name for one in dataclasses.fields(TrainSettings)}
             hint = f"did you mean 'train.{key}'?" if of_train else nearest(str(key), KEYS)
             raise RegistryError(f"unknown key {shown(key)}; {hint}", str(key))
-    train = parse(TrainSettings, _mapping(values.get("train"), "train"), "train")
-    topology, empty = _topology(values.get("topology"), source.base)
-    plugins = plugin_names(values.get("plugins"))
+    train = parse(TrainSettings, _mapping(source.values.get("train"), "train"), "train")
+    topology, empty = _topology(source.values.get("topology"), source.base)
+    plugins = plugin_names(source.values.get("plugins"))
     catalog = _catalog(plugins, source)
+    source = _with_schema(source, catalog)
+    values = source.values
     filled = {slot: {"use": use} for slot, use in DEFAULT_USES.items()}
     filled.update({slot: values[slot] for slot in SLOTS if values.get(slot) is not None})
     choices = {
@@ -217,6 +230,26 @@ def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
             raise RegistryError(str(error), where) from error
         raise PluginError(f"{source.locate(where)}: {error}") from error
     return catalog
+
+
+def _with_schema(source: Source, catalog: Catalog) -> Source:
+    """The source with a foreign schema in place of the file that `dataset.schema` names, so that
+    whatever is made of a registry, by whatever process, is known by what the file says."""
+    dataset = source.values.get("dataset")
+    if not isinstance(dataset, Mapping) or not isinstance(dataset.get("schema"), str | Path):
+        return source
+    records = [claim.record for claim in catalog.of("dataset")]
+    called = str(dataset.get("use")).rpartition(":")[2]
+    hints = [type_hints(one.config).get("schema") for one in records if one.name == called]
+    if not any(ForeignSchema in get_args(hint) for hint in hints):
+        return source
+    where, file = "dataset.schema", location_of(dataset["schema"])
+    try:
+        schema = load_schema(source.base / path_of(file, where) if isinstance(file, Path) else file)
+    except RecdError as error:
+        raise RegistryError(str(error), where) from None
+    values = {**source.values, "dataset": {**dataset, "schema": options_of_schema(schema)}}
+    return dataclasses.replace(source, values=values)
 
 
 def _choices(slot: str, value: Any, catalog: Catalog) -> Iterator[Choice]:

@@ -144,7 +144,7 @@ def check_files(
     *,
     in_place: bool = False,
     form: TextForm | None = None,
-    names_given: bool = True,
+    given: TextForm | None = None,
     absent: Collection[str] = (),
     progress: Progress = silent,
 ) -> Checked:
@@ -156,7 +156,7 @@ def check_files(
     """
     found = Checked()
     files = []
-    for opened in formats_of(paths, form, names_given=names_given):
+    for opened in formats_of(paths, form, given=given):
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":

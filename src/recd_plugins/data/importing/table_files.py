@@ -37,17 +37,17 @@ def foreign_files(
     form: TextForm | None = None,
     *,
     absent: Collection[str] = (),
-    names_given: bool = True,
+    given: TextForm | None = None,
 ) -> tuple[ForeignFile, ...]:
     """The files of one table, in order: those named, and all of a folder that is named.
 
-    What a file is follows from its content, unless the form of text says it. `DataError` names a
-    file that is not there, empty, or nothing that can be read, and files of text that differ in
-    other columns than those that may be `absent`.
+    What a file is follows from its content, unless the form of text says it, of which options have
+    `given` a part. `DataError` names a file that is not there, empty, or nothing that can be read,
+    and files of text that differ in other columns than those that may be `absent`.
     """
     files: list[ForeignFile] = []
     refused: list[DataError] = []
-    for one in formats_of(files_of(paths), form, names_given=names_given):
+    for one in formats_of(files_of(paths), form, given=given):
         if isinstance(one, DataError):
             refused.append(one)
         else:
@@ -99,21 +99,26 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
 
 
 def formats_of(
-    files: Mapping[Location, FileFacts], form: TextForm | None = None, *, names_given: bool = True
+    files: Mapping[Location, FileFacts],
+    form: TextForm | None = None,
+    *,
+    given: TextForm | None = None,
 ) -> list[ForeignFile | DataError]:
     """What each file is, or why nobody knows: several are opened at a time.
 
-    Names of the form that nobody gave for these files are those of a schema: they are of such text
-    as it was made of, and other files have their own.
+    What options say of these files is `given`, by default all of the form: a file that it does not
+    fit is an error. The rest of the form is a schema's: it is of such text as that was made of, and
+    other files have names of their own.
     """
     form = form or TextForm()
+    named = form if given is None else given
     if form.delimiter is not None:
         check_delimiter(form.delimiter)
     encoding = checked_encoding("utf-8" if form.encoding is None else form.encoding)
 
     def look(path: Location) -> ForeignFile | DataError:
         try:
-            return _foreign_file(path, files[path], form, encoding, names_given)
+            return _foreign_file(path, files[path], form, encoding, named)
         except DataError as error:
             return error
 
@@ -152,11 +157,12 @@ def _check_is_file(path: Location) -> None:
 
 
 def _foreign_file(
-    path: Location, facts: FileFacts, form: TextForm, encoding: str, names_given: bool
+    path: Location, facts: FileFacts, form: TextForm, encoding: str, given: TextForm
 ) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders."""
     file = format_of(path, form, encoding)
-    if form.names and (names_given or not _names_itself(file, form.names)):
+    _check_is_text(file, given)
+    if form.names and (given.names or not _names_itself(file, form.names)):
         file = _with_names(file, form.names)
     size, mtime_ns = facts.size, facts.mtime_ns or 0
     if size is None:
@@ -164,6 +170,22 @@ def _foreign_file(
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     own = {name: one for name, one in facts.partitions.items() if name not in file.names}
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
+
+
+def _check_is_text(file: ForeignFile, given: TextForm) -> None:
+    """`DataError` for options that say how text is read, of a file that is none."""
+    if file.format == "text":
+        return
+    header = "--header" if given.header else "--no-header"
+    named = {"--delimiter": given.delimiter, header: given.header, "--names": given.names or None}
+    if file.format == "parquet":  # lines of JSON have an encoding, too
+        named["--encoding"] = given.encoding
+    options = " and ".join(option for option, value in named.items() if value is not None)
+    if options:
+        raise DataError(
+            f"{file.path}: is {file}, whose columns are called {listed(file.names, 6)} there. "
+            f"{options} would do nothing, for it is of text alone: take it out."
+        )
 
 
 def _names_itself(file: ForeignFile, names: Sequence[str]) -> bool:
@@ -175,12 +197,7 @@ def _names_itself(file: ForeignFile, names: Sequence[str]) -> bool:
 
 
 def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
-    """The file, its columns under these names."""
-    if file.format != "text":
-        raise DataError(
-            f"{file.path}: is {file}, whose columns are called {listed(file.names, 6)} there. "
-            "Names are given to columns of text alone: take `--names` out."
-        )
+    """The file of text, its columns under these names."""
     if not len({*names} - {""}) == len(names) == len(file.names):
         raise DataError(
             f"{file.path}: is {file}, with {len(file.names)} columns, and {len(names)} names are "

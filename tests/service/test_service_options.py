@@ -1,0 +1,115 @@
+"""Rung 1 (values; sockets of this machine): options of the reader service that cannot be meant."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_dsi.service.addresses import host_and_port
+from recd_dsi.service.calls import HOST, credentials_of, reason
+from recd_dsi.service.coordinator import Coordinator
+from recd_dsi.service.ray_backend import joined
+from recd_dsi.service.reader import ServiceReaderConfig
+from recd_plugins.errors import CapabilityError, RegistryError
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("a.b:1", ("a.b", 1)), ("10.0.0.7:65535", ("10.0.0.7", 65535)), ("[::1]:80", ("::1", 80))],
+)
+def test_an_address_is_host_and_port(address: str, parts: tuple[str, int]) -> None:
+    assert host_and_port(address) == parts
+
+
+@pytest.mark.parametrize(
+    "address", ["", "a", "a:", ":1", "a:0", "a:65536", "a:-1", "a:b", "ray://a:1", "http://a:1"]
+)
+def test_what_lacks_either_is_named(address: str) -> None:
+    with pytest.raises(RegistryError, match=r"is no HOST:PORT\. Write both, as 10\.0\.0\.7:8815"):
+        host_and_port(address)
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "says"),
+    [
+        ({"ray_address": "auto"}, "ray_address", r"Write `backend: ray`, or take it out"),
+        ({"backend": "ray", "ray_address": "a"}, "ray_address", "is no HOST:PORT"),
+        ({"coordinator": "a"}, "coordinator", "is no HOST:PORT"),
+        ({"coordinator": "a:1", "backend": "ray"}, "backend", "are started by `recd serve`"),
+        ({"coordinator": "a:1", "cache": Path("c")}, "cache", "are started by `recd serve`"),
+        ({"coordinator": "a:1", "key": Path("k")}, "key", "are started by `recd serve`"),
+    ],
+)
+def test_an_option_of_other_workers_is_refused(
+    options: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(RegistryError, match=says) as refused:
+        ServiceReaderConfig(**options)
+    assert refused.value.where == where
+
+
+def test_options_of_the_chosen_workers_are_taken(tmp_path: Path) -> None:
+    ServiceReaderConfig(backend="ray", ray_address="auto", key=tmp_path, cache=tmp_path)
+    ServiceReaderConfig(coordinator="a:1", token_file=tmp_path, certificate=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [(None, r"cannot be read \(No such file"), (b"", "is empty"), (b"\xff\n", "no line of ASCII")],
+)
+def test_a_token_that_is_none_says_what_writes_one(
+    tmp_path: Path, held: bytes | None, says: str
+) -> None:
+    if held is not None:
+        (tmp_path / "token").write_bytes(held)
+    with pytest.raises(CapabilityError, match=f"token: .*{says}.*openssl rand -hex 32"):
+        credentials_of(tmp_path / "token", None, None)
+
+
+@pytest.mark.parametrize("which", ["certificate", "key"])
+def test_what_is_no_pem_is_named(tmp_path: Path, which: str) -> None:
+    (tmp_path / "token").write_text("a token\n")
+    (tmp_path / "good.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    (tmp_path / "other").write_text("nothing of the kind\n")
+    files = {"certificate": tmp_path / "good.pem", "key": tmp_path / "good.pem"}
+    assert credentials_of(tmp_path / "token", **files).token == "a token"
+    with pytest.raises(CapabilityError, match=f"other: is named as `{which}`, but is no PEM"):
+        credentials_of(None, **(files | {which: tmp_path / "other"}))
+
+
+def test_who_listens_and_is_no_ray_is_not_waited_for() -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    with socket.create_server((HOST, 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as caller:
+                caller.recv(64)
+                caller.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(CapabilityError, match="who listens there does not speak gRPC"):
+            joined(f"{HOST}:{server.getsockname()[1]}")
+        thread.join(60)
+
+
+def test_a_reason_is_without_what_grpc_says_of_itself() -> None:
+    told = "Flight error: no route. gRPC client debug context: UNKNOWN. Client context: OK"
+    assert reason(OSError(told)) == "Flight error: no route"
+    assert reason(OSError("a token is needed. Detail: Unauthenticated")) == "a token is needed"
+
+
+def test_a_server_that_cannot_start_says_where(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(CapabilityError, match=rf"no server starts at {HOST}:{port} \("):
+            Coordinator(port=port)
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("-----BEGIN NOTHING-----\n")
+    files = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    with pytest.raises(CapabilityError, match=r"see whether .*key\.pem is the key of .*cert\.pem"):
+        Coordinator(credentials=credentials_of(None, **files))
