@@ -120,3 +120,32 @@ print(*(one.message for one in told if "compiled" in str(one.message)))
     values, told = done.stdout.splitlines()
     assert values == "42 8"
     assert told.count("cannot be kept (File too large)") == 1
+
+
+def test_a_kernel_is_compiled_anew_once_the_file_of_one_that_it_calls_has_changed(
+    tmp_path: Path,
+) -> None:
+    """numba looks at the kernel's own file, and runs what it calls as that was."""
+    header = "from recd_plugins.compat.kernels import kernel\n"
+    called, between = tmp_path / "called.py", tmp_path / "between.py"
+    between.write_text(
+        f"{header}from called import more\n@kernel\ndef twice(x):\n    return more(more(x))\n"
+    )
+    (tmp_path / "calls.py").write_text(
+        f"{header}from between import twice\n@kernel\ndef found(x):\n    return twice(x)\n"
+        "print(found(1), sum(found.stats.cache_hits.values()))\n"
+    )
+    printed = []
+    for added in (1, 1, 100):
+        if not printed or added == 100:
+            called.write_text(f"{header}@kernel\ndef more(x):\n    return x + {added}\n")
+        printed.append(
+            subprocess.run(
+                [sys.executable, "calls.py"],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.split()
+        )
+    assert printed == [["3", "0"], ["3", "1"], ["201", "0"]]

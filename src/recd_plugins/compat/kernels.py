@@ -41,6 +41,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     have it from the disk. Where the disk is full it is compiled all the same, and not kept.
     """
     compiled = _to_be_compiled(function)
+    _hold_to_its_calls(compiled, function)
     compile_it = compiled.compile
 
     def compile_alone(signature: Any) -> Any:
@@ -70,6 +71,33 @@ def _to_be_compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(cache=True, nogil=True)(function)
     finally:
         numba.config.CACHE_DIR = chosen
+
+
+def _hold_to_its_calls(compiled: Any, function: Callable[..., Any]) -> None:
+    """Have what is kept of a kernel be of the files, too, whose kernels are compiled into it: numba
+    compares its own file alone, and would run the others as they were."""
+    files = _files_of_calls(function) - {function.__code__.co_filename}
+    kept = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if files and hasattr(kept, "_source_stamp"):
+        stats = [os.stat(file) for file in sorted(files)]
+        written = tuple((one.st_mtime_ns, one.st_size) for one in stats)
+        kept._source_stamp = kept._source_stamp, written
+
+
+def _files_of_calls(function: Callable[..., Any]) -> set[str]:
+    """The files of the kernels that a function calls by their names, and of those that these do."""
+    found: set[str] = set()
+    seen: set[object] = set()
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        for name in one.__code__.co_names:
+            called = getattr(one.__globals__.get(name), "py_func", None)
+            if called is not None and called not in seen:
+                seen.add(called)
+                found.add(called.__code__.co_filename)
+                waiting.append(called)
+    return found
 
 
 @cache
