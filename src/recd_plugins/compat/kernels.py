@@ -77,7 +77,7 @@ def _hold_to_its_calls(compiled: Any, function: Callable[..., Any]) -> None:
     """Have what is kept of a kernel be of the files, too, whose kernels are compiled into it: numba
     compares its own file alone, and would run the others as they were."""
     files = _files_of_calls(function) - {function.__code__.co_filename}
-    kept = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    kept: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if files and hasattr(kept, "_source_stamp"):
         stats = [os.stat(file) for file in sorted(files)]
         written = tuple((one.st_mtime_ns, one.st_size) for one in stats)

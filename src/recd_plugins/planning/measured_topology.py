@@ -192,9 +192,9 @@ def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) 
 
     call = partial(_all_to_all, buffer, other, world)
     longer = replace(timer, rounds=BESIDE_ROUNDS * timer.rounds)
-    working, calling, apart, together = longer.in_turns([often, call, one_by_one, both])
-    saved = [one - other for one, other in zip(apart, together, strict=True)]
-    return min(max(middle(saved) / min(middle(working), middle(calling)), 0.0), 1.0)
+    works, calls, apart, together = longer.in_turns([often, call, one_by_one, both])
+    saved = middle([one - other for one, other in zip(apart, together, strict=True)])
+    return min(max(saved / min(middle(works), middle(calls)), 0.0), 1.0)
 
 
 def _scattered(timer: Timer, link: Link, largest: int) -> float:
