@@ -182,11 +182,16 @@ def _given_a_worker(session: SparkSession) -> Iterator[None]:
     context.setJobGroup(GROUP, "cluster_by_session")
 
     def watch() -> None:
+        tracker, left = context.statusTracker(), math.ceil(START / LOOK)
         with suppress(Py4JError):  # Spark has ended, of which the job's own error tells
-            for _ in range(math.ceil(START / LOOK)):
-                # The driver is one of them.
-                if done.wait(LOOK) or context._jsc.sc().getExecutorMemoryStatus().size() > 1:
+            while left:
+                if done.wait(LOOK):
                     return
+                stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+                begun = [one.numActiveTasks + one.numCompletedTasks for one in stages if one]
+                if any(begun):
+                    return
+                left -= len(begun) > 0  # before there is a stage nobody waits for a worker
             given_up.set()
             context.cancelJobGroup(GROUP)
 
