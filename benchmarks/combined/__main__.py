@@ -93,6 +93,8 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         f"{steps[0].dense[False] / 1e6:.2f} MB a step, {steps[0].dense[True] / 1e6:.2f} where they "
         f"cross nodes once ({_once(steps[0])})"
     )
+    at_once = [name for name, side in steps[0].sides.items() if side.both_ways]
+    settings["exchanges both ways at once"] = ", ".join(at_once) or "on no side"
     return Report(figures=[*figures(steps, model, mbit)], settings=settings)
 
 

@@ -59,12 +59,14 @@ class Addition(TrainSide):
 
 
 PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
+BOTH_WAYS = "plain TorchRec, exchanges both ways at once"
 RECD = "+ pooling on unique samples"
 ALL = "+ hot batches"
 ADVISED = "what recd advise says"
 IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False)
 """Batches as a table in the order of time has them."""
 BESIDE: Mapping[str, Addition] = {
+    BOTH_WAYS: Addition(clustered=False, dedup=False, pool_unique=False, both_ways=True),
     OWN: Addition(clustered=False, dedup=False, pool_unique=False, sharding=BEST),
     "FlexShard alone, as in its paper": Addition(
         clustered=False, dedup=False, pool_unique=False, sharding=PAPER_TIERS
@@ -88,7 +90,8 @@ def _way(*, sequences: bool) -> dict[str, Addition]:
         "+ coalescing, each table its way": Addition(sharding=COALESCED),
         "+ tiers": Addition(sharding=TIERS),
         "+ dense gradients once a node": Addition(sharding=TIERS, dense_once=True),
-        ALL: Addition(sharding=TIERS, cache=HOT, dense_once=True),
+        "+ exchanges both ways at once": Addition(sharding=TIERS, dense_once=True, both_ways=True),
+        ALL: Addition(sharding=TIERS, cache=HOT, dense_once=True, both_ways=True),
     }
 
 
@@ -186,5 +189,5 @@ class OnCluster(TrainWorkload):
         goal = AdviceGoal(budget_gb=BUDGET_GB)
         advice = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False)
         load(advice.values).prepare()
-        # Dense gradients are as `recd train` has them.
-        return Addition(whole=advice.values, kept=advice.walk.kept, dense_once=True)
+        # Dense gradients and exchanges are as `recd train` has them.
+        return Addition(whole=advice.values, kept=advice.walk.kept, dense_once=True, both_ways=True)

@@ -19,6 +19,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
+from recd_plugins.compat.both_ways import exchange_both_ways
 from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
@@ -70,11 +71,14 @@ def take_turns(
 
 
 def topology(ranks_per_node: int, rounds: int = ROUNDS) -> Topology:
-    """What this cluster's collectives do, as `recd topology measure` finds it."""
+    """What this cluster's collectives do, as `recd topology measure` finds it. Of what follows, all
+    sides exchange as it found faster."""
     world = dist.group.WORLD
     assert world is not None
     known = Topology(ranks_per_node=ranks_per_node)
-    return measure_topology(world, CPU, topology=known, largest=LARGEST, rounds=rounds)
+    found = measure_topology(world, CPU, topology=known, largest=LARGEST, rounds=rounds)
+    exchange_both_ways(world, bool(found.both_ways))
+    return found
 
 
 def _step(pipeline: Any, batches: Iterator[Features]) -> tuple[float, float, int]:

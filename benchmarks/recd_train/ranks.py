@@ -18,6 +18,7 @@ from torchrec.distributed.types import ModuleSharder
 from benchmarks.harness import new_garbage_alone
 from benchmarks.recd_train.memory import give_back, tensor_memory
 from benchmarks.recd_train.workload import TrainSide, TrainWorkload
+from recd_plugins.compat.both_ways import exchange_both_ways
 from recd_plugins.data.batch import Batch
 from recd_plugins.dense_gradients.data_parallel import DenseGradients
 from recd_plugins.planning.topology import Topology
@@ -64,6 +65,8 @@ class TrainSteps:
     """Bytes that leave in a step by the counter that `take_turns` was given; 0 without one."""
     dense_once: bool = False
     """Whether dense gradients crossed nodes once."""
+    both_ways: bool = False
+    """Whether exchanges between nodes had their two ways at once."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of each part of a step, mean over ranks; empty unless it was profiled."""
 
@@ -163,6 +166,8 @@ class _Training:
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         self._samples = stack.registry.train.batch_size * dist.get_world_size()
         self._stack = stack
+        # All sides exchange in one group, which goes as the side whose step it is.
+        self._both_ways = side.both_ways and bool(stack.registry.topology.both_ways)
         self._job = assemble(stack, device)  # before batches come, which may be ordered by the plan
         self._held: list[Batch] = []
         if batches is None:
@@ -222,6 +227,7 @@ class _Training:
             hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
             sent=(after - before) / max(counted, 1),
             dense_once=self._stack.dense.once,
+            both_ways=self._both_ways,
             parts=self._profiled(profiled) if profiled else {},
         )
 
@@ -239,6 +245,9 @@ class _Training:
             number += 1
 
     def _progress(self) -> None:
+        world = dist.group.WORLD
+        assert world is not None
+        exchange_both_ways(world, self._both_ways)
         self._loss, *_ = self._job.pipeline.progress(self._batches)
 
 

@@ -32,6 +32,9 @@ class TrainSide:
     """How lookups take unique samples: as ours do, or in TorchRec's variable-batch form (CUDA)."""
     dense_once: bool = False
     """Whether dense gradients may cross nodes once."""
+    both_ways: bool = False
+    """Whether exchanges between nodes may have their two ways at once, where gloo has them in
+    turns."""
     index_dedup: bool = False
     """Whether TorchRec looks different ids of sequences up once (CUDA)."""
 

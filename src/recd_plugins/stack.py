@@ -107,6 +107,8 @@ class Stack:
         their gradients takes."""
         self._planned_on: Topology | None = None
         self._dense: DenseGradients | None = None
+        self._exchanges = ""
+        """How ranks exchange, in words; nothing where torch's own way is left as it is."""
         self.waiting: Callable[[str], None] = lambda what: None
         """Hears, several times a second, what batches are waited for."""
         self.together: Together = bool
@@ -531,6 +533,8 @@ class Stack:
         import torch.distributed as dist
         from torchrec.distributed.types import ShardingPlan
 
+        from recd_plugins.planning.exchanges import exchange_as_measured
+
         group = process_group or dist.GroupMember.WORLD
         if group is None:
             raise CapabilityError(
@@ -583,6 +587,7 @@ class Stack:
         )
         self.dense_bytes = _bytes_beside(model, plan)
         self._planned_on = on
+        self._exchanges = exchange_as_measured(on, group)
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
@@ -751,6 +756,8 @@ class Stack:
         found = [*explanations, why]
         if self._dense is not None and self._dense.explained:
             found.append(f"dense gradients: {self._dense.explained}")
+        if self._exchanges:
+            found.append(f"exchanges of ids, rows and gradients: {self._exchanges}")
         return "\n".join(found)
 
     def explain_groups(self) -> str:

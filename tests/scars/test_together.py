@@ -18,6 +18,7 @@ from torch import nn
 from trio import in_mapped_files
 
 from recd_plugins.cli.plan import _changed
+from recd_plugins.compat.both_ways import exchange_both_ways
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
@@ -126,6 +127,38 @@ def test_all_that_one_registry_can_have_trains_alike(
         reference_batches=[[expanded(batch) for batch in step] for step in batches],
         tables=["sgd", "rowwise_adagrad"],
     )
+
+
+def in_turns() -> None:
+    """As before, for the tests that follow."""
+    assert dist.group.WORLD is not None
+    exchange_both_ways(dist.group.WORLD, on=False)
+
+
+def test_all_train_alike_where_exchanges_have_both_ways_at_once(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    values = registry(
+        tmp_path,
+        dedup={"use": "exact", "groups": [["history"]]},
+        topology=REGISTRY["topology"] | {"both_ways": True},
+    )
+    load(values).prepare()
+    try:
+        (first, _, why), (second, _, _) = gloo_pool.run(ordered, values)
+        assert "exchanges of ids, rows and gradients: both ways at once" in why
+        batches = list(zip(first, second, strict=True))
+        check_parity(
+            gloo_pool,
+            partial(model_of, values),
+            batches,
+            arrange=ByRegistry(values),
+            reference=BySharding("row_wise"),
+            reference_batches=[[expanded(batch) for batch in step] for step in batches],
+            tables=["sgd", "rowwise_adagrad"],
+        )
+    finally:
+        gloo_pool.run(in_turns)
 
 
 def proposed(values: dict[str, Any]) -> Any:

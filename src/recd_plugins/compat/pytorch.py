@@ -29,9 +29,11 @@ __all__ = [
     "all_gather_single",
     "argument_names",
     "at_end_of_backward",
+    "backend_of",
     "first_step_in_parts",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
+    "group_of_name",
     "is_innermost",
     "narrow_tensor_by_index",
     "nothing_on_stdout",
@@ -135,10 +137,22 @@ def recorded_events(profiler: Any) -> Iterator[Any]:
 def ranks_of(group: Any) -> list[int]:
     """The ranks of the group that a collective's operator was handed as torch dispatches it: boxed,
     or by name."""
-    if isinstance(group, str):
-        named: Any = group
-        return get_process_group_ranks(_resolve_process_group(named))
-    return get_process_group_ranks(ProcessGroup.unbox(group))
+    found = group_of_name(group) if isinstance(group, str) else ProcessGroup.unbox(group)
+    return get_process_group_ranks(found)
+
+
+def group_of_name(name: str) -> ProcessGroup:
+    """The process group that operators are handed by its name."""
+    named: Any = name
+    found: ProcessGroup = _resolve_process_group(named)
+    return found
+
+
+def backend_of(group: ProcessGroup, device: str) -> str | None:
+    """The backend by which a group's ranks exchange tensors on this kind of device; None if it has
+    none."""
+    config = dist.get_backend_config(group)
+    return dict(each.split(":") for each in config.split(",")).get(device)
 
 
 def tensor_without_memory(

@@ -15,7 +15,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import ShardingEnv
 
-from recd_plugins.compat.pytorch import first_step_in_parts
+from recd_plugins.compat.pytorch import backend_of, first_step_in_parts
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.topology import Cluster, Topology
@@ -83,9 +83,8 @@ class DenseGradients(DefaultDataParallelWrapper):
         """The cluster, on whose nodes gradients cross once; or why not, the same on all ranks."""
         if self._precision is not None:
             return f"in {self._precision} precision, by a hook that it has already"
-        backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-        if device.type != "cpu" or (backend := backends.get("cpu")) != "gloo":
-            backend = backends.get(device.type)
+        backend = backend_of(group, device.type)
+        if device.type != "cpu" or backend != "gloo":
             return f"on {device.type}, {backend} arranges how they cross nodes"
         if group.size() != dist.get_world_size():
             return "the model is not on all ranks"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from recd_plugins.compat.both_ways import all_to_all_both_ways, can_exchange_both_ways
 from recd_plugins.compat.pytorch import all_gather_single, reduce_scatter_single
 from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.errors import CapabilityError, RecdError
@@ -24,6 +25,9 @@ from recd_plugins.planning.measured_disk import mapped_row_ns
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
 __all__ = ["ROUNDS", "fit_link", "measure_topology", "own_group"]
+
+Exchange = Callable[..., Any]
+"""torch.distributed's `all_to_all_single`, or one like it."""
 
 SMALL = 1 << 12
 """Bytes of a payload that is all latency."""
@@ -39,6 +43,8 @@ after the other, which would count as time of a single call."""
 OF_A_STEP = 2
 """Calls of a run with a larger payload, as a step has: rows one way, and their gradients. Of the
 first call ranks leave at different times, and to the second they come so."""
+MUCH_FASTER = 1.1
+"""By how much the rates of a link must differ, that it is no noise."""
 MOSTLY_BYTES = 16
 """A call measures bandwidth if it takes more than so many latencies."""
 BETWEEN = 1 << 14
@@ -79,17 +85,26 @@ def measure_topology(
         group if each.shape == (1, world) and world > 1 else own_group(each)
         for each in (ranks, ranks.T)
     )
-    collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
-        "a2a_global": (group, _all_to_all),
-        "a2a_intra": (node if world > w > 1 else None, _all_to_all),
-        "a2a_cross": (group if world > w > 1 else None, partial(_all_to_all_across, w)),
-        "ar_global": (group, _all_reduce),
-        "ar_cross": (across if world > w else None, _all_reduce),
-    }
     found: dict[str, Any] = {}
     if mapped_folder is not None:
         found["mapped_ns"] = _disk(timer, mapped_folder)
     work = gathering(group, device, BETWEEN)
+    exchange: Exchange = dist.all_to_all_single
+    if world > w and device.type == "cpu" and can_exchange_both_ways(group):
+        found["both_ways"] = _faster_both_ways(group, timer, largest, work)
+        if found["both_ways"]:
+            exchange = all_to_all_both_ways
+    over, across_by = partial(_all_to_all, exchange), partial(_all_to_all_across, exchange, w)
+    collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
+        "a2a_global": (group, over),
+        "a2a_intra": (
+            node if world > w > 1 else None,
+            partial(_all_to_all, dist.all_to_all_single),
+        ),
+        "a2a_cross": (group if world > w > 1 else None, across_by),
+        "ar_global": (group, _all_reduce),
+        "ar_cross": (across if world > w else None, _all_reduce),
+    }
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
             found[name] = _measured(peers, timer, call, largest, work)
@@ -98,7 +113,7 @@ def measure_topology(
     if "a2a_global" in found and world == w:
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
-        found["beside"] = _beside(timer, found["a2a_global"], largest, work)
+        found["beside"] = _beside(timer, exchange, found["a2a_global"], largest, work)
     if "ar_global" in found:
         found["scattered"] = _scattered(timer, found["ar_global"], largest)
     found |= own_work(timer, work)
@@ -147,6 +162,18 @@ def _measured(
         payload *= GROWTH
 
 
+def _faster_both_ways(
+    group: ProcessGroup, timer: Timer, largest: int, work: Callable[[], object]
+) -> bool:
+    """Whether exchanges over all ranks, of payloads that take long, are faster by far if their two
+    ways go at once."""
+    ways = (dist.all_to_all_single, all_to_all_both_ways)
+    in_turns, at_once = (
+        _measured(group, timer, partial(_all_to_all, way), largest, work) for way in ways
+    )
+    return at_once.gbps > MUCH_FASTER * in_turns.gbps
+
+
 def _disk(timer: Timer, folder: Path) -> float:
     """Nanoseconds of a row in a mapped file, as the slowest of all ranks finds them together; where
     one finds none, all end."""
@@ -167,7 +194,9 @@ def _disk(timer: Timer, folder: Path) -> float:
     return slowest
 
 
-def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) -> float:
+def _beside(
+    timer: Timer, exchange: Exchange, link: Link, largest: int, work: Callable[[], object]
+) -> float:
     """Time work and an exchange of like length one after the other, then begun together: the share
     that is saved of what could be. Less than all of it, for exchanges take processors. In both
     ranks come to the exchange at different times, so that it takes as long."""
@@ -182,15 +211,15 @@ def _beside(timer: Timer, link: Link, largest: int, work: Callable[[], object]) 
     other = torch.empty_like(buffer)
 
     def both() -> None:
-        under_way = dist.all_to_all_single(other, buffer, group=world, async_op=True)
+        under_way = exchange(other, buffer, group=world, async_op=True)
         often()
         under_way.wait()
 
     def one_by_one() -> None:
         often()
-        _all_to_all(buffer, other, world)
+        call()
 
-    call = partial(_all_to_all, buffer, other, world)
+    call = partial(_all_to_all, exchange, buffer, other, world)
     longer = replace(timer, rounds=BESIDE_ROUNDS * timer.rounds)
     works, calls, apart, together = longer.in_turns([often, call, one_by_one, both])
     saved = middle([one - other for one, other in zip(apart, together, strict=True)])
@@ -225,17 +254,19 @@ def _crowded(timer: Timer) -> float:
     return min(max(every / one, 1.0), float(timer.group.size()))
 
 
-def _all_to_all(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
-    dist.all_to_all_single(other, buffer, group=group)
+def _all_to_all(exchange: Exchange, buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
+    exchange(other, buffer, group=group)
 
 
-def _all_to_all_across(w: int, buffer: Tensor, other: Tensor, world: ProcessGroup) -> None:
+def _all_to_all_across(
+    exchange: Exchange, w: int, buffer: Tensor, other: Tensor, world: ProcessGroup
+) -> None:
     """An all-to-all between ranks of one place, in a group of all."""
     size, rank = world.size(), world.rank()
     each = len(buffer) * w // size
     splits = [each if peer % w == rank % w else 0 for peer in range(size)]
     part = sum(splits)
-    dist.all_to_all_single(other[:part], buffer[:part], splits, splits, group=world)
+    exchange(other[:part], buffer[:part], splits, splits, group=world)
 
 
 def _all_reduce(buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:

@@ -65,6 +65,9 @@ class Topology(Config):
     """Bandwidth between two ranks of a node, GB/s; by default TorchRec's."""
     inter_node_gbps: Annotated[float, Range(gt=0)] | None = None
     """Bandwidth between nodes per rank, GB/s; by default TorchRec's."""
+    both_ways: bool | None = None
+    """Whether exchanges between nodes have their two ways at once, where gloo has them in turns;
+    `recd topology measure` finds out which is faster. By default they do not."""
     a2a_global: Link | None = None
     """All-to-all over all ranks; by default what the two bandwidths above allow."""
     a2a_intra: Link | None = None
