@@ -19,6 +19,16 @@ __all__ = ["OWN", "LeftTables"]
 OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
 ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
+WEIGHTED_MEANS = (
+    "its bags take means of weighted ids, which TorchRec divides by the sum of the weights where a "
+    "table is row-wise, as one with replicas is, and by the number of ids elsewhere"
+)
+CURES = {
+    ONE_NAME: "Give each collection's tables names of their own.",
+    WEIGHTED_MEANS: "Pool weighted ids by the sum, and have the model divide.",
+}
+"""What to do about a table that is left for a reason of the model's own."""
+OWN_SHARDERS = "Have TorchRec's own sharders shard them."
 
 
 class LeftTables:
@@ -51,14 +61,12 @@ class LeftTables:
         """A line for each of them."""
         return [f"table {name} is left to TorchRec, for {why}" for name, why in self.why.items()]
 
-    def of_one_name(self) -> Iterator[Notice]:
-        """A notice of tables that are left alone for their names, while others are planned."""
-        if names := [name for name, why in self.why.items() if why == ONE_NAME]:
-            yield Missed(
-                what=self._what,
-                why=f"{_left_alone(names)}, for {ONE_NAME}",
-                cure="Give each collection's tables names of their own.",
-            )
+    def of_the_model(self) -> Iterator[Notice]:
+        """A notice of tables that are left for what the model makes of them, while others are
+        planned."""
+        for why, cure in CURES.items():
+            if names := [name for name, left in self.why.items() if left == why]:
+                yield Missed(what=self._what, why=f"{_left_alone(names)}, for {why}", cure=cure)
 
     def add_variable(self, names: Sequence[str], *, others: bool) -> Notice:
         """These are left too, for what their KJTs are; whether there are `others`."""
@@ -91,11 +99,12 @@ class LeftTables:
 
     def all_left(self) -> Unused:
         """Every table is left, for these reasons."""
+        reasons = dict.fromkeys(self.why.values())
+        cures = dict.fromkeys(CURES.get(why, OWN_SHARDERS) for why in reasons)
         return Unused(
             what=self._what,
             why="; ".join(self.in_words()),
-            cure="Have TorchRec's own sharders shard them, under names of their own, or take "
-            f"`{self._slot}` out.",
+            cure=f"{' '.join(cures)} Or take `{self._slot}` out.",
         )
 
     def constrained(self, tables: Collection[str]) -> Unused:
@@ -151,12 +160,25 @@ def _refused(
 
     for name in ambiguous(model):
         yield name, ONE_NAME
+    for name in _of_weighted_means(model):
+        yield name, WEIGHTED_MEANS
     for name in model_tables(model).keys() - fused.keys():
         yield name, "no sharder of the trainer's is for the module that it is in"
     for _, module, sharder in sharded_modules(model, sharders):
         if why := why_no_tiers(sharder):
             for table in sharder.shardable_parameters(module):
                 yield table, why
+
+
+def _of_weighted_means(model: nn.Module) -> Iterator[str]:
+    """The tables of weighted bags that take means."""
+    from torchrec.modules.embedding_configs import PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    for module in model.modules():
+        if isinstance(module, EmbeddingBagCollection) and module.is_weighted():
+            configs = module.embedding_bag_configs()
+            yield from (one.name for one in configs if one.pooling is PoolingType.MEAN)
 
 
 def _left_alone(tables: Sequence[str]) -> str:

@@ -134,8 +134,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Notices of what registry.yaml switches on and the last plan does not use."""
         behind = self._behind
         others = behind.notices() if isinstance(behind, GivesNotices) else ()
-        of_one_name = self._left.of_one_name() if self.found else ()
-        return [*self._notices, *of_one_name, *others]
+        of_the_model = self._left.of_the_model() if self.found else ()
+        return [*self._notices, *of_the_model, *others]
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
