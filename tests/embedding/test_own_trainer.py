@@ -90,7 +90,7 @@ class Sequences(nn.Module):
 
 
 class Processed(nn.Module):
-    """Bags of items and histories are weighted by learned positions; users have a row each."""
+    """Bags of items and histories are weighted by learned positions, and then users' are summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,16 +100,13 @@ class Processed(nn.Module):
             device=META,
         )
         positions = PositionWeightedModuleCollection({"item": 3, "history": 3}, device=CPU)
-        user = EmbeddingConfig(
-            name="t_user", embedding_dim=DIM, num_embeddings=ROWS, feature_names=["user"]
-        )
-        self.users = EmbeddingCollection(tables=[user], device=META)
+        self.users = bags_of(["user"])
         self.processed = FeatureProcessedEmbeddingBagCollection(bags, positions)
         self.over = nn.Linear(3 * DIM, 1)
 
     def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         bags, users = self.processed(kjt), self.users(kjt)
-        logits = self.over(torch.cat([bags["item"], bags["history"], users["user"].values()], 1))
+        logits = self.over(torch.cat([bags["item"], bags["history"], users["user"]], 1))
         loss = (logits - 1).square().mean()
         return loss, loss.detach()
 
@@ -158,8 +155,9 @@ def train(
         slots["dedup"]["groups"] = [["history"]]
     if dedup and kind == "processed":
         slots["dedup"]["groups"] = [["user"]]
-    # A feature processor writes into its batch where a table of it is row-wise.
-    held = {"constraints": {"t_item": {"sharding_types": ["row_wise"]}}}
+    # A feature processor writes into what it is given where a table of it is row-wise.
+    types = {"sharding_types": ["row_wise" if dedup else "table_wise"]}
+    held = {"constraints": {"t_item": types, "t_history": types}}
     plain = {"use": "torchrec", **(held if kind == "processed" else {})}
     stack = load({"plugins": ["recd_dedup"], "train": settings, "sharding": plain, **slots})
     torch.manual_seed(0)

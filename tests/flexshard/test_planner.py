@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -242,9 +243,23 @@ def test_means_of_weighted_ids_are_left_alone(others: int) -> None:
         )
         for name, pooling in pools.items()
     ]
-    for weighted in (False, True):
-        made = planner(goal="min_communication", coalesce="rank", tables=["*s"])
-        bags = EmbeddingBagCollection(tables, is_weighted=weighted, device=torch.device("meta"))
+
+    def scored() -> Iterator[Batch]:
+        for batch in skewed():
+            kjt = batch.features
+            weights = torch.ones(len(kjt.values()))
+            yield dataclasses.replace(
+                batch,
+                features=KeyedJaggedTensor(
+                    keys=kjt.keys(), values=kjt.values(), lengths=kjt.lengths(), weights=weights
+                ),
+            )
+
+    for says, has in itertools.product((False, True), repeat=2):
+        weighted = says or has
+        batches = scored if has else skewed
+        made = planner(batches, goal="min_communication", coalesce="rank", tables=["*s"])
+        bags = EmbeddingBagCollection(tables, is_weighted=says, device=torch.device("meta"))
         plan = made.propose(nn.ModuleDict({"bags": bags}), SLOW, 4)
         planned = set(made.tier_plan.tables) if made.tier_plan else set()
         assert planned == set(pools) - ({"means"} if weighted else set())

@@ -35,7 +35,6 @@ from recd_plugins.compat.torchrec import (
     own_fused_params,
     sharding_types,
 )
-from recd_plugins.embedding.all_samples import WRITES_FEATURES, AllSamplesSharder
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
@@ -256,9 +255,7 @@ def _check_clipping(
 
 def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any]]:
     """The sharders, and those of the adapted collections around them."""
-    given = [
-        AllSamplesSharder(one) if one.module_type is WRITES_FEATURES else one for one in sharders
-    ]
+    given = list(sharders)
     types = {sharder.module_type for sharder in given}
     return given + [
         DedupSharder(sharder)

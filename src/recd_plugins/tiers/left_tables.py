@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder
 
-__all__ = ["OWN", "LeftTables"]
+__all__ = ["OWN", "LeftTables", "of_weighted_means"]
 
 OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
@@ -67,6 +67,10 @@ class LeftTables:
         for why, cure in CURES.items():
             if names := [name for name, left in self.why.items() if left == why]:
                 yield Missed(what=self._what, why=f"{_left_alone(names)}, for {why}", cure=cure)
+
+    def add_weighted_means(self, names: Collection[str]) -> None:
+        """These are left too, for the weights that their ids come with."""
+        self.add(names, WEIGHTED_MEANS)
 
     def add_variable(self, names: Sequence[str], *, others: bool) -> Notice:
         """These are left too, for what their KJTs are; whether there are `others`."""
@@ -160,7 +164,7 @@ def _refused(
 
     for name in ambiguous(model):
         yield name, ONE_NAME
-    for name in _of_weighted_means(model):
+    for name in of_weighted_means(model):
         yield name, WEIGHTED_MEANS
     for name in model_tables(model).keys() - fused.keys():
         yield name, "no sharder of the trainer's is for the module that it is in"
@@ -170,15 +174,18 @@ def _refused(
                 yield table, why
 
 
-def _of_weighted_means(model: nn.Module) -> Iterator[str]:
-    """The tables of weighted bags that take means."""
+def of_weighted_means(model: nn.Module, weighted: Collection[str] = ()) -> Iterator[str]:
+    """The tables of bags that take means of weighted ids: those of weighted bags, and those that
+    look up these features, for TorchRec weights ids wherever a KJT has weights."""
     from torchrec.modules.embedding_configs import PoolingType
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
     for module in model.modules():
-        if isinstance(module, EmbeddingBagCollection) and module.is_weighted():
-            configs = module.embedding_bag_configs()
-            yield from (one.name for one in configs if one.pooling is PoolingType.MEAN)
+        if isinstance(module, EmbeddingBagCollection):
+            for one in module.embedding_bag_configs():
+                given = module.is_weighted() or not {*weighted}.isdisjoint(one.feature_names)
+                if given and one.pooling is PoolingType.MEAN:
+                    yield one.name
 
 
 def _left_alone(tables: Sequence[str]) -> str:
