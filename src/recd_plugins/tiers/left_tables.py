@@ -20,15 +20,18 @@ OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
 ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
 WEIGHTED_MEANS = (
-    "its bags take means of weighted ids, which TorchRec divides by the sum of the weights where a "
-    "table is row-wise, as one with replicas is, and by the number of ids elsewhere"
+    "what TorchRec divides means of weighted ids by is the plan's: the sum of the weights where a "
+    "table is row-wise, as one with replicas is, and the number of ids elsewhere"
 )
 CURES = {
     ONE_NAME: "Give each collection's tables names of their own.",
     WEIGHTED_MEANS: "Pool weighted ids by the sum, and have the model divide.",
 }
 """What to do about a table that is left for a reason of the model's own."""
-OWN_SHARDERS = "Have TorchRec's own sharders shard them."
+OWN_SHARDERS = (
+    "Replicas are for tables of an EmbeddingCollection or EmbeddingBagCollection that TorchRec's "
+    "own sharders shard."
+)
 
 
 class LeftTables:
@@ -103,11 +106,13 @@ class LeftTables:
 
     def all_left(self) -> Unused:
         """Every table is left, for these reasons."""
-        reasons = dict.fromkeys(self.why.values())
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.why.items():
+            reasons.setdefault(why, []).append(name)
         cures = dict.fromkeys(CURES.get(why, OWN_SHARDERS) for why in reasons)
         return Unused(
             what=self._what,
-            why="; ".join(self.in_words()),
+            why="; ".join(f"{_left_alone(names)}, for {why}" for why, names in reasons.items()),
             cure=f"{' '.join(cures)} Or take `{self._slot}` out.",
         )
 
