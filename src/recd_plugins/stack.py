@@ -716,6 +716,9 @@ class Stack:
             from recd_plugins.embedding.sharded import with_dedup
 
             sharders = with_dedup(sharders)
+        from recd_plugins.embedding.own_features import with_own_features
+
+        sharders = with_own_features(sharders)
         if (model := self._planning.model) is None:
             return sharders
         from recd_plugins.embedding.means import with_means

@@ -26,6 +26,8 @@ from torchrec.distributed.types import ShardedModule
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -87,6 +89,28 @@ class Sequences(nn.Module):
         return self.head(self.score(found["history"].values()), found["history"].lengths(), kjt)
 
 
+class Processed(nn.Module):
+    """Bags of items and histories are weighted by learned positions, and then users' are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        bags = EmbeddingBagCollection(
+            tables=bags_of(["item", "history"]).embedding_bag_configs(),
+            is_weighted=True,
+            device=META,
+        )
+        positions = PositionWeightedModuleCollection({"item": 3, "history": 3}, device=CPU)
+        self.users = bags_of(["user"])
+        self.processed = FeatureProcessedEmbeddingBagCollection(bags, positions)
+        self.over = nn.Linear(3 * DIM, 1)
+
+    def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        bags, users = self.processed(kjt), self.users(kjt)
+        logits = self.over(torch.cat([bags["item"], bags["history"], users["user"]], 1))
+        loss = (logits - 1).square().mean()
+        return loss, loss.detach()
+
+
 class Head(nn.Module):
     """A leaf: TorchRec's tracer does not look inside."""
 
@@ -129,9 +153,15 @@ def train(
     slots = {"dedup": {"use": "exact", "groups": [["user", "history"], ["shop"]]}} if dedup else {}
     if dedup and kind == "sequences":
         slots["dedup"]["groups"] = [["history"]]
-    stack = load({"plugins": ["recd_dedup"], "train": settings, **slots})
+    if dedup and kind == "processed":
+        slots["dedup"]["groups"] = [["user"]]
+    # A feature processor writes into what it is given where a table of it is row-wise.
+    types = {"sharding_types": ["row_wise" if dedup else "table_wise"]}
+    held = {"constraints": {"t_item": types, "t_history": types}}
+    plain = {"use": "torchrec", **(held if kind == "processed" else {})}
+    stack = load({"plugins": ["recd_dedup"], "train": settings, "sharding": plain, **slots})
     torch.manual_seed(0)
-    model = dlrm() if kind == "dlrm" else Sequences()
+    model = {"dlrm": dlrm, "sequences": Sequences, "processed": Processed}[kind]()
     initialisers = table_initialisers(model)
     collate = None if kind == "dlrm" else only_features
     batches = loader(stack.converting(collate))
@@ -158,6 +188,7 @@ def train(
                 losses.append((out[0] if isinstance(out, tuple) else out).detach())
             if pipeline == "ahead":
                 count = sum(isinstance(module, ShardedModule) for module in sharded.modules())
+                count -= kind == "processed"  # which holds another one
                 assert len(stages._pipelined_modules) == count
     everyones = [torch.empty(STEPS) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, torch.stack(losses))
@@ -172,7 +203,7 @@ def dedup_and_not(kind: str) -> None:
         assert_alike(train(kind, True, pipeline, nullcontext()), *plain)
 
 
-@pytest.mark.parametrize("kind", ["dlrm", "sequences"])
+@pytest.mark.parametrize("kind", ["dlrm", "sequences", "processed"])
 def test_torchrecs_own_trainers(gloo_pool: GlooPool, kind: str) -> None:
     gloo_pool.run(dedup_and_not, kind)
 

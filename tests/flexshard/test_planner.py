@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -226,6 +227,48 @@ def test_tables_of_two_collections_that_have_one_name_are_left_alone() -> None:
     (notice,) = made.notices()
     for text in (str(notice), made.explain()):
         assert "table t0 is left to TorchRec, for other collections have tables" in text
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_means_of_weighted_ids_are_left_alone(others: int) -> None:
+    """What TorchRec makes of them is another thing where a table is row-wise."""
+    pools = {"means": PoolingType.MEAN} | ({"sums": PoolingType.SUM} if others else {})
+    tables = [
+        EmbeddingBagConfig(
+            name=name,
+            embedding_dim=16,
+            num_embeddings=ROWS,
+            feature_names=["history"],
+            pooling=pooling,
+        )
+        for name, pooling in pools.items()
+    ]
+
+    def scored() -> Iterator[Batch]:
+        for batch in skewed():
+            kjt = batch.features
+            weights = torch.ones(len(kjt.values()))
+            yield dataclasses.replace(
+                batch,
+                features=KeyedJaggedTensor(
+                    keys=kjt.keys(), values=kjt.values(), lengths=kjt.lengths(), weights=weights
+                ),
+            )
+
+    for says, has in itertools.product((False, True), repeat=2):
+        weighted = says or has
+        batches = scored if has else skewed
+        made = planner(batches, goal="min_communication", coalesce="rank", tables=["*s"])
+        bags = EmbeddingBagCollection(tables, is_weighted=says, device=torch.device("meta"))
+        plan = made.propose(nn.ModuleDict({"bags": bags}), SLOW, 4)
+        planned = set(made.tier_plan.tables) if made.tier_plan else set()
+        assert planned == set(pools) - ({"means"} if weighted else set())
+        notices = [str(one) for one in made.notices() if "weighted ids" in str(one)]
+        assert len(notices) == weighted
+        if weighted:
+            assert plan.plan["bags"]["means"].sharding_type != "row_wise"
+            assert "table means is left to TorchRec" in notices[0]
+            assert "Pool weighted ids by the sum" in notices[0]
 
 
 @pytest.mark.parametrize("goal", ["auto", "memory_neutral"])

@@ -489,8 +489,9 @@ def merged(exact_rows: int) -> Profile | None:
     tally = Tally(counted=TABLES, exact_rows=exact_rows)
     together(group, lambda: tally.add(batches_of(rank)).samples)
     tally.variable = frozenset({"item"} if rank == 1 else ())
+    tally.weighted = tally.variable
     tally = gathered(tally, group)
-    assert rank or tally.variable == {"item"}
+    assert rank or tally.variable == tally.weighted == {"item"}
     return tally.profile() if rank == 0 else None
 
 

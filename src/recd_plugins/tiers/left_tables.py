@@ -14,11 +14,24 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder
 
-__all__ = ["OWN", "LeftTables"]
+__all__ = ["OWN", "LeftTables", "of_weighted_means"]
 
 OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
 ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
+WEIGHTED_MEANS = (
+    "what TorchRec divides means of weighted ids by is the plan's: the sum of the weights where a "
+    "table is row-wise, as one with replicas is, and the number of ids elsewhere"
+)
+CURES = {
+    ONE_NAME: "Give each collection's tables names of their own.",
+    WEIGHTED_MEANS: "Pool weighted ids by the sum, and have the model divide.",
+}
+"""What to do about a table that is left for a reason of the model's own."""
+OWN_SHARDERS = (
+    "Replicas are for tables of an EmbeddingCollection or EmbeddingBagCollection that TorchRec's "
+    "own sharders shard."
+)
 
 
 class LeftTables:
@@ -51,14 +64,16 @@ class LeftTables:
         """A line for each of them."""
         return [f"table {name} is left to TorchRec, for {why}" for name, why in self.why.items()]
 
-    def of_one_name(self) -> Iterator[Notice]:
-        """A notice of tables that are left alone for their names, while others are planned."""
-        if names := [name for name, why in self.why.items() if why == ONE_NAME]:
-            yield Missed(
-                what=self._what,
-                why=f"{_left_alone(names)}, for {ONE_NAME}",
-                cure="Give each collection's tables names of their own.",
-            )
+    def of_the_model(self) -> Iterator[Notice]:
+        """A notice of tables that are left for what the model makes of them, while others are
+        planned."""
+        for why, cure in CURES.items():
+            if names := [name for name, left in self.why.items() if left == why]:
+                yield Missed(what=self._what, why=f"{_left_alone(names)}, for {why}", cure=cure)
+
+    def add_weighted_means(self, names: Collection[str]) -> None:
+        """These are left too, for the weights that their ids come with."""
+        self.add(names, WEIGHTED_MEANS)
 
     def add_variable(self, names: Sequence[str], *, others: bool) -> Notice:
         """These are left too, for what their KJTs are; whether there are `others`."""
@@ -91,11 +106,14 @@ class LeftTables:
 
     def all_left(self) -> Unused:
         """Every table is left, for these reasons."""
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.why.items():
+            reasons.setdefault(why, []).append(name)
+        cures = dict.fromkeys(CURES.get(why, OWN_SHARDERS) for why in reasons)
         return Unused(
             what=self._what,
-            why="; ".join(self.in_words()),
-            cure="Have TorchRec's own sharders shard them, under names of their own, or take "
-            f"`{self._slot}` out.",
+            why="; ".join(f"{_left_alone(names)}, for {why}" for why, names in reasons.items()),
+            cure=f"{' '.join(cures)} Or take `{self._slot}` out.",
         )
 
     def constrained(self, tables: Collection[str]) -> Unused:
@@ -151,12 +169,28 @@ def _refused(
 
     for name in ambiguous(model):
         yield name, ONE_NAME
+    for name in of_weighted_means(model):
+        yield name, WEIGHTED_MEANS
     for name in model_tables(model).keys() - fused.keys():
         yield name, "no sharder of the trainer's is for the module that it is in"
     for _, module, sharder in sharded_modules(model, sharders):
         if why := why_no_tiers(sharder):
             for table in sharder.shardable_parameters(module):
                 yield table, why
+
+
+def of_weighted_means(model: nn.Module, weighted: Collection[str] = ()) -> Iterator[str]:
+    """The tables of bags that take means of weighted ids: those of weighted bags, and those that
+    look up these features, for TorchRec weights ids wherever a KJT has weights."""
+    from torchrec.modules.embedding_configs import PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    for module in model.modules():
+        if isinstance(module, EmbeddingBagCollection):
+            for one in module.embedding_bag_configs():
+                given = module.is_weighted() or not {*weighted}.isdisjoint(one.feature_names)
+                if given and one.pooling is PoolingType.MEAN:
+                    yield one.name
 
 
 def _left_alone(tables: Sequence[str]) -> str:

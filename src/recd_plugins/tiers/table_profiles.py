@@ -29,7 +29,9 @@ class TableProfiles:
         counted, or as many as it takes (`count_sample`)."""
         self._path, self._num_batches = path, num_batches
         self.variable: frozenset[str] = frozenset()
-        """The features that rank 0 counted in KJTs whose keys differ in batch size."""
+        """The features that were counted in KJTs whose keys differ in batch size."""
+        self.weighted: frozenset[str] = frozenset()
+        """The features that were counted with a weight for each id."""
         self._slot = slot
         self._tally: Tally | None = None
         """The counts of all ranks, on rank 0 while it plans."""
@@ -71,7 +73,8 @@ class TableProfiles:
 
     def begin(self) -> None:
         """Nothing is known of what the next profile counts."""
-        self._no_row, self._counted, self.variable = {}, "", frozenset()
+        self._no_row, self._counted = {}, ""
+        self.variable = self.weighted = frozenset()
 
     def profile(self, context: Context, tables: Mapping[str, ModelTable]) -> Profile:
         """The trainer's profile, the saved one, or one of the context's batches."""
@@ -103,7 +106,7 @@ class TableProfiles:
         assert counts is not None  # it was counted
         self._tally = None  # so that its counters can be given up
         self._no_row, self._counted = dict(counts.no_row), counts.explain()
-        self.variable = counts.variable
+        self.variable, self.weighted = counts.variable, counts.weighted
         return counts.profile()
 
     def in_words(self) -> list[str]:

@@ -37,7 +37,7 @@ from recd_plugins.planning.planner_bases import (
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.tiers.left_tables import OWN, LeftTables
+from recd_plugins.tiers.left_tables import OWN, LeftTables, of_weighted_means
 from recd_plugins.tiers.table_profiles import TableProfiles
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Notices of what registry.yaml switches on and the last plan does not use."""
         behind = self._behind
         others = behind.notices() if isinstance(behind, GivesNotices) else ()
-        of_one_name = self._left.of_one_name() if self.found else ()
-        return [*self._notices, *of_one_name, *others]
+        of_the_model = self._left.of_the_model() if self.found else ()
+        return [*self._notices, *of_the_model, *others]
 
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
@@ -350,6 +350,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self._notices.append(self._left.add_variable(variable, others=others))
             if not self.found and homes.lacking is None:
                 return str(self._notices[-1]), own
+        if self._leave_weighted_means(model) and not self.found and homes.lacking is None:
+            self._notices.append(self._left.all_left())
+            return str(self._notices[-1]), own
         if homes.lacking is not None:
             self._behind, own = homes.leave_memory(
                 self.others, self.found, profile, self.fused, self.context.batch_size
@@ -485,6 +488,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         variable = self._profiles.variable
         given = {one.module for one in self.found.values() if variable & {*one.features}}
         left = [name for name, one in self.found.items() if one.module in given]
+        self.found = {name: one for name, one in self.found.items() if name not in left}
+        return left
+
+    def _leave_weighted_means(self, model: nn.Module) -> list[str]:
+        """The tables that take means of ids which come with weights: they are found no more."""
+        left = [
+            name for name in of_weighted_means(model, self._profiles.weighted) if name in self.found
+        ]
+        self._left.add_weighted_means(left)
         self.found = {name: one for name, one in self.found.items() if name not in left}
         return left
 

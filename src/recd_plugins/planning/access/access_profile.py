@@ -150,6 +150,8 @@ class Tally:
     counted. In training TorchRec looks up another row for each, as do tiers."""
     variable: frozenset[str] = frozenset()
     """The features that came in KJTs whose keys differ in batch size."""
+    weighted: frozenset[str] = frozenset()
+    """The features of which each id came with a weight."""
 
     def __post_init__(self) -> None:
         rows = {name: part.num_rows for name, part in self.counted.items()}
@@ -175,6 +177,7 @@ class Tally:
         """Count one batch in a fold."""
         lookups = batch_lookups(batch, features)
         self.variable |= lookups.variable
+        self.weighted |= lookups.weighted
         size = lookups.samples
         if 2 * size < self.batch_size:
             return
@@ -199,6 +202,7 @@ class Tally:
         self.batches += other.batches
         self.epoch = max(self.epoch, other.epoch)
         self.variable |= other.variable
+        self.weighted |= other.weighted
         for name, bags in other.bags.items():
             self.bags[name].merge(*bags.state())
         for name, ids in other.no_row.items():

@@ -34,6 +34,8 @@ class BatchLookups:
     """The number of ids in each bag."""
     variable: frozenset[str] = frozenset()
     """The features of KJTs whose keys differ in batch size."""
+    weighted: frozenset[str] = frozenset()
+    """The features of which each id has a weight."""
 
     def __getitem__(self, feature: str) -> Integers:
         if feature not in self.ids:
@@ -56,6 +58,7 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
         _joined([one.ids for one in each]),
         _joined([one.lengths for one in each]),
         frozenset().union(*(one.variable for one in each)),
+        frozenset().union(*(one.weighted for one in each)),
     )
 
 
@@ -160,6 +163,7 @@ def _lookups(part: Any) -> BatchLookups:
         {key: ids[start:end] for key, start, end in ends},
         {key: lengths[a:b] for key, a, b in zip(kjt.keys(), bags, bags[1:], strict=False)},
         frozenset(kjt.keys() if kjt.variable_stride_per_key() else ()),
+        frozenset(kjt.keys() if _weigh(kjt.weights_or_none()) else ()),
     )
 
 
@@ -168,7 +172,13 @@ def _of_rows(samples: int, rows: Mapping[str, WeightedJagged]) -> BatchLookups:
         samples,
         {key: _ids(one.values) for key, one in rows.items()},
         {key: _ids(one.lengths) for key, one in rows.items()},
+        weighted=frozenset(key for key, one in rows.items() if _weigh(one.weights)),
     )
+
+
+def _weigh(weights: Tensor | None) -> bool:
+    """Whether TorchRec weights ids by these: it takes no integers for weights."""
+    return weights is not None and weights.is_floating_point()
 
 
 def _samples(kjt: KeyedJaggedTensor) -> int:

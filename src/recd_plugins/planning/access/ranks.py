@@ -137,8 +137,12 @@ def gathered(tally: Tally, group: ProcessGroup) -> Tally:
 
 
 def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
-    variable = [int(name in tally.variable) for name in _features(tally)]
-    head = [tally.samples, tally.batches, round(tally.epoch), *variable]
+    marks = [
+        int(name in marked)
+        for marked in (tally.variable, tally.weighted)
+        for name in _features(tally)
+    ]
+    head = [tally.samples, tally.batches, round(tally.epoch), *marks]
     _send_numbers(np.array(head), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
@@ -156,9 +160,11 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
     features = _features(tally)
-    head = _receive_numbers((3 + len(features),), source, group).tolist()
-    samples, batches, epoch, *variable = head
+    head = _receive_numbers((3 + 2 * len(features),), source, group).tolist()
+    samples, batches, epoch, *marks = head
+    variable, weighted = marks[: len(features)], marks[len(features) :]
     tally.variable |= {name for name, marked in zip(features, variable, strict=True) if marked}
+    tally.weighted |= {name for name, marked in zip(features, weighted, strict=True) if marked}
     tally.samples += samples
     tally.epoch += epoch
     tally.batches += batches
