@@ -62,15 +62,24 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
             f"there is no template for the slot {slot!r}; {nearest(slot, SLOTS_WITH_TEMPLATE)}"
         )
     folder = into / name
+    there = RegistryError(f"{folder} is there already. Choose another name, or remove it.")
     if folder.exists():
-        raise RegistryError(f"{folder} is there already. Choose another name, or remove it.")
+        raise there
     if find_spec(name) is not None:
         raise RegistryError(f"a module {name!r} is installed already. Choose another name.")
     try:
-        _write(name, slot, folder)
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise there from None
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
         raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
+    try:
+        _write(name, slot, folder)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
+        raise
     return folder
 
 
