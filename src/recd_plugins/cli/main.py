@@ -19,6 +19,7 @@ from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
 from recd_plugins.cli.watch import watch
+from recd_plugins.notices import notices_as_lines
 
 __all__ = ["DAY", "app", "main"]
 
@@ -46,4 +47,5 @@ for _part, _commands in DAY.items():
 
 def main() -> None:
     """The entry point of the `recd` script."""
+    notices_as_lines(on_errors=True)
     app()
