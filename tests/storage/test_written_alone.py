@@ -95,7 +95,8 @@ def test_a_lock_that_was_removed_meanwhile_is_taken_anew(tmp_path: Path) -> None
         patched.setattr(os, "fstat", another_ends_now)
         with written_alone(tmp_path / "table.part", tmp_path / "table"):
             assert lock.exists()
-    assert removed and not lock.exists()
+    assert removed
+    assert not lock.exists()
 
 
 def test_who_waits_for_tables_of_another_process_says_so(tmp_path: Path) -> None:
