@@ -33,6 +33,7 @@ __all__ = [
     "Unused",
     "Unwatched",
     "Wrong",
+    "hide_logs",
     "hide_other_warnings",
     "hide_warnings",
     "notices_as_lines",
@@ -57,6 +58,11 @@ def hide_warnings() -> None:
     """From now on this process shows no warning, not even a notice: one that tries what others
     decide."""
     warnings.filterwarnings("ignore")
+    hide_logs()
+
+
+def hide_logs() -> None:
+    """From now on torch and TorchRec log errors alone."""
     for chatty in ("torchrec", "torch.fx"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
 

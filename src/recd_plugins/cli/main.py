@@ -24,7 +24,7 @@ from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
 from recd_plugins.cli.watch import watch
 from recd_plugins.errors import is_of_the_system
-from recd_plugins.notices import notices_as_lines
+from recd_plugins.notices import hide_logs, notices_as_lines
 
 __all__ = ["DAY", "app", "main"]
 
@@ -53,6 +53,7 @@ for _part, _commands in DAY.items():
 def main() -> None:
     """The entry point of the `recd` script."""
     notices_as_lines(on_errors=True)
+    hide_logs()
     with printing():
         app()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.errors import RegistryError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -50,7 +51,7 @@ def new(
 
 def write_plugin(name: str, slot: str, into: Path) -> Path:
     """The folder `into`/`name`, written from the templates of a slot."""
-    from recd_plugins.errors import RegistryError, nearest
+    from recd_plugins.errors import nearest
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise RegistryError(
@@ -72,15 +73,22 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
     except FileExistsError:
         raise there from None
     except OSError as error:
-        raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
+        raise _unwritten(folder, error) from error
     try:
         _write(name, slot, folder)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
+            raise _unwritten(folder, error) from error
         raise
     return folder
+
+
+def _unwritten(folder: Path, error: OSError) -> RegistryError:
+    return RegistryError(
+        f"{folder} cannot be written: {error.strerror}. Name another folder with --into, or see to "
+        "its rights and to the space on its disk."
+    )
 
 
 def example(name: str, slot: str) -> str:

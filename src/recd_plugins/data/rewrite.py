@@ -175,7 +175,10 @@ def _note_keys(
         text = json.dumps({"plan": _plan(files, footers, config), "keys": dict(keys)})
         write_whole(_plan_file(part), text)
     except OSError as error:
-        raise DataError(f"{part}: cannot be written ({error.strerror}).") from error
+        raise DataError(
+            f"{part}: cannot be written ({error.strerror}). Name another TARGET, or see to its "
+            "rights and to the space on its disk."
+        ) from error
 
 
 def _check(
