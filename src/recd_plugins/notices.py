@@ -7,6 +7,7 @@ A planner, a converter or a model says it as `Notice`s; a `Stack` warns of each 
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ __all__ = [
     "Unused",
     "Unwatched",
     "Wrong",
+    "hide_logs",
     "hide_other_warnings",
     "hide_warnings",
     "notices_as_lines",
@@ -56,13 +58,19 @@ def hide_warnings() -> None:
     """From now on this process shows no warning, not even a notice: one that tries what others
     decide."""
     warnings.filterwarnings("ignore")
+    hide_logs()
+
+
+def hide_logs() -> None:
+    """From now on torch and TorchRec log errors alone."""
     for chatty in ("torchrec", "torch.fx"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
-def notices_as_lines() -> None:
-    """From now on a notice is a line of this process's output: what a rank writes to standard error
-    is shown where it fails, and a notice is for a run that goes well."""
+def notices_as_lines(*, on_errors: bool) -> None:
+    """From now on a notice is a line: `on_errors` on standard error, as a command's are; else of
+    this process's output, for what a rank writes to standard error is shown where it fails, and a
+    notice is for a run that goes well."""
     others = warnings.showwarning
 
     def show(
@@ -74,7 +82,7 @@ def notices_as_lines() -> None:
         line: str | None = None,
     ) -> None:
         if issubclass(category, NoticeWarning):
-            print(f"{NOTICE}{message}", flush=True)
+            print(f"{NOTICE}{message}", file=sys.stderr if on_errors else sys.stdout, flush=True)
         else:
             others(message, category, filename, lineno, file, line)
 

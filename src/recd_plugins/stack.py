@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.compat.versions import check_age, installed_versions
 from recd_plugins.data.dataset import SPLITS, Split, Tables
@@ -399,6 +400,15 @@ class Stack:
         if self._planning.choice.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
         self._features.check()
+
+    def check_said(self) -> None:
+        """Check the same of features by the schema that the dataset's options have, if they do:
+        before its tables are written, where no `etl` step makes others of them."""
+        schema = getattr(self.registry.one("dataset").config, "schema", None)
+        if not isinstance(schema, Schema) or self.registry.chosen("etl"):
+            return
+        said = cast("Tables", SimpleNamespace(schema=schema))
+        FeatureSteps(self.registry, self._contexts, lambda: said, lambda notices: None).check()
 
     def check_topology(self, topology: Topology | None = None) -> None:
         """`CapabilityError` where tables would be placed on devices that training has none of."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -129,3 +133,20 @@ def test_every_message_is_found_by_itself() -> None:
         if message.letters >= 24:
             texts = [one.template for one in messages_like(message.template.replace("…", "7"))]
             assert message.template in texts
+
+
+def test_what_is_printed_to_a_full_disk_is_a_message(tmp_path: Path) -> None:
+    """And what nobody reads any more, as behind `| head`, ends without a word."""
+    told = [sys.executable, "-m", "recd_plugins", "doctor", "--sbom"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(told, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: what the command prints cannot be written: No space left")
+    assert len(done.stderr.splitlines()) == 1
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "w") as unread:
+        done = subprocess.run(told, stdout=unread, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *told], stderr=subprocess.PIPE, text=True)
+    assert closed.stderr == ""

@@ -113,4 +113,4 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert not list((tmp_path / "my_sums").iterdir())
     (tmp_path / "file").touch()
     refused = new("my_sums", "--into", tmp_path / "file")
-    assert "cannot be written: Not a directory" in refused.stderr
+    assert "cannot be written: Not a directory. Name another folder with --into" in refused.stderr

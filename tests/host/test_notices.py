@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from forked import run_module
 from typer.testing import CliRunner
 
 import recd_plugins as rp
@@ -118,3 +119,18 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
                     "model: {use: dlrm}\nsharding:\nstrict: true\n")  # fmt: skip
     told = CliRunner().invoke(app, ["plan", "-r", str(path)])
     assert (told.exit_code, "sharding has nothing behind it" in told.stderr) == (2, True)
+
+
+def test_a_command_gives_a_notice_as_a_line_on_standard_error(tmp_path: Path) -> None:
+    """Nobody who runs `recd` asks for a file of ours and a line of it."""
+    (tmp_path / "registry.yaml").write_text(
+        "plugins: [recd_dlrm]\n"
+        "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
+        "model:\n  # use: dlrm\n"
+    )
+    done = run_module("recd_plugins", "data", "prepare", folder=tmp_path)
+    assert done.code == 0, done.err
+    (line,) = (one for one in done.err.splitlines() if "has nothing behind it" in one)
+    assert line.startswith("notice: model has nothing behind it: ")
+    assert "Warning" not in done.err
+    assert "notice" not in done.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,23 @@ def test_what_fails_changes_nothing(
     assert caught.value.filename == str(file)
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_of_two_writers_at_a_time_the_last_ones_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plan.svg"
+    with whole_file(file) as first:
+        first.write_text("first")
+        with monkeypatch.context() as another, whole_file_of_another(another, file) as second:
+            second.write_text("second, and longer")
+        assert file.read_text() == "second, and longer"
+    assert file.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def whole_file_of_another(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> AbstractContextManager[Path]:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    return whole_file(file)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from raw_messages import messages_of
 
+import recd_plugins as rp
 from recd_dedup.log.codec import id_of_bytes
 from recd_dedup.log.join import JoinConfig, JoinReport, samples_of
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
@@ -222,3 +224,20 @@ def test_a_dataset_has_its_schema_once() -> None:
     other = parse(JsonMessages, {"columns": COLUMNS | {"dense": []}}, "messages")
     with pytest.raises(RegistryError, match=r"is told by `messages\.columns`"):
         LoggedConfig(messages=other, schema=made.schema)
+
+
+def test_a_table_with_a_dot_is_refused_before_the_log_is_read(tmp_path: Path) -> None:
+    """No model can be made of it, and to join the log may take hours."""
+    dotted = {"name": "user.seen", "num_ids": 50, "ids": "hash", "nulls": "empty"}
+    messages = {"columns": {**COLUMNS, "sparse": [*COLUMNS["sparse"][:1], dotted]}, **KINDS}
+    registry = {
+        "plugins": ["recd_dlrm", "recd_dedup"],
+        "dataset": {"use": "logged", "messages": messages},
+        "log": {"use": "zstd_shards"},
+        "folder": str(tmp_path / "tables"),
+    }
+    stack = rp.load({**registry, "model": {"use": "dlrm"}})
+    with pytest.raises(RegistryError, match=r"table 'user\.seen' cannot have a dot .* Set `table`"):
+        stack.check_said()
+    rp.load({**registry, "model": {"use": "dlrm", "features": ["item", "price"]}}).check_said()
+    assert not [*tmp_path.iterdir()]

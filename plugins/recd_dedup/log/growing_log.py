@@ -80,7 +80,9 @@ class GrowingLogConfig(LoggedConfig):
     period_ms: Annotated[int, Range(ge=1)] = 60 * 60_000
     """The time that a period covers: an epoch of training, whose rows are shuffled together."""
     until: int | None = None
-    """The time at which the data end, in ms since 1970: no period begins then or later."""
+    """The time at which the data end, in ms since 1970: no period begins then or later. One that
+    begins before closes as ever, by messages that come: a log to which nobody writes is waited for,
+    for `patience` seconds, whatever a clock says."""
     ends_when_sealed: bool = False
     """Whether the data end once nobody writes and the writer that came furthest has closed; else
     others are waited for."""

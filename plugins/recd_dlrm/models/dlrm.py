@@ -161,16 +161,21 @@ def sequence_tables(
     return EmbeddingCollection(tables=tables, device=META)
 
 
+def check_table_names(names: Iterable[str]) -> None:
+    """`RegistryError` for a table that no module can be named after."""
+    if dotted := [name for name in names if "." in name]:
+        raise RegistryError(
+            f"table {dotted[0]!r} cannot have a dot in its name: PyTorch names a module after "
+            "it. Set `table` of its features in the schema."
+        )
+
+
 def _tables(schema: Schema, features: Iterable[SparseFeature], dim: int) -> list[dict[str, object]]:
     """The arguments of each table's config; features that share a table share its config."""
     by_table: dict[str, list[str]] = {}
     for feature in features:
         by_table.setdefault(feature.table_name, []).append(feature.name)
-    if dotted := [name for name in by_table if "." in name]:
-        raise RegistryError(
-            f"table {dotted[0]!r} cannot have a dot in its name: PyTorch names a module after "
-            "it. Set `table` of its features in the schema."
-        )
+    check_table_names(by_table)
     sizes = schema.table_sizes()
     return [
         {
@@ -212,7 +217,9 @@ class DlrmConfig(Config):
         """The features and dense columns that it takes of a schema's."""
         names = (*schema.dense, *schema.sparse_names)
         check_patterns(self.patterns, names, kind="feature or dense column", where="model.features")
-        return matching(self.patterns, names)
+        taken = matching(self.patterns, names)
+        check_table_names(one.table_name for one in schema.having(taken).sparse)
+        return taken
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+import warnings
 import zlib
 from collections import OrderedDict
 from itertools import chain
@@ -14,6 +15,8 @@ from threading import Lock
 from typing import NamedTuple
 
 import pyarrow as pa
+
+from recd_plugins.api import NoticeWarning
 
 __all__ = ["Buffer", "DiskCache", "Key"]
 
@@ -164,7 +167,8 @@ class DiskCache:
             return reader.read_next_batch()
 
     def put(self, key: Key, record: pa.RecordBatch) -> None:
-        """Write a batch, whole or not at all; once the disk is full, nothing is any more."""
+        """Write a batch, whole or not at all; once the disk is full, nothing is any more, and a
+        notice says so."""
         path = self._folder / key.name
         if self._full or path.exists():
             return
@@ -178,10 +182,17 @@ class DiskCache:
                 file.write(stream)
                 file.write(_checksum(stream))
             part.rename(path)
-        except OSError:
+        except OSError as error:
             self._full = True
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
+            warnings.warn(
+                f"cache: {self._folder} takes no more batches ({error.strerror}): those that do "
+                "not fit into memory are made anew. See to the space on its disk and start the "
+                "worker again, or name another folder.",
+                NoticeWarning,
+                stacklevel=2,
+            )
             return
         self._written += record.nbytes
         if self._written > self._most // 8:

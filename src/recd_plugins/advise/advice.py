@@ -243,7 +243,7 @@ def _advised(
     trials: list[Tried] = []
     if trial is not None:
         sides = candidates(walks[best], goal, most_tried)
-        met(f"{len(sides)} registries, by training them")
+        met(f"{len(sides)} registr{'y' if len(sides) == 1 else 'ies'}, by training them")
         trials = trial(sides, outlooks)
     return RegistryAdvice(
         registry=registry,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from recd_plugins.cli.advise import advise
@@ -19,6 +23,8 @@ from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
 from recd_plugins.cli.watch import watch
+from recd_plugins.errors import is_of_the_system
+from recd_plugins.notices import hide_logs, notices_as_lines
 
 __all__ = ["DAY", "app", "main"]
 
@@ -46,4 +52,33 @@ for _part, _commands in DAY.items():
 
 def main() -> None:
     """The entry point of the `recd` script."""
-    app()
+    notices_as_lines(on_errors=True)
+    hide_logs()
+    with printing():
+        app()
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Inside, it is a message and exit code 2 that what is printed cannot be written; where nobody
+    reads it any more, as behind `| head`, exit code 1 alone."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # as behind `>&-`
+                sys.stdout.flush()
+    except OSError as error:
+        unread = isinstance(error, BrokenPipeError)
+        if not (unread or is_of_the_system(error)) or error.filename is not None:
+            raise
+        # Python writes what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not unread:
+            what = os.strerror(error.errno or 0)
+            print(
+                f"error: what the command prints cannot be written: {what}. Its files are there. "
+                "See to the space on the disk that its output goes to, or name another file.",
+                file=sys.stderr,
+            )
+        raise SystemExit(1 if unread else 2) from None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.errors import RegistryError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -50,7 +51,7 @@ def new(
 
 def write_plugin(name: str, slot: str, into: Path) -> Path:
     """The folder `into`/`name`, written from the templates of a slot."""
-    from recd_plugins.errors import RegistryError, nearest
+    from recd_plugins.errors import nearest
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise RegistryError(
@@ -62,16 +63,32 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
             f"there is no template for the slot {slot!r}; {nearest(slot, SLOTS_WITH_TEMPLATE)}"
         )
     folder = into / name
+    there = RegistryError(f"{folder} is there already. Choose another name, or remove it.")
     if folder.exists():
-        raise RegistryError(f"{folder} is there already. Choose another name, or remove it.")
+        raise there
     if find_spec(name) is not None:
         raise RegistryError(f"a module {name!r} is installed already. Choose another name.")
     try:
-        _write(name, slot, folder)
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise there from None
     except OSError as error:
+        raise _unwritten(folder, error) from error
+    try:
+        _write(name, slot, folder)
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise RegistryError(f"{folder} cannot be written: {error.strerror}.") from error
+        if isinstance(error, OSError):
+            raise _unwritten(folder, error) from error
+        raise
     return folder
+
+
+def _unwritten(folder: Path, error: OSError) -> RegistryError:
+    return RegistryError(
+        f"{folder} cannot be written: {error.strerror}. Name another folder with --into, or see to "
+        "its rights and to the space on its disk."
+    )
 
 
 def example(name: str, slot: str) -> str:

@@ -87,6 +87,7 @@ def _lead(
         try_dense_optimizer(settings.optimizer, torch.device("cpu"))
     if resume:
         check_resumable(settings.run)
+    stack.check_said()
     with progress() as show:
         stack.prepare(show)
     stack.check()
@@ -128,7 +129,7 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
         copy_as_fork_server()  # before there is a second thread
     die_with_parent()
     hide_other_warnings()  # a rank's output is for people
-    notices_as_lines()
+    notices_as_lines(on_errors=False)
     from recd_plugins.trainer.run import process_group
     from recd_plugins.trainer.run import train as train_rank
 

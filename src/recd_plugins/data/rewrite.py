@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
 from recd_plugins.data.parquet_file import FileWriter, arrow_schema, footer_of, opened
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.storage.whole_file import write_whole
 
@@ -61,17 +63,39 @@ def rewrite(
     files = tuple(facts)
     there = target.exists()
     if there and not (isinstance(target, Uri) and (target / UNFINISHED).exists()):
-        raise DataError(f"{target}: is there already. Name another folder, or remove it.")
+        raise _there(target)
     footers = {file: footer_of(file) for file in files}
     arrow = arrow_schema(footers[files[0]], files[0], facts[files[0]])
     _check(arrow, facts, footers, config)
-    total: int = sum(footer.num_rows for footer in footers.values())
     # A store renames nothing: there the plan lies in the table until it is whole, and says that it
     # is not.
     part = target if isinstance(target, Uri) else target.with_name(target.name + ".part")
+    with nullcontext() if isinstance(part, Uri) else written_alone(part, target):
+        if not isinstance(target, Uri) and target.exists():
+            raise _there(target)  # by another that has just ended
+        _write_files(facts, footers, part, arrow, config, progress)
+        if isinstance(part, Path) and isinstance(target, Path):
+            part.rename(target)
+    return sum(footer.num_rows for footer in footers.values())
+
+
+def _there(target: Location) -> DataError:
+    return DataError(f"{target}: is there already. Name another folder, or remove it.")
+
+
+def _write_files(
+    facts: Mapping[Location, FileFacts],
+    footers: Mapping[Location, pq.FileMetaData],
+    part: Location,
+    arrow: pa.Schema,
+    config: RewriteConfig,
+    progress: Progress,
+) -> None:
+    """Write all files but those that an ended run of the same has written."""
+    total: int = sum(footer.num_rows for footer in footers.values())
     done, keys = _begun(part, facts, footers, config)
     if keys is None:
-        keys = {name: map_keys(files, name, progress) for name in config.flatten}
+        keys = {name: map_keys(list(facts), name, progress) for name in config.flatten}
         _note_keys(part, facts, footers, config, keys)
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
@@ -87,9 +111,6 @@ def rewrite(
             fresh.rename(part / name)
         progress("rewriting", min(written, total), total)
     _plan_file(part).unlink()
-    if isinstance(part, Path) and isinstance(target, Path):
-        part.rename(target)
-    return total
 
 
 def _plan_file(part: Location) -> Location:
@@ -154,7 +175,10 @@ def _note_keys(
         text = json.dumps({"plan": _plan(files, footers, config), "keys": dict(keys)})
         write_whole(_plan_file(part), text)
     except OSError as error:
-        raise DataError(f"{part}: cannot be written ({error.strerror}).") from error
+        raise DataError(
+            f"{part}: cannot be written ({error.strerror}). Name another TARGET, or see to its "
+            "rights and to the space on its disk."
+        ) from error
 
 
 def _check(

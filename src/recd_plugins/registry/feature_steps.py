@@ -238,7 +238,9 @@ class FeatureSteps:
         return tuple(name for name in self.read.sparse_names if name not in wanted)
 
     def check(self) -> None:
-        """Check that the features exist which `preprocess` and `pooling` name."""
+        """Check that the features exist which `preprocess` and `pooling` name, and that the model
+        can take those that it asks for, as far as its record says that."""
+        _ = self.columns
         names = self.made.sparse_names
         for choice in self._registry.chosen("pooling"):
             where = self._registry.source.locate(choice.where)

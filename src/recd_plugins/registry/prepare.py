@@ -42,6 +42,8 @@ __all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
 
 SAY_EVERY = 30.0
 """Seconds after which a rank that waits for a period says so, and says it again."""
+WAITS_SILENTLY = 1.0
+"""Seconds for which a process waits for another one that writes tables, without saying so."""
 
 
 Found = Callable[[Iterable[Notice]], None]
@@ -102,7 +104,7 @@ def _written(
             return dataset.prepare(registry.folder, progress)
     folders = _folders(registry, choice, dataset)
     choices = (choice, *registry.chosen("etl"))
-    with _while_written(registry, folders):
+    with _while_written(registry, folders, progress):
         found(outdated(choices, folders))
         new = [not _are_written([folder]) for folder in folders]
         with choice.named("when it wrote its tables"):
@@ -314,17 +316,32 @@ def _are_written(folders: list[Path]) -> bool:
 
 
 def _while_written(
-    registry: Registry, folders: list[Path]
+    registry: Registry, folders: list[Path], progress: Progress
 ) -> contextlib.AbstractContextManager[object]:
     """A lock for what is still to be written; none where all of it is there, for a folder of
     tables may be another's, which nobody may write into."""
-    from filelock import FileLock
-
     if _are_written(folders):
         return contextlib.nullcontext()
     registry.folder.mkdir(parents=True, exist_ok=True)
-    lock: contextlib.AbstractContextManager[object] = FileLock(registry.folder / ".lock")
-    return lock
+    return _locked_for_tables(registry.folder, progress)
+
+
+@contextlib.contextmanager
+def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
+    """Inside, no other process writes tables in a folder; `progress` is told of one that is waited
+    for."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=WAITS_SILENTLY)
+    except Timeout:
+        progress(f"waiting for another process, which writes tables in {folder}", 0, None)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress, who: str) -> Tables:

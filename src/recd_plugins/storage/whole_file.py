@@ -32,11 +32,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A path to write to, which becomes `path` once it is whole, and on the disk.
 
     What was there before is replaced, or, where that is a link, what it leads to; where writing
-    fails, it stays as it was, and nothing else is left.
+    fails, it stays as it was, and nothing else is left. Of processes that write it at a time, the
+    last one's is there.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.stem}.part{path.suffix}")  # a picture's suffix says what it is
+    # A picture's suffix says what it is.
+    part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         with of_path(path):
             yield part

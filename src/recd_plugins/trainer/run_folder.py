@@ -5,17 +5,13 @@ A lock beside it, freed as the process ends, gives it to one job at a time.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import shutil
-import socket
 import tempfile
-import time
 from pathlib import Path
-from typing import IO
 
 from recd_plugins.errors import RegistryError, listed
+from recd_plugins.storage.lock_file import Held, LockFile
 
 __all__ = [
     "STEPS",
@@ -99,39 +95,27 @@ def check_resumable(run: Path) -> None:
 
 
 class RunLock:
-    """The lock that rank 0 of a job holds until it is left, or the process ends, be it killed.
-
-    The lock is of the process, not of the file: what the process forks does not keep it, and
-    the file that stays behind locks nothing.
-    """
+    """The lock that rank 0 of a job holds until it is left, or the process ends, be it killed."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._file: IO[str] | None = None
+        self._lock = LockFile(_lock_of(run))
 
     def take(self) -> None:
         """Hold the run from now on; `RegistryError` names the job that has it."""
-        path = _lock_of(self._run)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with file:
-                raise _taken(self._run, file) from None
-        self._file = file
-        file.truncate(0)
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-        file.write(json.dumps(holder))
-        file.flush()
+            self._lock.take()
+        except Held as held:
+            raise RegistryError(
+                f"train.run: {self._run} is being trained in by {held}. Wait for its end, or name "
+                "another folder with train.run=..."
+            ) from None
 
     def __enter__(self) -> RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._lock.give_back()
 
 
 def check_free(run: Path) -> None:
@@ -144,18 +128,3 @@ def check_free(run: Path) -> None:
 def _lock_of(run: Path) -> Path:
     run = Path(os.path.realpath(run))
     return run.with_name(f".{run.name}.lock")
-
-
-def _taken(run: Path, file: IO[str]) -> RegistryError:
-    who = "another process"
-    try:
-        file.seek(0)
-        holder = json.load(file)
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))
-        who = f"process {holder['pid']} of {holder['host']} since {when}"
-    except (ValueError, KeyError, TypeError):
-        pass  # it has the lock and has not written yet who it is
-    return RegistryError(
-        f"train.run: {run} is being trained in by {who}. Wait for its end, or name another folder "
-        "with train.run=..."
-    )

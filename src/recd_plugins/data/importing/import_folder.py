@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from recd_plugins.data.importing.reading import Position
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, TableWriter
 from recd_plugins.errors import DataError
+from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["JOURNAL", "VOCABULARIES", "IdCounts", "ImportFolder", "Segment", "write_json"]
@@ -56,6 +58,14 @@ class ImportFolder:
             there = self._to.exists() and (not self._to.is_dir() or any(self._to.iterdir()))
         if there:
             raise DataError(f"{self._to}: is there already. Name another folder, or remove it.")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, no other import goes into the table; `DataError` where one does already, or has
+        by now."""
+        with written_alone(self.path, self._to):
+            self.check_free()
+            yield
 
     def begin(self, key: str) -> dict[str, list[str]]:
         """Keep what this very import, which the key is of, has done; the columns that it had to

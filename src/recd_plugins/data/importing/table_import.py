@@ -127,6 +127,10 @@ class TableImport:
         """Make the table; a column that holds other values than it was taken for is read as a wider
         type, from the first row on."""
         self._check()
+        with self._folder.alone():
+            return self._run_alone()
+
+    def _run_alone(self) -> Imported:
         key = self._fingerprint()
         errors = self._folder.begin(key)
         for column, messages in errors.items():

@@ -9,7 +9,8 @@ its random state and its callbacks' states.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RegistryError
 from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.trainer.checkpoints.files import (
     check_whole,
     checkpoint_of,
@@ -188,20 +190,29 @@ def reshard(
         read_rank(checkpoint, rank)
     found = for_ranks(checkpoint, ranks, batch_size)
     written = target / "checkpoints" / checkpoint.name
-    if written.exists():
-        raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
     part = written.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        _write(checkpoint, part, found, progress)
-        part.rename(written)
-    except BaseException as error:
+    with _oserror_of(written), written_alone(part, written):
+        if written.exists():
+            raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
         shutil.rmtree(part, ignore_errors=True)
-        if isinstance(error, OSError):  # which names the file that was read
-            raise OSError(error.errno, error.strerror, str(written)) from error
-        raise
+        try:
+            part.mkdir(parents=True)
+            _write(checkpoint, part, found, progress)
+            part.rename(written)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
     return replace(found, checkpoint=written)
+
+
+@contextmanager
+def _oserror_of(written: Path) -> Iterator[None]:
+    """Inside, an error of the system is of what is written, though it names the file that was
+    read."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(written)) from error
 
 
 def _write(checkpoint: Path, part: Path, found: OtherRanks, progress: Progress) -> None:

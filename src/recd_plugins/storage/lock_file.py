@@ -1,0 +1,107 @@
+"""A lock that one process at a time has: a file says which one, and since when."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location
+
+__all__ = ["Held", "LockFile", "written_alone"]
+
+HAS_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Held(Exception):
+    """Another process has the lock: the message says which one, and since when."""
+
+
+class LockFile:
+    """A lock, from `take` until it is given back, or the process ends, be it killed.
+
+    It is of the process, not of the file: what the process forks does not keep it, and a file that
+    stays behind locks nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Have it from now on; `Held` names who has it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = self._path.open("a+")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with file:
+                    raise Held(_holder(file)) from None
+            except OSError:
+                file.close()
+                raise
+            if self._is_there(file):
+                break
+            file.close()  # whoever had it removed it meanwhile
+        self._file = file
+        file.truncate(0)
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+        file.write(json.dumps(holder))
+        file.flush()
+
+    def give_back(self, *, remove: bool = False) -> None:
+        """Let others have it; `remove` leaves no file behind."""
+        if self._file is None:
+            return
+        if remove:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._file.close()
+        self._file = None
+
+    def _is_there(self, file: IO[str]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+
+def _holder(file: IO[str]) -> str:
+    try:
+        file.seek(0)
+        holder = json.load(file)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))
+        return f"process {holder['pid']} of {holder['host']} since {when}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"  # which has the lock and has not written yet who it is
+
+
+@contextlib.contextmanager
+def written_alone(folder: Path, name: Location) -> Iterator[None]:
+    """Inside, no other process that asks the same writes this folder; `DataError` where one does
+    already, by the name that a user gave what is written. The lock lies beside the folder, which
+    need not be there."""
+    real = Path(os.path.realpath(folder))
+    lock = LockFile(real.with_name(f".{real.name}.lock"))
+    try:
+        lock.take()
+    except Held as held:
+        raise DataError(
+            f"{name}: is being written by {held}. Wait for its end, or name another folder."
+        ) from None
+    except OSError as error:
+        if error.errno not in HAS_NO_LOCKS:  # such a file system lets whoever may write do so
+            raise
+    try:
+        yield
+    finally:
+        lock.give_back(remove=True)
