@@ -401,14 +401,14 @@ class Stack:
             self.planner()  # it says, when built, what it cannot stand in front of
         self._features.check()
 
-    def check_said(self) -> None:
+    def check_features(self) -> None:
         """Check the same of features by the schema that the dataset's options have, if they do:
         before its tables are written, where no `etl` step makes others of them."""
         schema = getattr(self.registry.one("dataset").config, "schema", None)
         if not isinstance(schema, Schema) or self.registry.chosen("etl"):
             return
-        said = cast("Tables", SimpleNamespace(schema=schema))
-        FeatureSteps(self.registry, self._contexts, lambda: said, lambda notices: None).check()
+        tables = cast("Tables", SimpleNamespace(schema=schema))
+        FeatureSteps(self.registry, self._contexts, lambda: tables, lambda notices: None).check()
 
     def check_topology(self, topology: Topology | None = None) -> None:
         """`CapabilityError` where tables would be placed on devices that training has none of."""
@@ -726,14 +726,12 @@ class Stack:
             from recd_plugins.embedding.sharded import with_dedup
 
             sharders = with_dedup(sharders)
-        from recd_plugins.embedding.own_features import with_own_features
-
-        sharders = with_own_features(sharders)
         if (model := self._planning.model) is None:
             return sharders
         from recd_plugins.embedding.means import with_means
+        from recd_plugins.embedding.own_features import with_own_features
 
-        return self._usage.shown(model, with_means(sharders, model))
+        return self._usage.shown(model, with_means(with_own_features(sharders), model))
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in

@@ -126,11 +126,11 @@ def test_a_command_gives_a_notice_as_a_line_on_standard_error(tmp_path: Path) ->
     (tmp_path / "registry.yaml").write_text(
         "plugins: [recd_dlrm]\n"
         "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
-        "model:\n  # use: dlrm\n"
+        "model: {use: dlrm}\nsharding:\n  # use: torchrec\n"
     )
-    done = run_module("recd_plugins", "data", "prepare", folder=tmp_path)
+    done = run_module("recd_plugins", "plan", folder=tmp_path)
     assert done.code == 0, done.err
     (line,) = (one for one in done.err.splitlines() if "has nothing behind it" in one)
-    assert line.startswith("notice: model has nothing behind it: ")
+    assert line.startswith("notice: sharding has nothing behind it: ")
     assert "Warning" not in done.err
     assert "notice" not in done.out

@@ -238,6 +238,6 @@ def test_a_table_with_a_dot_is_refused_before_the_log_is_read(tmp_path: Path) ->
     }
     stack = rp.load({**registry, "model": {"use": "dlrm"}})
     with pytest.raises(RegistryError, match=r"table 'user\.seen' cannot have a dot .* Set `table`"):
-        stack.check_said()
-    rp.load({**registry, "model": {"use": "dlrm", "features": ["item", "price"]}}).check_said()
+        stack.check_features()
+    rp.load({**registry, "model": {"use": "dlrm", "features": ["item", "price"]}}).check_features()
     assert not [*tmp_path.iterdir()]

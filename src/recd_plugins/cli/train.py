@@ -87,7 +87,7 @@ def _lead(
         try_dense_optimizer(settings.optimizer, torch.device("cpu"))
     if resume:
         check_resumable(settings.run)
-    stack.check_said()
+    stack.check_features()
     with progress() as show:
         stack.prepare(show)
     stack.check()

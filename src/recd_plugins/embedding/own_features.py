@@ -54,7 +54,7 @@ def with_own_features(
 def _taking_its_own(kind: type[Any]) -> type[nn.Module]:
     """A class of the same name: what a loop calls, and what pipelines call."""
 
-    class TakesItsOwn(kind):  # type: ignore[misc]
+    class TakesItsOwn(kind):
         def input_dist(self, ctx: Any, features: Any) -> Any:
             return super().input_dist(ctx, _its_own(features))
 

@@ -328,7 +328,7 @@ def _while_written(
 
 @contextlib.contextmanager
 def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
-    """Inside, no other process writes tables in a folder; `progress` is told of one that is waited
+    """Inside, no other process writes tables in a folder; `progress` hears of one that is waited
     for."""
     from filelock import FileLock, Timeout
 
