@@ -67,7 +67,7 @@ def hide_logs() -> None:
         logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
-def notices_as_lines(*, on_errors: bool) -> None:
+def notices_as_lines(*, on_errors: bool = False) -> None:
     """From now on a notice is a line: `on_errors` on standard error, as a command's are; else of
     this process's output, for what a rank writes to standard error is shown where it fails, and a
     notice is for a run that goes well."""

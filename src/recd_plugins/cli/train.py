@@ -129,7 +129,7 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
         copy_as_fork_server()  # before there is a second thread
     die_with_parent()
     hide_other_warnings()  # a rank's output is for people
-    notices_as_lines(on_errors=False)
+    notices_as_lines()
     from recd_plugins.trainer.run import process_group
     from recd_plugins.trainer.run import train as train_rank
 
