@@ -99,6 +99,22 @@ def expanded(batch: Batch) -> Batch:
     return batch
 
 
+def check_alike(
+    pool: GlooPool, values: dict[str, Any], first: list[Batch], second: list[Batch]
+) -> None:
+    """Two ranks train on their batches as row-wise TorchRec does on all samples."""
+    batches = list(zip(first, second, strict=True))
+    check_parity(
+        pool,
+        partial(model_of, values),
+        batches,
+        arrange=ByRegistry(values),
+        reference=BySharding("row_wise"),
+        reference_batches=[[expanded(batch) for batch in step] for step in batches],
+        tables=["sgd", "rowwise_adagrad"],
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "slots"),
     [
@@ -117,16 +133,7 @@ def test_all_that_one_registry_can_have_trains_alike(
     assert "scars: size plan, as sharding: flexshard has it" in why
     assert [batch.hot for batch in first] == [batch.hot for batch in second]
     assert {batch.hot for batch in first} == {True, False}
-    batches = list(zip(first, second, strict=True))
-    check_parity(
-        gloo_pool,
-        partial(model_of, values),
-        batches,
-        arrange=ByRegistry(values),
-        reference=BySharding("row_wise"),
-        reference_batches=[[expanded(batch) for batch in step] for step in batches],
-        tables=["sgd", "rowwise_adagrad"],
-    )
+    check_alike(gloo_pool, values, first, second)
 
 
 def in_turns() -> None:
@@ -147,16 +154,7 @@ def test_all_train_alike_where_exchanges_have_both_ways_at_once(
     try:
         (first, _, why), (second, _, _) = gloo_pool.run(ordered, values)
         assert "exchanges of ids, rows and gradients: both ways at once" in why
-        batches = list(zip(first, second, strict=True))
-        check_parity(
-            gloo_pool,
-            partial(model_of, values),
-            batches,
-            arrange=ByRegistry(values),
-            reference=BySharding("row_wise"),
-            reference_batches=[[expanded(batch) for batch in step] for step in batches],
-            tables=["sgd", "rowwise_adagrad"],
-        )
+        check_alike(gloo_pool, values, first, second)
     finally:
         gloo_pool.run(in_turns)
 

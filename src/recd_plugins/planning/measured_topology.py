@@ -91,9 +91,13 @@ def measure_topology(
     work = gathering(group, device, BETWEEN)
     exchange: Exchange = dist.all_to_all_single
     if world > w and device.type == "cpu" and can_exchange_both_ways(group):
-        found["both_ways"] = _faster_both_ways(group, timer, largest, work)
-        if found["both_ways"]:
-            exchange = all_to_all_both_ways
+        ways = (exchange, all_to_all_both_ways)
+        in_turns, at_once = (
+            _measured(group, timer, partial(_all_to_all, way), largest, work) for way in ways
+        )
+        both_ways = at_once.gbps > MUCH_FASTER * in_turns.gbps
+        exchange = ways[both_ways]
+        found |= {"both_ways": both_ways, "a2a_global": at_once if both_ways else in_turns}
     over, across_by = partial(_all_to_all, exchange), partial(_all_to_all_across, exchange, w)
     collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
         "a2a_global": (group, over),
@@ -107,7 +111,8 @@ def measure_topology(
     }
     for name, (peers, call) in collectives.items():
         if peers is not None and world > 1:
-            found[name] = _measured(peers, timer, call, largest, work)
+            if name not in found:
+                found[name] = _measured(peers, timer, call, largest, work)
             if met is not None:
                 met(name, found[name])
     if "a2a_global" in found and world == w:
@@ -160,18 +165,6 @@ def _measured(
         if payload >= largest or (payload > SMALL and took > LONG_ENOUGH):
             return fit_link(seconds)
         payload *= GROWTH
-
-
-def _faster_both_ways(
-    group: ProcessGroup, timer: Timer, largest: int, work: Callable[[], object]
-) -> bool:
-    """Whether exchanges over all ranks, of payloads that take long, are faster by far if their two
-    ways go at once."""
-    ways = (dist.all_to_all_single, all_to_all_both_ways)
-    in_turns, at_once = (
-        _measured(group, timer, partial(_all_to_all, way), largest, work) for way in ways
-    )
-    return at_once.gbps > MUCH_FASTER * in_turns.gbps
 
 
 def _disk(timer: Timer, folder: Path) -> float:
