@@ -88,7 +88,9 @@ def main(registry: str, result: str, *overrides: str) -> None:
     torch.manual_seed(settings.seed)
     model = stack.model()
     plan = stack.plan(model, sharders=stack.default_sharders())
-    model = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+    model = DistributedModelParallel(
+        model, device=device, plan=plan, sharders=stack.default_sharders()
+    )
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     lr = settings.optimizer.dense_lr
     adam = KeyedOptimizerWrapper(dense, lambda params: torch.optim.Adam(params, lr=lr))

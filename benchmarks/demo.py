@@ -79,6 +79,7 @@ PLAIN_OF = {"with RecD": "recd train", "RM1, RecD": "RM1, plain"}
 QUICK = ("train.steps=60", "dataset.samples=64_000")
 """The small model's steps and table in a quick run."""
 RM1_SCALE = 1 / 6
+PLAIN = ("dedup=none", "train.bags_of_one=false")
 PROFILED = ("train.steps=10", "train.log_every=3", "train.profile_steps=3", "train.eval_batches=1")
 """A short run of plain RM1, whose step says what RecD can save of it."""
 
@@ -97,9 +98,9 @@ def rm1(folder: Path, quick: bool) -> list[DemoSide]:
     path = folder / "rm1.yaml"
     path.write_text(yaml.safe_dump(registry))
     sides = (
-        ("RM1, plain", ("dedup=none", "train.run=runs/rm1")),
+        ("RM1, plain", (*PLAIN, "train.run=runs/rm1")),
         ("RM1, RecD", ("train.run=runs/rm1_recd",)),
-        ("RM1, profiled", ("dedup=none", "train.run=runs/rm1_profiled", *PROFILED)),
+        ("RM1, profiled", (*PLAIN, "train.run=runs/rm1_profiled", *PROFILED)),
     )
     return [DemoSide(name=name, overrides=overrides, registry=path) for name, overrides in sides]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +60,18 @@ class Addition(TrainSide):
 
 PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
 BOTH_WAYS = "plain TorchRec, exchanges both ways at once"
+AS_BAGS = "plain TorchRec, rows as bags of one"
 RECD = "+ pooling on unique samples"
 ALL = "+ hot batches"
 ADVISED = "what recd advise says"
-IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False)
+IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False, bags_of_one=False)
 """Batches as a table in the order of time has them."""
 BESIDE: Mapping[str, Addition] = {
-    BOTH_WAYS: Addition(clustered=False, dedup=False, pool_unique=False, both_ways=True),
-    OWN: Addition(clustered=False, dedup=False, pool_unique=False, sharding=BEST),
-    "FlexShard alone, as in its paper": Addition(
-        clustered=False, dedup=False, pool_unique=False, sharding=PAPER_TIERS
-    ),
-    "SCARS alone": Addition(
-        clustered=False, dedup=False, pool_unique=False, sharding=BEST, cache=PAPER_CACHE
-    ),
+    BOTH_WAYS: replace(IN_TIME, both_ways=True),
+    AS_BAGS: replace(IN_TIME, bags_of_one=True),
+    OWN: replace(IN_TIME, sharding=BEST),
+    "FlexShard alone, as in its paper": replace(IN_TIME, sharding=PAPER_TIERS),
+    "SCARS alone": replace(IN_TIME, sharding=BEST, cache=PAPER_CACHE),
 }
 """What the way to all papers is held against."""
 
@@ -81,17 +79,23 @@ BESIDE: Mapping[str, Addition] = {
 def _way(*, sequences: bool) -> dict[str, Addition]:
     """Each has what the one before has, and one thing more; RecD alone is the last one before
     coalescing."""
-    pooled_on_unique = {RECD: Addition()} if sequences else {}
+    recd = Addition(bags_of_one=False)
+    tiers = replace(recd, sharding=TIERS)
+    once = replace(tiers, dense_once=True)
+    both_ways = replace(once, both_ways=True)
+    bags = replace(both_ways, bags_of_one=True)
+    pooled_on_unique = {RECD: recd} if sequences else {}
     return {
         PLAIN: IN_TIME,
-        "+ clustering": Addition(dedup=False, pool_unique=False),
-        "+ IKJT": Addition(pool_unique=not sequences),
+        "+ clustering": replace(recd, dedup=False, pool_unique=False),
+        "+ IKJT": replace(recd, pool_unique=not sequences),
         **pooled_on_unique,
-        "+ coalescing, each table its way": Addition(sharding=COALESCED),
-        "+ tiers": Addition(sharding=TIERS),
-        "+ dense gradients once a node": Addition(sharding=TIERS, dense_once=True),
-        "+ exchanges both ways at once": Addition(sharding=TIERS, dense_once=True, both_ways=True),
-        ALL: Addition(sharding=TIERS, cache=HOT, dense_once=True, both_ways=True),
+        "+ coalescing, each table its way": replace(recd, sharding=COALESCED),
+        "+ tiers": tiers,
+        "+ dense gradients once a node": once,
+        "+ exchanges both ways at once": both_ways,
+        "+ rows as bags of one": bags,
+        ALL: replace(bags, cache=HOT),
     }
 
 
@@ -185,9 +189,9 @@ class OnCluster(TrainWorkload):
 
     def advised(self) -> Addition:
         """What `recd advise` makes of plain TorchRec's registry, its table made."""
-        plain = Registry.load(self.registry(IN_TIME))
+        plain = Registry.load(self.registry(replace(IN_TIME, bags_of_one=True)))
         goal = AdviceGoal(budget_gb=BUDGET_GB)
         advice = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False)
         load(advice.values).prepare()
-        # Dense gradients and exchanges are as `recd train` has them.
+        # Dense gradients, exchanges and lookups are as `recd train` has them.
         return Addition(whole=advice.values, kept=advice.walk.kept, dense_once=True, both_ways=True)

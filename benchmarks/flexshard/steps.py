@@ -20,6 +20,7 @@ from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
 from recd_plugins.compat.both_ways import exchange_both_ways
+from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry.settings import OptimizerSettings
@@ -106,7 +107,10 @@ def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
         device_type="cpu",
     )
     sharded = DistributedModelParallel(
-        model, device=CPU, plan=ShardingPlan(plan={"sequences": placed}), sharders=sharders
+        model,
+        device=CPU,
+        plan=ShardingPlan(plan={"sequences": placed}),
+        sharders=with_bags_of_one(sharders),
     )
     return TrainPipelineSparseDist(sharded, sharded.fused_optimizer, CPU)
 

@@ -35,6 +35,8 @@ class TrainSide:
     both_ways: bool = False
     """Whether exchanges between nodes may have their two ways at once, where gloo has them in
     turns."""
+    bags_of_one: bool = True
+    """Whether rows of sequences are looked up as bags of one."""
     index_dedup: bool = False
     """Whether TorchRec looks different ids of sequences up once (CUDA)."""
 
@@ -77,7 +79,7 @@ class TrainWorkload:
         if not side.clustered:
             del values["etl"], values["reader"]
         train |= {"ranks": self.ranks, "batch_size": side.batch * train["batch_size"]}
-        train["device"] = self.device
+        train |= {"device": self.device, "bags_of_one": side.bags_of_one}
         return values
 
     @property

@@ -29,6 +29,7 @@ from benchmarks.flexshard.steps import OnNodes
 from recd_plugins.advise.computed import measured_compute
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
+from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
@@ -260,7 +261,7 @@ def _pipeline(job: EmulatedJob, tiers: TierPlan | None, dedup: bool) -> Any:
         model = adapt(model, ((HISTORY,),), unique_shares=[job.share])
         sharders = with_dedup(sharders)
     sharded = DistributedModelParallel(
-        model, device=CPU, plan=ShardingPlan(plan=plan), sharders=sharders
+        model, device=CPU, plan=ShardingPlan(plan=plan), sharders=with_bags_of_one(sharders)
     )
     dense = [one for name, one in sharded.named_parameters() if "top." in name]
     return TrainPipelineSparseDist(sharded, torch.optim.SGD(dense, lr=0.01), CPU)

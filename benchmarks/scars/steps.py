@@ -18,6 +18,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.scars.clicks import Clicks, Held, Model
 from recd_plugins.data.batch import Batch
+from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
@@ -95,7 +96,7 @@ def trained(clicks: Clicks, side: ScarsSide, batch_size: int, steps: int) -> Ste
     if not side.plain:
         sharders = tier_sharders(TierCluster(plan), sharders)
     sharded = DistributedModelParallel(
-        arranged.model, device=CPU, plan=arranged.plan, sharders=sharders
+        arranged.model, device=CPU, plan=arranged.plan, sharders=with_bags_of_one(sharders)
     )
     initialise_tables(sharded, initialisers, 0)
     dense = KeyedOptimizerWrapper(

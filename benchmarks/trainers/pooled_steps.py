@@ -19,6 +19,7 @@ from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.steps import OnNodes
 from benchmarks.recd_train.memory import give_back
 from benchmarks.trainers.pooled_model import PooledModel
+from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import tier_sharders
@@ -140,7 +141,9 @@ def _pipeline(model: PooledModel, side: Side) -> Any:
     sharders: Any = [EmbeddingBagCollectionSharder(fused_params=fused)]
     if side.tiers is not None:
         sharders = tier_sharders(OnNodes(side.tiers), sharders)
-    sharded = DistributedModelParallel(model.make(), device=CPU, plan=side.plan, sharders=sharders)
+    sharded = DistributedModelParallel(
+        model.make(), device=CPU, plan=side.plan, sharders=with_bags_of_one(sharders)
+    )
     optimizer = torch.optim.SGD(
         [one for name, one in sharded.named_parameters() if "embedding_bags" not in name], lr=0.1
     )

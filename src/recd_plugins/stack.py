@@ -726,6 +726,10 @@ class Stack:
             from recd_plugins.embedding.sharded import with_dedup
 
             sharders = with_dedup(sharders)
+        if self.registry.train.bags_of_one and self.device == "cpu":
+            from recd_plugins.embedding.bags_of_one import with_bags_of_one
+
+            sharders = with_bags_of_one(sharders)
         if (model := self._planning.model) is None:
             return sharders
         from recd_plugins.embedding.means import with_means

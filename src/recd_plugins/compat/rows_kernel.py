@@ -11,13 +11,15 @@ __all__ = ["rows_kernel"]
 
 def rows_kernel(num_rows: int, dim: int, device: torch.device) -> Any:
     """A table that yields rows of float32 by `(ids, offsets)`, and steps them by row-wise Adagrad
-    in backward."""
+    in backward; on a CPU as bags of one, as those of a job do."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
         SplitTableBatchedEmbeddingBagsCodegen,
     )
+
+    from recd_plugins.compat.bags_of_one import look_up_as_bags
 
     on_cpu = device.type == "cpu"
     place = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
@@ -29,4 +31,5 @@ def rows_kernel(num_rows: int, dim: int, device: torch.device) -> Any:
         device=device,
     )
     table.init_embedding_weights_uniform(-0.1, 0.1)
+    look_up_as_bags(table)
     return table

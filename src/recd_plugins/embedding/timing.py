@@ -93,7 +93,9 @@ def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
     def seconds(some: Tensor) -> float:
         rows, offsets = some.long() % TABLE_ROWS, torch.arange(len(some) + 1, device=device)
         gradient = torch.ones(len(some), dim, dtype=torch.float32, device=device)
-        return seconds_of_kernels(lambda: table(rows, offsets).backward(gradient), device)
+        return seconds_of_kernels(
+            lambda: table(indices=rows, offsets=offsets).backward(gradient), device
+        )
 
     return [seconds(some) for some in ids]
 

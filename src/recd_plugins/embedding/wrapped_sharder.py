@@ -63,7 +63,7 @@ class WrappedSharder(ModuleSharder[nn.Module]):
 class ShownSharder(WrappedSharder):
     """Shows what `inner` makes of a module to `seen`, and leaves it as it is."""
 
-    def __init__(self, inner: ModuleSharder[Any], seen: Callable[[nn.Module], None]) -> None:
+    def __init__(self, inner: ModuleSharder[Any], seen: Callable[[nn.Module], object]) -> None:
         super().__init__(inner)
         self._seen = seen
 

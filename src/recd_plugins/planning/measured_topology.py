@@ -301,7 +301,7 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
 
 def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
     """Rows gathered; a chunk of rows summed and stepped; ids made unique, each there four times;
-    gradients of distinct rows applied, as the kernel for the CPU does it that yields rows one by
+    gradients of distinct rows applied, as the kernel for the CPU does it whose rows are bags of
     one; small operations, to which a rank comes from the work `before` them, as it does in a step:
     over and over, with all that they need at hand, they would take a tenth of the time.
 
@@ -336,7 +336,7 @@ def _updating(device: torch.device) -> Callable[[], object]:
     kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
     rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
     offsets, gradients = torch.arange(UPDATED + 1), _zeros((UPDATED, ROW_BYTES // 4), device) + 1
-    return lambda: kernel(rows, offsets).backward(gradients)
+    return lambda: kernel(indices=rows, offsets=offsets).backward(gradients)
 
 
 def _stepping(device: torch.device) -> Callable[[], object]:

@@ -88,9 +88,9 @@ class Topology(Config):
     unique_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
     update_ns: Annotated[float, Range(ge=0)] | None = None
-    """Nanoseconds to apply the gradients of a row that is looked up by itself, and not in a bag:
-    fbgemm's kernel for the CPU takes microseconds. By default, and on a GPU, its bytes alone
-    count."""
+    """Nanoseconds to apply the gradients of a row of a sequence, whose ids a job on a CPU looks up
+    as bags of one; without `train.bags_of_one` fbgemm's kernel takes microseconds. By default, and
+    on a GPU, its bytes alone count."""
     marks_ns: Annotated[float, Range(ge=0)] | None = None
     """Nanoseconds of the marks of a row that has replicas, touched or not: a rank makes, packs,
     counts up and searches them in every step; by default, and on a GPU, what 64 bytes of chunks

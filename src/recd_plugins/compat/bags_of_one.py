@@ -1,0 +1,153 @@
+"""Rows that fbgemm's kernels for the CPU yield one by one, looked up as bags of one id.
+
+The weights are the same. But the gradients of rows that come one by one are summed by a hash table
+with a vector for each row, which takes microseconds for a row, and those of bags by a sort, which
+takes a tenth of that.
+
+A kernel has the rows of all its tables one behind the other. So where all have one width, a lookup
+is one of a table that holds them all, in which the ids of a feature begin at its table's first row.
+As of fbgemm 1.6 to 1.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+
+__all__ = ["look_up_as_bags"]
+
+STATE = {
+    EmbOptimType.EXACT_SGD: "none",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "one",
+    EmbOptimType.EXACT_ADAGRAD: "row",
+}
+"""Numbers of optimizer state for a row, of the optimizers by which both kernels train alike."""
+DECAYS = (0, 1, 2)
+"""fbgemm's `WeightDecayMode` NONE, L2 and DECOUPLE, which do nothing where the decay is 0. Where it
+is not, the two kernels decay rows otherwise."""
+FEW = 512
+"""Ids of a lookup of which it takes as long either way: fewer are looked up one by one."""
+UNCHECKED = BoundsCheckMode.NONE.value
+OWN = "_bags_of_one"
+"""The name by which a kernel has its `_OneTable`."""
+
+
+def look_up_as_bags(module: nn.Module) -> int:
+    """Have the kernels in a module look rows up as bags of one, where that trains the same weights;
+    how many do from now on."""
+    kernels = [
+        one
+        for one in module.modules()
+        if isinstance(one, SplitTableBatchedEmbeddingBagsCodegen) and _can(one)
+    ]
+    for kernel in kernels:
+        vars(kernel)[OWN] = _OneTable.of(kernel)
+        kernel.register_forward_pre_hook(_begin, with_kwargs=True)
+        kernel.register_forward_hook(_end, always_call=True)
+    return len(kernels)
+
+
+def _can(kernel: Any) -> bool:
+    if not kernel.use_cpu or kernel.pooling_mode != PoolingMode.NONE or OWN in vars(kernel):
+        return False
+    dims = {dim for _, dim, *_ in kernel.embedding_specs}
+    exact = {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)}
+    if len(dims) > 1 or exact != {SparseType.FP32} or kernel.optimizer not in STATE:
+        return False
+    arguments = kernel.optimizer_args
+    if arguments.weight_decay or arguments.weight_decay_mode not in DECAYS:
+        return False
+    state = STATE[kernel.optimizer]
+    if state == "none":
+        return True
+    # The state of a row lies where the row does.
+    at = kernel.momentum1_offsets * (dims.pop() if state == "one" else 1)
+    return bool(torch.equal(at, kernel.weights_offsets))
+
+
+@dataclass
+class _OneTable:
+    """What a kernel has during a lookup of bags, in place of its own."""
+
+    first_rows: Tensor
+    """[F] int64: the row of all at which the table of a feature begins."""
+    buffers: dict[str, Tensor]
+    width: int
+    before: dict[str, Any] = field(default_factory=dict)
+    """What is the kernel's own, during a lookup."""
+
+    @classmethod
+    def of(cls, kernel: Any) -> _OneTable:
+        width: int = kernel.embedding_specs[0][1]
+        cumulated = kernel.hash_size_cumsum
+        buffers = {
+            "weights_offsets": kernel.weights_offsets[:1] * 0,
+            "weights_placements": kernel.weights_placements[:1],
+            "D_offsets": kernel.D_offsets.new_tensor([0, width]),
+            "hash_size_cumsum": torch.stack([cumulated[0] * 0, cumulated[-1]]),
+        }
+        if STATE[kernel.optimizer] != "none":
+            buffers["momentum1_offsets"] = kernel.momentum1_offsets[:1] * 0
+            buffers["momentum1_placements"] = kernel.momentum1_placements[:1]
+        return cls(kernel.weights_offsets // width, buffers, width)
+
+    def swap(self, kernel: Any) -> None:
+        """Have the kernel be of one table whose bags are summed, and whose ids were checked."""
+        one = {
+            "pooling_mode": PoolingMode.SUM,
+            "total_D": self.width,
+            "bounds_check_mode_int": UNCHECKED,
+        }
+        own = vars(kernel)
+        self.before = {name: own[name] for name in one}
+        self.before["_buffers"] = own["_buffers"]
+        own.update(one, _buffers={**own["_buffers"], **self.buffers})
+
+    def swap_back(self, kernel: Any) -> None:
+        vars(kernel).update(self.before)
+        self.before = {}
+
+
+def _begin(
+    kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Hand the kernel bags of one id; few ids, those that nothing learns from, and
+    what is no plain lookup stay as they are."""
+    if args or set(kwargs) != {"indices", "offsets"} or not torch.is_grad_enabled():
+        return None
+    one: _OneTable = vars(kernel)[OWN]
+    ids, offsets = kwargs["indices"], kwargs["offsets"].to(kwargs["indices"].dtype)
+    num_features = len(one.first_rows)
+    if len(ids) < FEW or (len(offsets) - 1) % num_features:
+        return None
+    if kernel.bounds_check_mode_int != UNCHECKED:
+        torch.ops.fbgemm.bounds_check_indices(
+            kernel.rows_per_table,
+            ids,
+            offsets,
+            kernel.bounds_check_mode_int,
+            kernel.bounds_check_warning,
+        )
+    if ids.min() < 0:  # pruned, and no row of any table
+        return None
+    if num_features > 1:
+        counts = offsets[:: (len(offsets) - 1) // num_features].diff()
+        ids = ids + one.first_rows.to(ids.dtype).repeat_interleave(counts, output_size=len(ids))
+    one.swap(kernel)
+    bags = torch.arange(len(ids) + 1, dtype=ids.dtype)
+    return args, {"indices": ids, "offsets": bags}
+
+
+def _end(kernel: Any, args: tuple[Any, ...], output: Any) -> None:
+    one: _OneTable = vars(kernel)[OWN]
+    if one.before:
+        one.swap_back(kernel)
