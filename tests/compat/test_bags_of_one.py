@@ -22,12 +22,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     WeightDecayMode,
 )
 from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import bags_of_one
 from recd_plugins.compat.bags_of_one import FEW, look_up_as_bags
+from recd_plugins.compat.torchrec import fused_kernels
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.registry.settings import OptimizerSettings
@@ -247,6 +249,27 @@ def test_ranks_train_as_plain_torchrec(gloo_pool: GlooPool, kind: Any) -> None:
         for step, of_ranks in enumerate(sizes)
     ]
     check_parity(gloo_pool, Sequences, batches, arrange=AsBags(kind), reference=BySharding(kind))
+
+
+def lookups_as_bags(kind: Any) -> int:
+    """On a rank: of the lookups in a forward, those in bags of one."""
+    arranged = AsBags(kind)(Sequences(), OptimizerSettings(tables="sgd"))
+    model = DistributedModelParallel(
+        arranged.model,
+        device=torch.device("cpu"),
+        plan=arranged.plan,
+        sharders=arranged.sharders,
+    )
+    modes = []
+    for kernel in fused_kernels(model):
+        kernel.register_forward_pre_hook(lambda one, *_: modes.append(one.pooling_mode))
+    model(batch_of(150, seed=0))
+    return modes.count(PoolingMode.SUM)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+def test_ranks_look_rows_up_as_bags(gloo_pool: GlooPool, kind: Any) -> None:
+    assert gloo_pool.run(lookups_as_bags, kind, world_size=2) == [1, 1]
 
 
 @pytest.mark.parametrize("asked", [True, False])

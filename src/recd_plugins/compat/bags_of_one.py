@@ -23,6 +23,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor, nn
 
+from recd_plugins.compat.torchrec import fused_kernels
+
 __all__ = ["look_up_as_bags"]
 
 STATE = {
@@ -42,18 +44,17 @@ OWN = "_bags_of_one"
 
 
 def look_up_as_bags(module: nn.Module) -> int:
-    """Have the kernels in a module look rows up as bags of one, where that trains the same weights;
-    how many do from now on."""
-    kernels = [
-        one
-        for one in module.modules()
-        if isinstance(one, SplitTableBatchedEmbeddingBagsCodegen) and _can(one)
-    ]
-    for kernel in kernels:
-        vars(kernel)[OWN] = _OneTable.of(kernel)
-        kernel.register_forward_pre_hook(_begin, with_kwargs=True)
-        kernel.register_forward_hook(_end, always_call=True)
-    return len(kernels)
+    """Have the kernels of a sharded module, or one by itself, look rows up as bags of one, where
+    that trains the same weights; how many do from now on."""
+    found = 0
+    alone = isinstance(module, SplitTableBatchedEmbeddingBagsCodegen)
+    for kernel in [module] if alone else fused_kernels(module):
+        if _can(kernel):
+            vars(kernel)[OWN] = _OneTable.of(kernel)
+            kernel.register_forward_pre_hook(_begin, with_kwargs=True)
+            kernel.register_forward_hook(_end, always_call=True)
+            found += 1
+    return found
 
 
 def _can(kernel: Any) -> bool:

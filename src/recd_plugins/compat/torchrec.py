@@ -43,6 +43,7 @@ __all__ = [
     "exchanges_of",
     "flush_kernels",
     "fused_arithmetic",
+    "fused_kernels",
     "kernel_tensors",
     "leave_clipping",
     "leave_weights",
@@ -348,13 +349,15 @@ def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 def kernel_tensors(model: nn.Module) -> Iterator[tuple[bool, Tensor]]:
     """The tensors that fbgemm's kernels keep of a sharded model's tables on this rank, and whether
     each is rows, or the fused optimizer's state of them."""
-    for kernel in _kernels(model):
+    for kernel in fused_kernels(model):
         for name, tensor in (*kernel.named_parameters(), *kernel.named_buffers()):
             if name.endswith(("_dev", "_host", "_uvm")):
                 yield name.startswith("weights"), tensor
 
 
-def _kernels(model: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
+def fused_kernels(model: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
+    """fbgemm's kernels of the sharded modules in a model, which are no submodules of it; some of
+    them more than once."""
     for module in model.modules():
         if isinstance(module, ShardedModule) and hasattr(module, "_lookups"):
             for lookup in _lookups(module):
@@ -374,7 +377,7 @@ def leave_weights(model: nn.Module) -> None:
     the rest of a pooled lookup, forward and backward. Weights that are learnt, as those of
     TorchRec's position weights, keep theirs.
     """
-    for kernel in _kernels(model):
+    for kernel in fused_kernels(model):
         kernel.register_forward_pre_hook(_without_gradients, with_kwargs=True)
 
 
