@@ -182,6 +182,7 @@ def shown(value: object) -> str:
         text = _Cut().repr(value)
     except ValueError:  # Python refuses to write integers of thousands of digits
         text = f"a value of type {type(value).__name__} that is too large to show"
+    text = re.sub(r"\s*\n\s*", " ", text)  # as of a tensor
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
