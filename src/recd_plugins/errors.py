@@ -145,10 +145,10 @@ def _raised(who: str, kind: str, when: str, what: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of an "unknown name" message: the nearest right name, then all of them.
 
-    >>> nearest("exat", ["exact", "none"])
+    >>> nearest("exat", ["none", "exact", "none"])
     "did you mean 'exact'? Known: exact, none."
     """
-    names = sorted(known)
+    names = sorted(set(known))
     if not names:
         return "There are none to choose from."
     close = get_close_matches(name, names, n=1, cutoff=0.5)

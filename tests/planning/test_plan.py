@@ -275,6 +275,18 @@ def test_constraints_that_a_plan_does_not_keep_are_named(gloo_pool: GlooPool) ->
     assert "is not used: there is no such table; did you mean 'item'? Known: history" in unknown
 
 
+def warned_of_in_planning() -> list[str]:
+    """On a rank: what TorchRec's planner makes Python warn of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        rp.load({}).plan(Probe())
+    return [str(one.message) for one in found if one.category is FutureWarning]
+
+
+def test_the_choice_of_a_reservation_is_ours_and_warns_nobody(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(warned_of_in_planning) == [[], []]
+
+
 def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
     """It goes by the launcher's nodes, and these ranks are told to be nodes of their own."""
     table = EmbeddingBagConfig(

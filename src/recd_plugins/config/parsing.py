@@ -131,7 +131,8 @@ def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"Write it, or take {field.name!r} out, and its defaults hold."
     if field.default is not dataclasses.MISSING:
-        return f"Write it, or take {field.name!r} out: by default it is {shown(field.default)}."
+        default = str(field.default) if isinstance(field.default, Path) else field.default
+        return f"Write it, or take {field.name!r} out: by default it is {shown(default)}."
     return "Write it."
 
 

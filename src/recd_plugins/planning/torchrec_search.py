@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import warnings
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -307,7 +308,9 @@ def quiet_planner() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     logging.root.addFilter(_asks_something)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "HeuristicalStorageReservation", FutureWarning)
+            yield
     finally:
         logging.root.removeFilter(_asks_something)
         logger.setLevel(level)

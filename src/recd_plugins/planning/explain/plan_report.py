@@ -223,7 +223,8 @@ class PlanReport:
         axes.axvline(0, linewidth=0.5, color="grey")
         axes.set_xlabel("memory over row-wise, MB a rank")
         axes.set_ylabel("expected ms a step")
-        axes.set_title(f"{self.goal}: {len(self.ledger.tables)} tables")
+        tables = len(self.ledger.tables)
+        axes.set_title(f"{self.goal}: {tables} table{'s' * (tables != 1)}")
         axes.legend()
 
     def _all(self, sizes: TableSizes) -> Ledger:
