@@ -60,7 +60,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "topology": (of(planned, topology="local"), "`topology` is 'local' (str), where it must be a"),
     "group": (of(planned, process_group=3), "`process_group` is 3 (int), where it must be a"),
     "batches": (of(planned, batches=3), "`batches` is 3 (int), where it must be an iterable"),
-    "a batch": (of(planned, batches={"k": 1}), "`batches` is one batch (dict), where it must be an"),
+    "a batch": (
+        of(planned, batches={"k": 1}),
+        "`batches` is one batch (dict), where it must be an",
+    ),
     "a KJT": (of(planned, batches=KJT), "`batches` is one batch (KeyedJaggedTensor), where it"),
     "a path": (of(planned, batches="train"), "`batches` is 'train' (str), where it must be an"),
     "peeked": (of(LOADED(DEDUP).peek, {}), "stack.peek: `batches` is one batch (dict), where it"),

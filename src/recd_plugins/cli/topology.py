@@ -69,8 +69,8 @@ def measure(
 ) -> None:
     """Measure all-to-alls and all-reduces inside and across nodes, and save them as a topology.
 
-    Starts its ranks itself; under torchrun (`torchrun -m recd_plugins topology measure`) it is
-    one rank of the running cluster.
+    Starts its ranks itself, once no other measures on this machine; under torchrun (`torchrun -m
+    recd_plugins topology measure`) it is one rank of the running cluster.
     """
     with reported(debug), server_of_ranks() as server:
         from recd_plugins.errors import RegistryError

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-import warnings
 import math
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any

@@ -39,8 +39,8 @@ def check_overrides(registry: Any, overrides: Any) -> None:
         )
     if isinstance(registry, str) and "\n" in registry:
         raise RegistryError(
-            f"load: a registry is a path or a mapping, but this is a text, {shown(registry)}. Write "
-            "it to a file, or rp.load(yaml.safe_load(text))."
+            f"load: a registry is a path or a mapping, but this is a text, {shown(registry)}. "
+            "Write it to a file, or rp.load(yaml.safe_load(text))."
         )
     if isinstance(overrides, str) or not isinstance(overrides, Sequence):
         raise RegistryError(
