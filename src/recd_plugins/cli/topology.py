@@ -108,14 +108,14 @@ def _alone() -> Iterator[None]:
     if folder is None:
         yield
         return
-    lock, told = LockFile(folder / "measures.lock"), False
+    lock, waits = LockFile(folder / "measures.lock"), False
     while True:
         try:
             lock.take()
             break
         except Held as held:
-            if not told:
-                told = True
+            if not waits:
+                waits = True
                 print(
                     f"{NOTICE}topology measure: {held} measures on this machine, and each would "
                     "count what the other does; this one begins when that has ended.",
@@ -123,6 +123,8 @@ def _alone() -> Iterator[None]:
                     flush=True,
                 )
             time.sleep(LOOK)
+        except OSError:  # a file system without locks, or without room
+            break
     try:
         yield
     finally:
