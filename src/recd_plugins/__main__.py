@@ -1,8 +1,7 @@
 """`python -m recd_plugins` is `recd`: also how ranks are started, and what torchrun runs."""
 
-from __future__ import annotations
-
-import signal
+INTERRUPTED = 130
+"""The exit code by Ctrl-C, as shells have it: nothing is imported for it."""
 
 
 def main() -> None:
@@ -13,7 +12,7 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        raise SystemExit(128 + signal.SIGINT) from None
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":
