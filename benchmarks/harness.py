@@ -29,6 +29,7 @@ from rich.table import Table
 
 __all__ = [
     "ALLOCATOR",
+    "NOT_MEASURED",
     "Figure",
     "Limit",
     "Report",
@@ -51,6 +52,9 @@ ALLOCATOR = {
 }
 """glibc gives large memory back at once by default, and then page faults flatter whatever
 allocates less. With these it keeps what it has, for both sides."""
+
+NOT_MEASURED = "not measured"
+"""The setting by which a suite says what it left out, and why; printed as a line of its own."""
 
 PACKAGES = (
     *("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "pyarrow", "numpy"),
@@ -253,6 +257,8 @@ def print_table(suite: str, conditions: Mapping[str, Any], figures: Sequence[Fig
     for number, one in enumerate(figures, 1):
         if notes := "; ".join(_notes(one)):
             console.print(f"{number}: {notes}", highlight=False, markup=False)
+    if left := conditions["settings"].get(NOT_MEASURED):
+        console.print(f"{NOT_MEASURED}: {left}", highlight=False, markup=False)
     for name, value in conditions.items():
         console.print(f"{name}: {value}", highlight=False, markup=False)
 

@@ -31,7 +31,7 @@ def serve(folder):
         for messages in Replay(made.schema).messages(chunks):
             log.append(messages)
             log.flush()
-            time.sleep(0.1)
+            time.sleep(0.5)
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -56,4 +56,4 @@ with tempfile.TemporaryDirectory() as folder:
             samples += int((batch.weights > 0).sum())
         print(f"period {period}: loss {loss:.4f}; still written: {service.is_alive()}")
         period += 1
-    print(f"{samples} samples trained")
+    print(f"{samples:,} samples trained")

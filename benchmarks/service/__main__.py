@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Report, main
+from benchmarks.harness import NOT_MEASURED, Report, main
 from benchmarks.service.coordinated import coordinator_load
 from benchmarks.service.disturbed import stall
 from benchmarks.service.own_core import missing_cores, own_core
@@ -53,9 +53,11 @@ def measure(
         else:
             figures.append(trials(folder, count, seed=seed))
     settings = {**sizes, "disturbed": small, "rounds": rounds, "torch_threads": 1}
-    ray_data = f"Ray Data: pip install {' '.join(MISSING)}" if MISSING else ""
+    ray_data = (
+        f"Ray Data, which lacks {' and '.join(MISSING)}: pip install 'ray[data]'" if MISSING else ""
+    )
     if missing := [*filter(None, (missing_cores(), ray_data))]:
-        settings["not measured"] = "; ".join(missing)
+        settings[NOT_MEASURED] = "; ".join(missing)
     return Report(figures=figures, settings=settings)
 
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.harness import Figure, Report, main
+from benchmarks.harness import NOT_MEASURED, Figure, Report, main
 from benchmarks.trainers.foreign import TRAINERS, Trainer
 
 RANKS = 2
@@ -172,7 +172,7 @@ def measure(quick: bool, fetched: Path, only: Sequence[str]) -> Report:
     settings: dict[str, object] = {"ranks": RANKS, "steps": steps}
     settings["programs"] = [trainer.source for trainer in here]
     if left := {name: f"lacks {', '.join(what)}" for name, what in lacks.items() if what}:
-        settings["not measured"] = left
+        settings[NOT_MEASURED] = left
     return Report(
         figures=[one for trainer in here for one in figures(trainer, fetched, steps)],
         settings=settings,

@@ -3,16 +3,15 @@
     import recd_plugins as rp
     stack = rp.load("registry.yaml")
 
-Importing the package loads no plugin, and neither torch nor torchrec.
+Importing the package loads no plugin, and neither torch nor torchrec nor pluggy.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.hooks.markers import hookimpl
-
 if TYPE_CHECKING:
+    from recd_plugins.hooks.markers import hookimpl
     from recd_plugins.stack import Stack, load
 
 __all__ = ["Stack", "__version__", "hookimpl", "load"]
@@ -25,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from recd_plugins import stack
 
         return getattr(stack, name)
+    if name == "hookimpl":
+        from recd_plugins.hooks.markers import hookimpl
+
+        return hookimpl
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

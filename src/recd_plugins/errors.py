@@ -145,10 +145,10 @@ def _raised(who: str, kind: str, when: str, what: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of an "unknown name" message: the nearest right name, then all of them.
 
-    >>> nearest("exat", ["exact", "none"])
+    >>> nearest("exat", ["none", "exact", "none"])
     "did you mean 'exact'? Known: exact, none."
     """
-    names = sorted(known)
+    names = sorted(set(known))
     if not names:
         return "There are none to choose from."
     close = get_close_matches(name, names, n=1, cutoff=0.5)
@@ -182,6 +182,7 @@ def shown(value: object) -> str:
         text = _Cut().repr(value)
     except ValueError:  # Python refuses to write integers of thousands of digits
         text = f"a value of type {type(value).__name__} that is too large to show"
+    text = re.sub(r"\s*\n\s*", " ", text)  # as of a tensor
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 

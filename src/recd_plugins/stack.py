@@ -31,7 +31,7 @@ from recd_plugins.planning.access.look import Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
-from recd_plugins.planning.constraints import check_known, not_kept
+from recd_plugins.planning.constraints import check_known, not_kept, tables_of
 from recd_plugins.planning.memory_held import bytes_held, neighbours
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
@@ -40,6 +40,8 @@ from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.arguments import (
+    check_batches,
+    check_features,
     check_model,
     check_overrides,
     check_planned,
@@ -235,6 +237,8 @@ class Stack:
         `features(batch)` gives its KJT, or a list of them all, by default its only one; rank and
         world size are those of the process group.
         """
+        check_batches(loader, "stack.order", "loader")
+        check_features(features, "stack.order")
         planner = self.planner()
         if not isinstance(planner, OrdersBatches):
             return loader
@@ -449,9 +453,11 @@ class Stack:
             raise RegistryError(
                 f"stack.adapt: no route {shown(route)}; {nearest(str(route), routes)}"
             )
+        check_features(features, "stack.adapt")
         steps = self._features
         steps.take_model(model)
         if batches is not None:
+            check_batches(batches, "stack.adapt")
             steps.look_at(batches, features)
         if not steps.groups:
             return model
@@ -498,6 +504,13 @@ class Stack:
         """
         from recd_plugins.data.conversion import Converting
 
+        if make_batch is not None and not callable(make_batch):
+            raise RegistryError(
+                f"stack.converting: `make_batch` is {shown(make_batch)}, where it must be a "
+                "function that makes a batch, as a collate_fn. stack.convert(kjt) converts the "
+                "features of one batch, stack.converted(loader) those of a loader's batches."
+            )
+        check_features(features, "stack.converting")
         return Converting(self.convert, make_batch, features)
 
     def converted(self, loader: Iterable[Any], *, features: FeaturesOf | None = None) -> Any:
@@ -507,10 +520,12 @@ class Stack:
         """
         from recd_plugins.data.conversion import ConvertedLoader
 
+        check_batches(loader, "stack.converted", "loader")
         return ConvertedLoader(loader, self.converting(features=features))
 
     def peek(self, batches: Iterable[B]) -> Peeked[B]:
         """An iterator of these batches into which `plan` can look: training gets all of them."""
+        check_batches(batches, "stack.peek")
         return Peeked(batches)
 
     def plan(
@@ -588,6 +603,8 @@ class Stack:
             self._usage.too_large(planning.choice, held, has, len(here))
         planning.planned = True
         self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
+        if planned := tables_of(plan):  # of a model without tables the planner has said so
+            self._usage.of_no_table(sorted((constraints or {}).keys() - planned), planned)
         if not isinstance(planner, GivesNotices):  # else it says so itself
             fused = fused_by_table(model, planning.sharders())
             dense = [name for name in dense_tables(plan) if fused.get(name)]

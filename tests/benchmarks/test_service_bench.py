@@ -11,6 +11,7 @@ import torch
 from forked import start_server
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from benchmarks.harness import NOT_MEASURED, Report, conditions_of, print_table
 from benchmarks.service.disturbed import stall
 from benchmarks.service.own_core import missing_cores, own_core
 from benchmarks.service.processes import cores
@@ -22,6 +23,12 @@ from recd_dsi.service.reader import end_workers
 from recd_dsi.transforms import SigridHash
 
 SIZES = {"samples": 1_500, "batch_size": 64}
+
+
+def test_what_is_left_out_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(figures=[], settings={NOT_MEASURED: "Ray Data, which lacks pandas"})
+    print_table("service", conditions_of(report, load=0.0), [])
+    assert "\nnot measured: Ray Data, which lacks pandas\n" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from recd_plugins.compat.kernels import _folder_of_ours, _say_once, kernel
+from recd_plugins.compat.kernels import _say_once, kernel
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.gloo import GlooPool
 
@@ -60,11 +60,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setattr(numba.config, "CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for once in (_folder_of_ours, _say_once):
-        once.cache_clear()
+    _say_once.cache_clear()
     yield tmp_path
-    for once in (_folder_of_ours, _say_once):
-        once.cache_clear()
+    _say_once.cache_clear()
 
 
 def twice(number: int) -> int:

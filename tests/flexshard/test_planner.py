@@ -25,6 +25,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
@@ -95,6 +96,24 @@ def in_front(context: Context, behind: dict[str, Any]) -> Context:
     config = parse(TorchRecPlannerConfig, behind, "sharding.others")
     others = build_torchrec_planner(config, dataclasses.replace(context, where="sharding.others"))
     return dataclasses.replace(context, others=others)
+
+
+def test_what_is_faster_and_may_not_be_taken_is_told() -> None:
+    """Coalesced rows would halve the step, and send more bytes than sums of whole tables."""
+    table = EmbeddingBagConfig(
+        name="item", embedding_dim=16, num_embeddings=50_000, feature_names=["item"]
+    )
+    model = nn.ModuleDict({"bags": EmbeddingBagCollection([table], device=torch.device("meta"))})
+    profile = Profile(rows={"item": zipf(50_000, 8, 1.1)})
+    context = Context(batch_size=256, fused={}, profile=profile)
+    made = FlexShardPlanner(FlexShardConfig(), in_front(context, {}))
+    slow = Topology(ranks_per_node=2, inter_node_gbps=0.001, intra_node_gbps=5)
+    made.propose(model, slow, 4)
+    (notice,) = made.notices()
+    exchanges = "exchanges more bytes than TorchRec's own plan"
+    assert "replicas or coalescing of ids would pay in table item, but what is" in notice.why
+    assert f"what is fastest {exchanges}, so that all tables are TorchRec's" in notice.why
+    assert f"slower than sums, with replicas, which {exchanges}" in made.explain()
 
 
 def test_hot_rows_of_sequences_get_replicas_and_their_tables_are_row_wise() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RegistryError
@@ -39,10 +41,12 @@ def of(call: Any, *args: Any, **options: Any) -> Callable[[], object]:
 
 
 LOADED: Any = rp.load
+KJT = KeyedJaggedTensor(["a"], torch.arange(2), lengths=torch.ones(2, dtype=torch.long))
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no registry": (of(LOADED, None), "a registry is a path or a mapping, but this is None."),
     "a list": (of(LOADED, [1]), "but this is [1] (list)."),
     "one override": (of(LOADED, DATA, "train.steps=3"), "overrides are a list of texts"),
+    "a text": (of(LOADED, "plugins: [a]\nstrict: true"), "but this is a text, 'plugins: [a]"),
     "a mapping": (of(LOADED, DATA, {"a": 1}), "but these are {'a': 1} (dict)."),
     "no text": (of(LOADED, DATA, [None]), "an override is a text, as 'train.batch_size=512', but"),
     "rank": (lambda: rp.load(DATA).loader(2, 2), "rank 2 is none of 2 ranks, which are counted"),
@@ -56,6 +60,20 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "topology": (of(planned, topology="local"), "`topology` is 'local' (str), where it must be a"),
     "group": (of(planned, process_group=3), "`process_group` is 3 (int), where it must be a"),
     "batches": (of(planned, batches=3), "`batches` is 3 (int), where it must be an iterable"),
+    "a batch": (
+        of(planned, batches={"k": 1}),
+        "`batches` is one batch (dict), where it must be an",
+    ),
+    "a KJT": (of(planned, batches=KJT), "`batches` is one batch (KeyedJaggedTensor), where it"),
+    "a path": (of(planned, batches="train"), "`batches` is 'train' (str), where it must be an"),
+    "peeked": (of(LOADED(DEDUP).peek, {}), "stack.peek: `batches` is one batch (dict), where it"),
+    "ordered": (of(LOADED(DATA).order, None), "stack.order: `loader` is None, where it must be an"),
+    "converted": (of(LOADED(DEDUP).converted, KJT), "stack.converted: `loader` is one batch"),
+    "converting": (of(LOADED(DEDUP).converting, {}), "stack.converting: `make_batch` is {}, where"),
+    "of a batch": (
+        of(LOADED(DEDUP).converting, features="kjt"),
+        "stack.converting: `features` is 'kjt' (str), where it must be a function",
+    ),
     "features": (of(planned, features="kjt"), "`features` is 'kjt' (str), where it must be a"),
     "profile": (of(planned, profile=3), "`profile` is 3 (int), where it must be a Profile, or"),
     "constraints": (of(planned, constraints=[1]), "`constraints` is [1] (list), where it must be"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -75,6 +78,22 @@ def test_help_has_the_order_of_a_day() -> None:
     ]
     day = [name for names in DAY.values() for name in names]
     assert [word for word in words if word in day] == day
+
+
+def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    described = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    module, _, function = described["project"]["scripts"]["recd"].partition(":")
+    recd = getattr(importlib.import_module(module), function)
+    monkeypatch.setitem(sys.modules, "recd_plugins.cli.main", Interrupted("main"))
+    with pytest.raises(SystemExit) as ended:
+        recd()
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

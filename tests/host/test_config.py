@@ -109,6 +109,7 @@ def test_every_kind_of_value_is_taken() -> None:
             "model.rate",
             "got nothing. Write it, or take 'rate' out: by default it is",
         ),
+        ({"path": None}, "model.path", "take 'path' out: by default it is '.'."),
         ({"rate": 10**400}, "model.rate", "expected a number, got 1000"),
         ({"rate": 16**5000}, "model.rate", "got a value of type int that is too large to show"),
         ({"sizes": [2**64]}, "model.sizes[0]", "must be an integer of 64 bits, but is 1844674"),

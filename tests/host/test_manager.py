@@ -151,6 +151,13 @@ def test_a_path_whose_name_is_taken_is_named(site: Path, tmp_path: Path) -> None
     assert str(tmp_path / "one") in message
     assert "Rename the folder or file." in message
     assert "the name 'json' is taken by" in refused(["./json"], tmp_path)
+    (tmp_path / "mine.txt").write_text("")
+    (tmp_path / "my.own").mkdir()
+    (tmp_path / "my.own" / "__init__.py").write_text("")
+    for name in ("./mine.txt", "./my.own"):
+        assert f"plugin '{name}': Python imports no module of that name" in refused(
+            [name], tmp_path
+        )
 
 
 def test_a_plugin_named_twice_is_refused(site: Path, tmp_path: Path) -> None:

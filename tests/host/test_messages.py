@@ -102,6 +102,20 @@ REGISTRIES = {
             "No `use` is written, so these are the options of 'torchrec'.",
         ],
     ),
+    "what is written beside options": (
+        GOOD.replace("[recd_dlrm]", "[recd_dlrm, recd_flexshard]")
+        + "sharding: {use: flexshard, other: {use: torchrec}}\n",
+        ["registry.yaml:6: sharding.other: unknown option 'other'; did you mean 'others'?"],
+    ),
+    "use misspelt": (
+        GOOD + "sharding: {uses: torchrec}\n",
+        ["registry.yaml:6: sharding.uses: unknown option 'uses'; did you mean 'use'?"],
+    ),
+    "features misspelt": (
+        GOOD.replace("[recd_dlrm]", "[recd_dlrm, recd_dsi]")
+        + "preprocess: [{use: sigrid_hash, feature: [a], modulo: 9}]\n",
+        ["preprocess[0].feature: unknown option 'feature'; did you mean 'features'?"],
+    ),
     "unknown train option": (
         GOOD.replace("steps: 1", "step: 1"),
         ["registry.yaml:5: train.step: unknown option 'step'; did you mean 'steps'?"],

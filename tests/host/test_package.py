@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,10 @@ def test_wheel_and_sdist_have_what_is_used(tmp_path: Path) -> None:
     }
     assert sources <= names
     assert {f"recd_plugins/cli/pages/{page}.md" for page in ("glossary", "metrics")} <= names
-    for point in distribution("recd-plugins").entry_points:
-        assert f"{point.name} = {point.value}" in commands
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for points in (described["scripts"], *described["entry-points"].values()):
+        for name, value in points.items():
+            assert f"{name} = {value}" in commands
     with tarfile.open(tmp_path / f"recd_plugins-{version}.tar.gz") as sdist:
         there = {Path(*Path(name).parts[1:]).as_posix() for name in sdist.getnames()}
     wanted = {"requirements/cpu.txt", "docs/glossary.md", "tests/conftest.py", "Makefile"}

@@ -253,6 +253,7 @@ def planned_past_constraints() -> list[str]:
     given = {
         "item": ParameterConstraints(sharding_types=["column_wise"]),
         "shop": Growing(sharding_types=["table_wise"], compute_kernels=["fused"]),
+        "itme": ParameterConstraints(sharding_types=["row_wise"]),
     }
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -265,11 +266,25 @@ def planned_past_constraints() -> list[str]:
 
 
 def test_constraints_that_a_plan_does_not_keep_are_named(gloo_pool: GlooPool) -> None:
-    (notice,), none = gloo_pool.run(planned_past_constraints)
+    (notice, unknown), none = gloo_pool.run(planned_past_constraints)
     assert not none
     assert (
         "is not used: it does not allow item (table_wise, fused), as `sharding: by_size`" in notice
     )
+    assert "itme" in unknown
+    assert "is not used: there is no such table; did you mean 'item'? Known: history" in unknown
+
+
+def warned_of_in_planning() -> list[str]:
+    """On a rank: what TorchRec's planner makes Python warn of."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        rp.load({}).plan(Probe())
+    return [str(one.message) for one in found if one.category is FutureWarning]
+
+
+def test_the_choice_of_a_reservation_is_ours_and_warns_nobody(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(warned_of_in_planning) == [[], []]
 
 
 def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:

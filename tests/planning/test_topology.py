@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +15,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.topology import PRESETS, Cluster, Link, Topology, load_topology
+from recd_plugins.storage.lock_file import Held, LockFile
 
 
 def test_the_local_preset_leaves_all_to_torchrec() -> None:
@@ -68,6 +72,25 @@ def test_a_measured_topology_is_saved_where_there_is_a_folder(tmp_path: Path) ->
     assert result.exit_code == 2
     assert f"--save: there is no folder {gone}. Make it first." in result.stderr
     assert not gone.exists()
+
+
+def test_two_that_measure_on_a_machine_do_so_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology_command = sys.modules["recd_plugins.cli.topology"]
+    events: list[str] = []
+    held = [Held("process 7 of here"), Held("process 7 of here"), None]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(topology_command, "LOOK", 0.0)
+    monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=held))
+    monkeypatch.setattr(LockFile, "give_back", lambda self, remove: events.append("gives back"))
+    monkeypatch.setattr(topology_command, "_lead", lambda *_, **__: events.append("measures"))
+    result = CliRunner().invoke(
+        app, ["topology", "measure", "--json", "--save", str(tmp_path / "t.yaml")]
+    )
+    assert result.exit_code == 0, result.output
+    assert events == ["measures", "gives back"]
+    assert result.stderr.count("process 7 of here measures on this machine") == 1
 
 
 def test_a_topology_that_says_a_thing_twice_is_refused_by_its_line(tmp_path: Path) -> None:

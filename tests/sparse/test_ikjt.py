@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import Jagged, slice_rows
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged, slice_rows
 from recd_plugins.testing.batches import from_lists, to_lists
 
 IKJT = InverseKeyedJaggedTensor
@@ -365,3 +365,16 @@ def test_what_cannot_be_converted_says_what_to_do():
         IKJT.from_jagged({"a": Jagged(one, one), "b": Jagged(two, two)})
     with pytest.raises(DataError, match="differ in their groups"):
         IKJT.concat([ikjt, IKJT.from_kjt(from_lists(PAPER))])
+
+
+def test_a_rule_of_ones_own_says_what_it_lacks():
+    row, lookup = WeightedJagged(torch.tensor([5, 6]), torch.tensor([2])), torch.tensor([0, 0])
+    made = IKJT.from_rows((("a",),), {"a": row}, [lookup])
+    assert to_lists(made.to_kjt()) == {"a": [[5, 6], [5, 6]]}
+    for groups, rows, lookups, says in (
+        ((("a",),), [row], [lookup], "`rows` is a list, where it must be a mapping from each key"),
+        ((("a", "b"),), {"a": row}, [lookup], "`rows` lacks b, which groups name"),
+        ((("a",),), {"a": row}, [], "there are 0 inverse lookups for 1 groups. Give one for each"),
+    ):
+        with pytest.raises(DataError, match=says):
+            IKJT.from_rows(groups, rows, lookups)

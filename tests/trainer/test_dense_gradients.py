@@ -240,7 +240,7 @@ def test_a_job_on_two_nodes_trains_as_unsharded(
     expected = reference_of(Probe, batches, optimizer=OptimizerSettings(**options), seed=3)
     for ours, says, reduced in gloo_pool.run(trained, registry, batches, world_size=4):
         assert_parity(ours, *expected)
-        assert says.startswith("dense gradients: they cross nodes once: 0.00 MB leave each node")
+        assert says.startswith("dense gradients: they cross nodes once: 140 B leave each node")
         if sharding == "torchrec":
             assert reduced == 4 * (34 + 1)
 
@@ -267,8 +267,8 @@ def chosen(
 
 
 CROSSING = (
-    "they cross nodes once: 0.00 MB leave each node in a step, where gloo's ring over all ranks "
-    "has 0.00"
+    "they cross nodes once: 36 B leave each node in a step, where gloo's ring over all ranks "
+    "has 54 B"
 )
 
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.stack import load
+from recd_plugins.storage.lock_file import Held, LockFile
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
@@ -223,6 +225,28 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
     assert CliRunner().invoke(app, command).exit_code == 2  # it is there already
     with pytest.raises(DataError, match="holds no checkpoint"):
         reshard(folder, folder / "none", 2)
+
+
+def test_it_writes_where_train_would(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(target: Path) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        command = ["reshard", str(folder / "two"), str(target), "--ranks", "1"]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert sorted(tmp_path.rglob("*")) == before
+        return done.stderr
+
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("")
+    found = refused(tmp_path / "thesis")
+    assert f"TO: {tmp_path / 'thesis'} is no run: it holds chapter.tex." in found
+    monkeypatch.chdir(tmp_path / "thesis")
+    assert "TO: . is the folder that this is called in" in refused(Path())
+    monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=Held("process 1")))
+    (tmp_path / ".busy.lock").touch()
+    assert "busy is being trained in by process 1" in refused(tmp_path / "busy")
 
 
 @pytest.mark.parametrize(

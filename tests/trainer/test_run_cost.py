@@ -67,8 +67,8 @@ def test_a_cost_is_reported_in_a_line() -> None:
     traffic = {"all_reduce": {"backward": 2048.0}, "all_to_all": {"ids": 512.0, "forward": 3e8}}
     assert str(cost(dedupe_factor=2.5, traffic=traffic)) == (
         "a step: 10.0 ms, 10% of it waiting for data; all-reduce 2.0 KiB (backward 2.0 KiB), "
-        "all-to-all 286 MiB (ids 0.5 KiB, forward 286 MiB) a rank; dedupe factor 2.50; "
-        "peak memory 100 MiB"
+        "all-to-all 286 MiB (ids 0.5 KiB, forward 286 MiB) a rank; dedupe factor 2.50 in "
+        "sampled batches; peak memory 100 MiB"
     )
     assert cost(reading_ms={"decode": 2.0, "hand over": 0.25}).reading() == (
         "reading a batch: 2.25 ms of whoever reads: decode 2.00, hand over 0.25"

@@ -41,7 +41,10 @@ def reshard(
     """
     with reported(debug):
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
+        from recd_plugins.trainer.run_folder import check_free, check_is_run
 
+        check_is_run(target, "TO")
+        check_free(target, "TO")
         check_writable(target / "checkpoints" / "job.json", "TO")
         with progress() as show:
             found = write(source, target, ranks, batch_size, show)

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,9 @@ import typer
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.notices import NOTICE
+from recd_plugins.storage.lock_file import Held, LockFile
+from recd_plugins.storage.own_folder import own_folder
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
     from recd_plugins.stack import Stack
 
 __all__ = ["topology"]
+
+LOOK = 0.2
+"""Seconds between two looks at whether another one has ended."""
 
 topology = Commands(no_args_is_help=True, help="Links between ranks and between nodes.")
 
@@ -61,8 +69,8 @@ def measure(
 ) -> None:
     """Measure all-to-alls and all-reduces inside and across nodes, and save them as a topology.
 
-    Starts its ranks itself; under torchrun (`torchrun -m recd_plugins topology measure`) it is
-    one rank of the running cluster.
+    Starts its ranks itself, once no other measures on this machine; under torchrun (`torchrun -m
+    recd_plugins topology measure`) it is one rank of the running cluster.
     """
     with reported(debug), server_of_ranks() as server:
         from recd_plugins.errors import RegistryError
@@ -87,8 +95,40 @@ def measure(
         command += [] if rounds is None else ["--rounds", str(rounds)]
         command += [] if mapped_folder is None else ["--mapped-folder", str(mapped_folder)]
         command += ["--debug"] if debug else []
-        found = _lead(stack, command, save, server, quiet=as_json)
+        with _alone():
+            found = _lead(stack, command, save, server, quiet=as_json)
     print(json.dumps(found) if as_json else save.read_text() + str(save))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, no other such command of this user measures on this machine: one that does is waited
+    for, since each would count what the other does as its own."""
+    folder = own_folder("recd-topology")
+    if folder is None:
+        yield
+        return
+    lock, waits = LockFile(folder / "measures.lock"), False
+    while True:
+        try:
+            lock.take()
+            break
+        except Held as held:
+            if not waits:
+                waits = True
+                print(
+                    f"{NOTICE}topology measure: {held} measures on this machine, and each would "
+                    "count what the other does; this one begins when that has ended.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(LOOK)
+        except OSError:  # a file system without locks, or without room
+            break
+    try:
+        yield
+    finally:
+        lock.give_back(remove=True)
 
 
 def _lead(

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import numba
 from numba.core.compiler_lock import global_compiler_lock
 
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.storage.own_folder import own_folder
 
 __all__ = ["kernel"]
 
@@ -61,12 +60,12 @@ def _to_be_compiled(function: Callable[..., Any]) -> Any:
     """numba's dispatcher, which knows from here on where it keeps what it compiles."""
     with contextlib.suppress(RuntimeError):  # there is no folder that numba may write to
         return numba.njit(cache=True, nogil=True)(function)
-    folder = _folder_of_ours()
+    folder = own_folder("recd-kernels")  # numba unpickles what lies there
     if folder is None:
         _say_once("no folder can be written to")
         return numba.njit(nogil=True)(function)
     # numba asks for it here alone; other packages of the process keep their own places.
-    chosen, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
+    chosen, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
     try:
         return numba.njit(cache=True, nogil=True)(function)
     finally:
@@ -98,20 +97,6 @@ def _files_of_calls(function: Callable[..., Any]) -> set[str]:
                 found.add(called.__code__.co_filename)
                 waiting.append(called)
     return found
-
-
-@cache
-def _folder_of_ours() -> str | None:
-    """A folder in the temporary one that is this user's, whom alone it lets in: numba unpickles
-    what lies there."""
-    folder = Path(tempfile.gettempdir(), f"recd-kernels-{os.getuid()}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return None
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return str(folder) if ours and not found.st_mode & 0o077 else None
 
 
 @cache

@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -86,8 +86,11 @@ def _check_bounds(hint: Any, value: Any, where: str) -> None:
             raise RegistryError(f"must be a finite number, but is {value}.", where)
 
 
-def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
-    """A `config` from a mapping; `where` is the mapping's path, for error messages.
+def parse(
+    config: type[C], options: Mapping[str, Any], where: str, beside: Collection[str] = ()
+) -> C:
+    """A `config` from a mapping; `where` is the mapping's path, for error messages, and `beside`
+    names what may be written beside the options.
 
     Unknown names, missing names, wrong types and values out of range raise
     `RegistryError`; nothing is coerced but int to float and list to tuple.
@@ -96,7 +99,8 @@ def parse(config: type[C], options: Mapping[str, Any], where: str) -> C:
     for name in options:
         if name not in hints:
             raise RegistryError(
-                f"unknown option {shown(name)}; {nearest(str(name), hints)}", f"{where}.{name}"
+                f"unknown option {shown(name)}; {nearest(str(name), {*hints, *beside})}",
+                f"{where}.{name}",
             )
     fields = dataclasses.fields(config)  # type: ignore[arg-type]  # C is a dataclass
     values = {}
@@ -127,7 +131,8 @@ def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"Write it, or take {field.name!r} out, and its defaults hold."
     if field.default is not dataclasses.MISSING:
-        return f"Write it, or take {field.name!r} out: by default it is {shown(field.default)}."
+        default = str(field.default) if isinstance(field.default, Path) else field.default
+        return f"Write it, or take {field.name!r} out: by default it is {shown(default)}."
     return "Write it."
 
 

@@ -18,6 +18,7 @@ from torchrec.distributed.types import ShardingEnv
 from recd_plugins.compat.pytorch import backend_of, first_step_in_parts
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import Cluster, Topology
 
 __all__ = ["DenseGradients"]
@@ -72,11 +73,11 @@ class DenseGradients(DefaultDataParallelWrapper):
             return
         ddp.register_comm_hook(None, OnceANode(group, found.ranks_per_node).hook)
         self.once = True
-        mb, once = self._dense_bytes / 1e6, 2 * (found.n_nodes - 1) / found.n_nodes
+        once = 2 * (found.n_nodes - 1) / found.n_nodes
         ring = found.reduced_between_nodes / found.n_nodes
         self.explained = (
-            f"they cross nodes once: {once * mb:,.2f} MB leave each node in a step, where gloo's "
-            f"ring over all ranks has {ring * mb:,.2f}"
+            f"they cross nodes once: {in_bytes(once * self._dense_bytes)} leave each node in a "
+            f"step, where gloo's ring over all ranks has {in_bytes(ring * self._dense_bytes)}"
         )
 
     def _across_nodes(self, group: ProcessGroup, device: torch.device) -> Cluster | str:

@@ -357,13 +357,19 @@ def _import_path(name: str, base: Path) -> ModuleType:
             f"plugin {shown(name)}: {file} does not exist. A plugin folder holds an __init__.py "
             "with hook implementations; a plugin file is a Python module."
         )
+    module_name = path.name if path.is_dir() else path.name.removesuffix(".py")
+    if "." in module_name:
+        raise PluginError(
+            f"plugin {shown(name)}: Python imports no module of that name. Rename it: a file ends "
+            "in .py, and what is before that, or a folder's name, has no dot."
+        )
     # Through sys.path, and last on it: worker processes must find the module by its name.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    module = importlib.import_module(path.stem)
+    module = importlib.import_module(module_name)
     if module.__file__ is None or Path(module.__file__).resolve() != file:
         raise PluginError(
-            f"plugin {name!r}: the name {path.stem!r} is taken by {module.__file__}. Rename "
+            f"plugin {name!r}: the name {module_name!r} is taken by {module.__file__}. Rename "
             "the folder or file."
         )
     return module

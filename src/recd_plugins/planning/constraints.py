@@ -27,6 +27,7 @@ __all__ = [
     "check_known",
     "not_kept",
     "parameter_constraints",
+    "tables_of",
     "with_given",
 ]
 
@@ -309,6 +310,12 @@ def carry_given(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -
         for name in given.keys() & tables.keys():
             for one in CARRIED:
                 setattr(tables[name], one, getattr(given[name], one))
+
+
+def tables_of(plan: ShardingPlan) -> set[str]:
+    """The names of all tables that a plan has."""
+    modules: Any = plan.plan.values()
+    return {name for module in modules for name in module}
 
 
 def not_kept(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> list[str]:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import logging
 import math
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -307,7 +308,9 @@ def quiet_planner() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     logging.root.addFilter(_asks_something)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "HeuristicalStorageReservation", FutureWarning)
+            yield
     finally:
         logging.root.removeFilter(_asks_something)
         logger.setLevel(level)

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder
 
-__all__ = ["check_model", "check_overrides", "check_planned", "check_sharders", "check_share"]
+__all__ = [
+    "check_batches",
+    "check_features",
+    "check_model",
+    "check_overrides",
+    "check_planned",
+    "check_sharders",
+    "check_share",
+]
 
 
 SHARDER = ("module_type", "shard")
@@ -28,6 +36,11 @@ def check_overrides(registry: Any, overrides: Any) -> None:
         raise RegistryError(
             f"load: a registry is a path or a mapping, but this is {_called(registry)}. Write "
             'rp.load("registry.yaml") or rp.load({...}).'
+        )
+    if isinstance(registry, str) and "\n" in registry:
+        raise RegistryError(
+            f"load: a registry is a path or a mapping, but this is a text, {shown(registry)}. "
+            "Write it to a file, or rp.load(yaml.safe_load(text))."
         )
     if isinstance(overrides, str) or not isinstance(overrides, Sequence):
         raise RegistryError(
@@ -89,6 +102,31 @@ def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
     return listed
 
 
+def check_batches(batches: Any, whose: str, name: str = "batches") -> None:
+    """`RegistryError` unless it can be iterated over for batches: of one batch that is a mapping,
+    or a KeyedJaggedTensor, that would give its keys."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    right = "an iterable of batches, as a DataLoader or a list"
+    if isinstance(batches, Mapping | KeyedJaggedTensor):
+        kind = type(batches).__name__
+        raise RegistryError(
+            f"{whose}: `{name}` is one batch ({kind}), where it must be {right}: [batch]."
+        )
+    iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    if isinstance(batches, str | bytes) or not iterable:
+        raise RegistryError(f"{whose}: `{name}` is {_called(batches)}, where it must be {right}.")
+
+
+def check_features(features: Any, whose: str) -> None:
+    """`RegistryError` unless it is a function, or nothing."""
+    if features is not None and not callable(features):
+        raise RegistryError(
+            f"{whose}: `features` is {_called(features)}, where it must be a function from a "
+            "batch to its KeyedJaggedTensor: `features=lambda batch: batch.sparse_features`."
+        )
+
+
 def check_planned(
     topology: Any, process_group: Any, batches: Any, features: Any, profile: Any, constraints: Any
 ) -> None:
@@ -109,16 +147,9 @@ def check_planned(
             raise RegistryError(
                 f"stack.plan: `{name}` is {_called(value)}, where it must be {right}."
             )
-    if batches is not None and not hasattr(batches, "__iter__") | hasattr(batches, "__getitem__"):
-        raise RegistryError(
-            f"stack.plan: `batches` is {_called(batches)}, where it must be an iterable, as a "
-            "DataLoader or a list."
-        )
-    if features is not None and not callable(features):
-        raise RegistryError(
-            f"stack.plan: `features` is {_called(features)}, where it must be a function from a "
-            "batch to its KeyedJaggedTensor: `features=lambda batch: batch.sparse_features`."
-        )
+    if batches is not None:
+        check_batches(batches, "stack.plan")
+    check_features(features, "stack.plan")
     for table, one in (constraints or {}).items():
         if not isinstance(one, ParameterConstraints):
             raise RegistryError(

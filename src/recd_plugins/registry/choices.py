@@ -294,9 +294,13 @@ def _choice(
     others = None
     if "others" in options or slot == "sharding":
         others = _others(claim.record, options, where, catalog)
+    beside = [] if chosen else ["use"]
+    beside += ["features"] * (slot == "preprocess") + ["others"] * stands_in_front(claim.record)
     try:
-        asked = parse, claim.record.config, repr(options), where
-        config: Config = remembered(asked, lambda: parse(claim.record.config, options, where))
+        asked = parse, claim.record.config, repr(options), where, *beside
+        config: Config = remembered(
+            asked, lambda: parse(claim.record.config, options, where, beside)
+        )
     except RegistryError as error:
         if chosen:
             raise

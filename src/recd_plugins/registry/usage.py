@@ -3,11 +3,11 @@ alone, or that gain nothing in its job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from recd_plugins.errors import listed
+from recd_plugins.errors import listed, nearest
 from recd_plugins.notices import (
     Empty,
     GivesNotices,
@@ -167,6 +167,17 @@ class Usage:
                     f"{planning.record.name}` plans",
                     cure="Have that planner heed `context.constraints`, or take these tables out "
                     "of them.",
+                )
+            )
+
+    def of_no_table(self, names: Sequence[str], planned: Collection[str]) -> None:
+        """The trainer's constraints of these names are of none of the tables that are planned."""
+        for name in names:
+            self._give(
+                Unused(
+                    what=f"stack.plan(constraints={{{name!r}: ...}})",
+                    why=f"there is no such table; {nearest(name, planned)}",
+                    cure="Name the table as the plan does, or take it out.",
                 )
             )
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.notices import hide_logs
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
@@ -39,4 +40,5 @@ def compile_kernels() -> None:
 
 
 if __name__ == "__main__":
+    hide_logs()
     compile_kernels()

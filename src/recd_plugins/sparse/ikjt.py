@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.errors import DataError, listed, nearest
 from recd_plugins.sparse import wire
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups, real_rows
@@ -92,6 +92,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
 
         Rows that no sample has are dropped, the others put in order of first appearance.
         """
+        _check_of_groups(groups, rows, lookups)
         kept: dict[str, WeightedJagged] = {}
         inverse_lookup = []
         for group, lookup in zip(groups, lookups, strict=True):
@@ -265,6 +266,24 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
 
 
 FIX = "Build it by one of InverseKeyedJaggedTensor's from_..., or send it again."
+
+
+def _check_of_groups(
+    groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
+) -> None:
+    """`DataError` unless there are rows of each key, and an inverse lookup of each group."""
+    if not isinstance(rows, Mapping):
+        raise DataError(
+            f"from_rows: `rows` is a {type(rows).__name__}, where it must be a mapping from each "
+            "key to its WeightedJagged."
+        )
+    if lacking := {key for group in groups for key in group} - rows.keys():
+        raise DataError(f"from_rows: `rows` lacks {listed(sorted(lacking))}, which groups name.")
+    if len(lookups) != len(groups):
+        raise DataError(
+            f"from_rows: there are {len(lookups)} inverse lookups for {len(groups)} groups. Give "
+            "one for each."
+        )
 
 
 def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:

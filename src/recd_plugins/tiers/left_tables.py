@@ -145,10 +145,19 @@ class LeftTables:
         )
 
     def none_pays(
-        self, tables: Collection[str], world_size: int, *, row_wise: bool = False
+        self, tables: Collection[str], world_size: int, *, row_wise: bool = False, over: str = ""
     ) -> Unused:
-        """The policy has chosen nothing for these, or that they are plainly `row_wise`."""
+        """The policy has chosen nothing for these, or that they are plainly `row_wise`; what would
+        be faster is `over` what it may take."""
         left = "these are plainly row-wise" if row_wise else "all tables are TorchRec's"
+        if over:
+            return Unused(
+                what=self._what,
+                why=f"by its prices for {world_size} ranks replicas or coalescing of ids would pay "
+                f"in {listed(tables, kind='table')}, but what is fastest {over}, so that {left}",
+                cure=f"stack.explain() shows what each way takes. Take `{self._slot}` out, or give "
+                "it memory where that is what lacks, by `budget_gb`.",
+            )
         return Unused(
             what=self._what,
             why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "

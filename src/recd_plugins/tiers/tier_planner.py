@@ -401,7 +401,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             found = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
         self.tier_plan = found
         if not tiered and not self._notices and not homes.mapped:
-            none = self._left.none_pays(self.found, world_size, row_wise=bool(sizes))
+            over = chosen.report.over
+            none = self._left.none_pays(self.found, world_size, row_wise=bool(sizes), over=over)
             self._notices.append(none)
         return reason, own
 

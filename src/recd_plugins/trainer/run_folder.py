@@ -30,24 +30,24 @@ OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
 """What a folder is known by as a run's: any of these, and nothing that is hidden counts."""
 
 
-def check_is_run(run: Path) -> None:
-    """`RegistryError` where the folder is there and is somebody else's: it is left as it is; and
-    where none can be made."""
+def check_is_run(run: Path, option: str = "train.run") -> None:
+    """`RegistryError` where the folder that `option` names is there and is somebody else's: it is
+    left as it is; and where none can be made."""
     here = Path.cwd()
     if Path(os.path.realpath(run)) in (here, *here.parents):
         raise RegistryError(
-            f"train.run: {run} is the folder that this is called in, or one that it is in. Name "
+            f"{option}: {run} is the folder that this is called in, or one that it is in. Name "
             "one for the run, as runs/first."
         )
     if not run.exists():
-        check_makes_files(run, "train.run")
+        check_makes_files(run, option)
         return
     if not run.is_dir():
-        raise RegistryError(f"train.run: {run} is no folder. Name another.")
+        raise RegistryError(f"{option}: {run} is no folder. Name another.")
     held = sorted(one.name for one in run.iterdir() if not one.name.startswith("."))
     if held and not set(held) & set(OF_A_RUN):
         raise RegistryError(
-            f"train.run: {run} is no run: it holds {listed(held)}. Name a folder that is empty, or "
+            f"{option}: {run} is no run: it holds {listed(held)}. Name a folder that is empty, or "
             "not there."
         )
 
@@ -97,8 +97,8 @@ def check_resumable(run: Path) -> None:
 class RunLock:
     """The lock that rank 0 of a job holds until it is left, or the process ends, be it killed."""
 
-    def __init__(self, run: Path) -> None:
-        self._run = run
+    def __init__(self, run: Path, option: str = "train.run") -> None:
+        self._run, self._option = run, option
         self._lock = LockFile(_lock_of(run))
 
     def take(self) -> None:
@@ -107,8 +107,8 @@ class RunLock:
             self._lock.take()
         except Held as held:
             raise RegistryError(
-                f"train.run: {self._run} is being trained in by {held}. Wait for its end, or name "
-                "another folder with train.run=..."
+                f"{self._option}: {self._run} is being trained in by {held}. Wait for its end, or "
+                "name another folder."
             ) from None
 
     def __enter__(self) -> RunLock:
@@ -118,10 +118,10 @@ class RunLock:
         self._lock.give_back()
 
 
-def check_free(run: Path) -> None:
-    """`RegistryError` where another job trains in this folder now."""
+def check_free(run: Path, option: str = "train.run") -> None:
+    """`RegistryError` where another job trains in the folder that `option` names now."""
     if _lock_of(run).exists():
-        with RunLock(run) as lock:
+        with RunLock(run, option) as lock:
             lock.take()
 
 

@@ -103,6 +103,18 @@ class PlanReport:
     own: Ledger | None = None
     """The ledger of TorchRec's own plan, if it is not that of these tables, all left to it."""
 
+    @property
+    def over(self) -> str:
+        """What a faster plan than the chosen one takes more of than it may, in words; nothing where
+        none is faster."""
+        found = ""
+        for every in self.considered.values():
+            (chosen,) = (one for one in every if one.chosen)
+            fastest = min(every, key=lambda one: one.ms)
+            if not fastest.fits and fastest.ms < chosen.ms:
+                found = found or _over(fastest, every[0])
+        return found
+
     @cached_property
     def room(self) -> float | None:
         """Bytes a rank that the budget leaves; none where memory did not count."""
@@ -223,7 +235,8 @@ class PlanReport:
         axes.axvline(0, linewidth=0.5, color="grey")
         axes.set_xlabel("memory over row-wise, MB a rank")
         axes.set_ylabel("expected ms a step")
-        axes.set_title(f"{self.goal}: {len(self.ledger.tables)} tables")
+        tables = len(self.ledger.tables)
+        axes.set_title(f"{self.goal}: {tables} table{'s' * (tables != 1)}")
         axes.legend()
 
     def _all(self, sizes: TableSizes) -> Ledger:
@@ -341,8 +354,15 @@ def _won(path: str, every: Sequence[Considered]) -> str:
     if fastest is chosen:
         return why
     if not fastest.fits:
-        return f"{why}, which is over the budget or exchanges more than TorchRec's own plan"
+        return f"{why}, which {_over(fastest, every[0])}"
     return f"{why}, which is not worth leaving what is simpler"
+
+
+def _over(one: Considered, own: Considered) -> str:
+    """Why a plan may not be taken, beside TorchRec's own."""
+    if one.exchanged > own.exchanged:
+        return "exchanges more bytes than TorchRec's own plan"
+    return "is over the budget, or leaves a rank without rows"
 
 
 def _report(entry: Entry, ledger: Ledger, interval: tuple[float, float]) -> TierReport:

@@ -82,7 +82,7 @@ class StepCost:
         if moved:
             parts.append(f"{', '.join(moved)} a rank")
         if self.dedupe_factor is not None:
-            parts.append(f"dedupe factor {self.dedupe_factor:.2f}")
+            parts.append(f"dedupe factor {self.dedupe_factor:.2f} in sampled batches")
         parts.append(f"peak memory {self.peak_memory_mib:,.0f} MiB")
         return f"a step: {'; '.join(parts)}"
 
