@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import ParameterSharding, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
@@ -168,18 +169,22 @@ def _homes(
             )
     if not planned:
         return []
-    _check_every_rank_has_rows(kernel, planned)
+    _check_every_rank_has_rows(kernel, shardings, planned)
     return [(name, home) for name, home in home_tables(kernel) if name in planned]
 
 
-def _check_every_rank_has_rows(kernel: KeyedOptimizer, planned: Sequence[str]) -> None:
+def _check_every_rank_has_rows(
+    kernel: KeyedOptimizer, shardings: Mapping[str, ParameterSharding], planned: Sequence[str]
+) -> None:
     """Refuse tables of which a rank has no row at all, on all ranks alike.
 
     fbgemm looks nothing up in a kernel without rows: that rank would fail, and the others wait.
     """
     rows: dict[int, int] = {}
-    for weight in kernel.params.values():
-        for shard in weight.metadata().shards_metadata:
+    for key in kernel.params:
+        spec = shardings[key.split(".")[1]].sharding_spec
+        assert isinstance(spec, EnumerableShardingSpec)
+        for shard in spec.shards:
             rank = shard.placement.rank()
             rows[rank] = rows.get(rank, 0) + shard.shard_sizes[0]
     if without := [rank for rank, count in rows.items() if not count]:
