@@ -185,7 +185,8 @@ def _check_every_rank_has_rows(
         spec = shardings[key.split(".")[1]].sharding_spec
         assert isinstance(spec, EnumerableShardingSpec)
         for shard in spec.shards:
-            rank = shard.placement.rank()
+            placement: Any = shard.placement
+            rank = placement.rank()
             rows[rank] = rows.get(rank, 0) + shard.shard_sizes[0]
     if without := [rank for rank, count in rows.items() if not count]:
         served = len(rows) - len(without)
