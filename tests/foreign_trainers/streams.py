@@ -47,8 +47,15 @@ def streams() -> Iterator[Any]:
         yield stream
 
 
-def through_streams(kind: Callable[..., Any], own: Job, steps: int, **options: Any) -> None:
-    """Train as many steps by a pipeline that has streams."""
+def through_streams(
+    kind: Callable[..., Any],
+    own: Job,
+    steps: int,
+    behind: Callable[[Job], None] = lambda own: None,
+    **options: Any,
+) -> None:
+    """Train as many steps by a pipeline that has streams; the trainer does what it does `behind`
+    each."""
     with streams() as stream:
         pipeline = kind(own.model, own.optimizer, CPU, **options)
         for name in STREAMS:
@@ -57,3 +64,4 @@ def through_streams(kind: Callable[..., Any], own: Job, steps: int, **options: A
         batches = own.batches(steps)
         for _ in range(steps):
             pipeline.progress(batches)
+            behind(own)

@@ -228,6 +228,17 @@ def test_a_semi_synchronous_pipeline(gloo_pool: GlooPool) -> None:
     gloo_pool.run(trains, semi_synchronous, semi_synchronous)
 
 
+def semi_synchronous_from_the_third(own: Job) -> None:
+    """As far as the third batch, each is looked up behind the step before it; then the trainer
+    writes a checkpoint, and only then the batch is computed."""
+    through_streams(TrainPipelineSemiSync, own, STEPS + 1, behind=state_of, start_batch=2)
+
+
+def test_checkpoints_between_a_lookup_and_its_forward(gloo_pool: GlooPool) -> None:
+    """The rows are those that were looked up, though they are at home by the forward."""
+    gloo_pool.run(trains, semi_synchronous_from_the_third, semi_synchronous_from_the_third)
+
+
 def in_stages_that_look_up(own: Job) -> None:
     """From the second batch on, its rows are looked up before the backward of the one before."""
     in_stages(own, "lookup")

@@ -16,9 +16,16 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardedModule, ShardingEnv
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    ShardedModule,
+    ShardedTensor,
+    ShardingEnv,
+)
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import (
@@ -47,6 +54,7 @@ __all__ = [
     "kernel_tensors",
     "leave_clipping",
     "leave_weights",
+    "local_parts",
     "module_options",
     "next_forward",
     "optimizer_of",
@@ -323,6 +331,18 @@ def bounds_check_of(optimizer: KeyedOptimizer) -> BoundsCheckMode:
     """The answer of a fused kernel to an id that is none of its rows."""
     kernel: Any = optimizer._emb_module
     return BoundsCheckMode(kernel.bounds_check_mode_int)
+
+
+def local_parts(sharded: ShardedTensor | DTensor) -> list[tuple[Sequence[int], Tensor]]:
+    """This rank's parts of a table, or of its optimizer's state, each behind where it begins in
+    the whole: its first row and, if it has columns, its first column.
+
+    A DTensor is what TorchRec makes where the environment has `output_dtensor`.
+    """
+    if isinstance(sharded, ShardedTensor):
+        return [(shard.metadata.shard_offsets, shard.tensor) for shard in sharded.local_shards()]
+    local: Any = sharded._local_tensor
+    return list(zip(local.local_offsets(), local.local_shards(), strict=True))
 
 
 def next_forward(optimizer: KeyedOptimizer) -> tuple[float, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, FailedOnRank0, RecdError, is_of_the_system
 from recd_plugins.planning.constraints import TableConstraint
@@ -177,7 +177,7 @@ def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
 
     An error of others' code is raised as it is on rank 0; the other ranks learn what it says.
     """
-    from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+    import torch.distributed as dist
 
     failure: Exception | None = None
 
@@ -198,9 +198,13 @@ def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
                 return RecdError(message)
             return FailedOnRank0(message, kind, str(error))
 
-    found: T | RecdError = invoke_on_rank_and_broadcast_result(group, 0, attempt)
+    made = [attempt() if group.rank() == 0 else None]
+    if group.size() > 1:
+        # TorchRec's own function for this broadcasts from rank 0 of the job, whatever the group.
+        dist.broadcast_object_list(made, group=group, group_src=0)
     if failure is not None:
         raise failure
+    found = cast("T | RecdError", made[0])
     if isinstance(found, RecdError):
         raise found
     return found

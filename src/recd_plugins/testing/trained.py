@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardedTensor
 
+from recd_plugins.compat.torchrec import local_parts
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.initial_tables import table_name
 
@@ -58,15 +60,12 @@ class Trained:
         }
 
 
-def gather_table(value: Tensor | ShardedTensor) -> Tensor:
+def gather_table(value: Tensor | ShardedTensor | DTensor) -> Tensor:
     """A table, or a state of its optimizer, in full on every rank, from the shards of all ranks;
     on the CPU, whatever device it was on."""
-    if not isinstance(value, ShardedTensor):
+    if not isinstance(value, ShardedTensor | DTensor):
         return value.detach().to("cpu", copy=True)
-    mine = [
-        (shard.metadata.shard_offsets, shard.tensor.detach().cpu())
-        for shard in value.local_shards()
-    ]
+    mine = [([*offsets], part.detach().cpu()) for offsets, part in local_parts(value)]
     everyones: list[list[tuple[list[int], Tensor]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyones, mine)
     full = torch.full(tuple(value.size()), torch.nan)

@@ -122,9 +122,8 @@ class GroupBags:
             return Lookups(which, bags[at], None if weights is None else weights[at])
 
         routed, asked = group.routed, group.asked
-        tier, before = group.replicas.replicated_tier, group.rows_before
-        which, rows = routed.replicated.positions, None if tier is None else tier.rows
-        if before is not None:
+        which, rows = routed.replicated.positions, group.replicated_rows
+        if (before := group.rows_before) is not None:
             which, rows = torch.arange(len(before), device=bags.device), before
         missed = None
         if rows_come:

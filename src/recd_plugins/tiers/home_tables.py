@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.compat.pytorch import writes_to
+from recd_plugins.compat.torchrec import local_parts
 
 __all__ = ["HomeTable", "home_tables", "rows_looked_up"]
 
@@ -74,17 +75,16 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
     TorchRec lays a table's states out as its rows: one tensor or more, but for SGD, which has none.
     """
     for key, weight in optimizer.params.items():
-        shard = weight.local_shards()[0]
-        rows = shard.tensor.data
-        states = [one.local_shards()[0].tensor.data for one in optimizer.state[weight].values()]
+        (first_row, *_), parameter = local_parts(weight)[0]
+        states = [local_parts(one)[0][1].data for one in optimizer.state[weight].values()]
         name = key.split(".")[1]  # embeddings.NAME.weight
         yield (
             name,
             HomeTable(
-                shard.metadata.shard_offsets[0],
-                rows,
+                first_row,
+                parameter.data,
                 tuple(state.unsqueeze(1) if state.dim() == 1 else state for state in states),
-                shard.tensor,
+                parameter,
             ),
         )
 

@@ -177,6 +177,10 @@ class RoutedGroup(GroupIds, Multistreamable):
     """There once the ids have been exchanged."""
     node_rows: Pending | None = None
     """[u, D]: the rows that this rank asked of its node."""
+    replicated_rows: Tensor | None = None
+    """[at least count, D] by position: the rows of the tier `replicated` on this rank, as they were
+    looked up. Before they are waited for, somebody may have had the state dict, and the tier's rows
+    are at home."""
     rows_before: Tensor | None = None
     """[n, D]: a copy of the rows of the ids that the tier `replicated` has, where a backward that
     is still to come changes them before they are waited for."""
@@ -219,9 +223,10 @@ class RoutedGroup(GroupIds, Multistreamable):
         """Send the node's ranks the rows that they asked of this one. All rows are as they are now:
         `before_backward` of another batch, those of the tier `replicated` are kept so."""
         self.answer = answer
-        tier = self.replicas.replicated_tier
-        if before_backward and tier is not None:
-            self.rows_before = tier.rows.index_select(0, self.routed.replicated.positions)
+        if (tier := self.replicas.replicated_tier) is not None:
+            self.replicated_rows = tier.rows
+            if before_backward:
+                self.rows_before = tier.rows.index_select(0, self.routed.replicated.positions)
         if answer.exchange is not None:
             assert self.replicas.per_node_tier is not None
             rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)

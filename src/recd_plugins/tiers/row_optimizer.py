@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.compat.torchrec import fused_arithmetic, next_forward
+from recd_plugins.compat.torchrec import fused_arithmetic, local_parts, next_forward
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.rows.memory import all_below
 
@@ -254,10 +254,10 @@ def check_repeatable(kernel: KeyedOptimizer, tables: Sequence[str]) -> None:
     elif arguments.regularization_mode >= len(DECAYS):
         what.append(f"{name} with a weight_decay_mode other than {', '.join(DECAYS)}")
     types = {
-        shard.tensor.dtype
+        part.dtype
         for weight in kernel.params.values()
         for state in kernel.state[weight].values()
-        for shard in state.local_shards()
+        for _, part in local_parts(state)
     }
     if others := sorted(str(kind) for kind in types - {torch.float32}):
         what.append(f"{name} with states of {', '.join(others)}")

@@ -109,12 +109,11 @@ class _Sources:
 
     @classmethod
     def of(cls, group: RoutedGroup) -> _Sources:
-        tier, before = group.replicas.replicated_tier, group.rows_before
-        rows = before if tier is None or before is not None else tier.rows
+        before = group.rows_before
         return cls(
             group=group,
             missed_inverse=group.home_ids.result.inverse,
-            replicated=rows,
+            replicated=group.replicated_rows if before is None else before,
             positions=group.routed.replicated.positions if before is None else None,
             per_node=None if group.node_rows is None else group.node_rows.wait(),
             per_node_inverse=None if group.asked is None else group.asked.inverse,

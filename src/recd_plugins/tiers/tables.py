@@ -168,18 +168,21 @@ def _homes(
             )
     if not planned:
         return []
-    _check_every_rank_has_rows(kernel, planned)
+    _check_every_rank_has_rows(kernel, shardings, planned)
     return [(name, home) for name, home in home_tables(kernel) if name in planned]
 
 
-def _check_every_rank_has_rows(kernel: KeyedOptimizer, planned: Sequence[str]) -> None:
+def _check_every_rank_has_rows(
+    kernel: KeyedOptimizer, shardings: Mapping[str, ParameterSharding], planned: Sequence[str]
+) -> None:
     """Refuse tables of which a rank has no row at all, on all ranks alike.
 
     fbgemm looks nothing up in a kernel without rows: that rank would fail, and the others wait.
     """
     rows: dict[int, int] = {}
-    for weight in kernel.params.values():
-        for shard in weight.metadata().shards_metadata:
+    for key in kernel.params:
+        spec: Any = shardings[key.split(".")[1]].sharding_spec
+        for shard in spec.shards:
             rank = shard.placement.rank()
             rows[rank] = rows.get(rank, 0) + shard.shard_sizes[0]
     if without := [rank for rank, count in rows.items() if not count]:

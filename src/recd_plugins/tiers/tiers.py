@@ -108,8 +108,8 @@ class Tiers:
         """
         hot = mark_of(features) == self._version
         self.met_hot |= hot
-        features = self._by_table_feature(features)
-        lengths, given = features.length_per_key(), features.values()
+        arranged = self._by_table_feature(features)
+        lengths, given = arranged.length_per_key(), arranged.values()
         ids = given.to(torch.int64)
         group_ids = list(self._group_ids(lengths))
         routed = [one.route(ids) for one in group_ids]
@@ -120,14 +120,19 @@ class Tiers:
             RoutedGroup.of(one, ids, found, self.nodes, hot=hot)
             for one, found in zip(group_ids, routed, strict=True)
         ]
+        bag_lengths, weights = arranged.lengths(), arranged.weights_or_none()
+        if arranged is features:
+            # A pipeline may free the trainer's own once all ids are on their way.
+            bag_lengths = bag_lengths.clone()
+            weights = None if weights is None else weights.clone()
         batch = RoutedBatch(
             replicas=self._newest,
             groups=groups,
             given=given,
             ids=ids,
-            lengths=features.lengths().view(len(self.features), -1),
+            lengths=bag_lengths.view(len(self.features), -1),
             length_per_feature=lengths,
-            weights=features.weights_or_none(),
+            weights=weights,
             hot=hot,
         )
         if hot:

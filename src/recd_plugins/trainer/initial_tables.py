@@ -8,8 +8,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardedTensor
 
+from recd_plugins.compat.torchrec import local_parts
 from recd_plugins.planning.embedding_collections import embedding_collections
 
 __all__ = ["initialise_tables", "table_initialisers", "table_name"]
@@ -53,12 +55,11 @@ def initialise_tables(model: nn.Module, initialisers: dict[str, Initialise], see
                 ].to(shard)
 
 
-def _shards(value: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, int, int]]:
+def _shards(value: Tensor | ShardedTensor | DTensor) -> Iterator[tuple[Tensor, int, int]]:
     """This rank's part of a table: tensor, first row, first column."""
-    if isinstance(value, ShardedTensor):
-        for shard in value.local_shards():
-            row, column = shard.metadata.shard_offsets
-            yield shard.tensor, row, column
+    if isinstance(value, ShardedTensor | DTensor):
+        for (row, column), shard in local_parts(value):
+            yield shard, row, column
     else:
         yield value, 0, 0
 
