@@ -444,6 +444,7 @@ def test_a_plan_needs_a_process_group(registry: dict[str, Any]) -> None:
 
 def test_sharders_carry_the_fused_optimizer_each_its_own(registry: dict[str, Any]) -> None:
     registry["train"]["optimizer"] = {"tables": "sgd", "tables_lr": 0.25}
+    registry["train"]["bags_of_one"] = False  # which wraps those of sequences
     sharders = rp.load(registry).sharders()
     assert [type(one) for one in sharders] == [type(one) for one in get_default_sharders()]
     params = {
