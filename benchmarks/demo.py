@@ -80,6 +80,7 @@ QUICK = ("train.steps=60", "dataset.samples=64_000")
 """The small model's steps and table in a quick run."""
 RM1_SCALE = 1 / 6
 PLAIN = ("dedup=none", "train.bags_of_one=false")
+"""RM1 as TorchRec trains it."""
 PROFILED = ("train.steps=10", "train.log_every=3", "train.profile_steps=3", "train.eval_batches=1")
 """A short run of plain RM1, whose step says what RecD can save of it."""
 

@@ -16,23 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor, nn
 
+from recd_plugins.compat.host_buffers import StateWidth, state_width
 from recd_plugins.compat.torchrec import fused_kernels
 
 __all__ = ["look_up_as_bags"]
 
-STATE = {
-    EmbOptimType.EXACT_SGD: "none",
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "one",
-    EmbOptimType.EXACT_ADAGRAD: "row",
-}
-"""Numbers of optimizer state for a row, of the optimizers by which both kernels train alike."""
 DECAYS = (0, 1, 2)
 """fbgemm's `WeightDecayMode` NONE, L2 and DECOUPLE, which do nothing where the decay is 0. Where it
 is not, the two kernels decay rows otherwise."""
@@ -62,17 +57,23 @@ def _can(kernel: Any) -> bool:
         return False
     dims = {dim for _, dim, *_ in kernel.embedding_specs}
     exact = {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)}
-    if len(dims) > 1 or exact != {SparseType.FP32} or kernel.optimizer not in STATE:
+    state = _state_of(kernel)
+    if len(dims) > 1 or exact != {SparseType.FP32} or state is None:
         return False
     arguments = kernel.optimizer_args
     if arguments.weight_decay or arguments.weight_decay_mode not in DECAYS:
         return False
-    state = STATE[kernel.optimizer]
     if state == "none":
         return True
     # The state of a row lies where the row does.
     at = kernel.momentum1_offsets * (dims.pop() if state == "one" else 1)
     return bool(torch.equal(at, kernel.weights_offsets))
+
+
+def _state_of(kernel: Any) -> StateWidth | None:
+    """Numbers of optimizer state for a row; None of an optimizer that is not known to train alike
+    by both kernels."""
+    return state_width({"optimizer": kernel.optimizer})
 
 
 @dataclass
@@ -96,7 +97,7 @@ class _OneTable:
             "D_offsets": kernel.D_offsets.new_tensor([0, width]),
             "hash_size_cumsum": torch.stack([cumulated[0] * 0, cumulated[-1]]),
         }
-        if STATE[kernel.optimizer] != "none":
+        if _state_of(kernel) != "none":
             buffers["momentum1_offsets"] = kernel.momentum1_offsets[:1] * 0
             buffers["momentum1_placements"] = kernel.momentum1_placements[:1]
         return cls(kernel.weights_offsets // width, buffers, width)
