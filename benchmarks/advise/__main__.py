@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.advise.large import large
 from benchmarks.advise.regret import BUDGET_GB, SETTINGS, regrets
+from benchmarks.cluster.ranks import EMULATED
 from benchmarks.harness import Figure, Report, main
 
 PARTS = ["large", *map(str, range(len(SETTINGS)))]
@@ -49,7 +50,7 @@ def measure(
             seconds=seconds,
         )
     settings = {
-        "cluster": "2 network namespaces of 2 gloo ranks of one thread, which share the processor",
+        "cluster": f"2 nodes of 2 ranks: {EMULATED}",
         "budget": f"{BUDGET_GB} GB a rank",
         "load": f"{os.getloadavg()[0]:.1f}",
     }

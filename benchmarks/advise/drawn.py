@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.advise.held_sides import assemble_sides, drop_sides, time_sides
 from benchmarks.cluster.network import Network, available
-from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.cluster.ranks import EMULATED, ClusterRanks
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Report, main, spread
 from recd_plugins.advise.advice import advise
@@ -216,7 +216,7 @@ def measure(quick: bool, seeds: Sequence[int] = ()) -> Report:
     seeds = seeds or (QUICK_SEEDS if quick else SEEDS)
     settings = {
         "budget": f"{BUDGET_GB} GB a rank",
-        "cluster": "network namespaces of gloo ranks of one thread, which share the processor",
+        "cluster": EMULATED,
     }
     if missing := available():
         print(f"no emulated cluster, so nothing is measured: it needs {missing}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,9 +14,15 @@ from benchmarks.cluster.network import DEVICE, Network
 from recd_plugins.launch.environment import rank_environment
 from recd_plugins.launch.ranks import Ranks, RankStart
 
-__all__ = ["ClusterRanks"]
+__all__ = ["EMULATED", "ClusterRanks", "processors_of"]
 
 T = TypeVar("T")
+
+EMULATED = (
+    "network namespaces of gloo ranks of one thread, each node on processors of its own, where "
+    "they can be shared out evenly"
+)
+"""What runs of it are measured on, for their conditions."""
 
 PORT = 29500
 """Free in every network, for it is new."""
@@ -45,7 +52,11 @@ class ClusterRanks:
                 port=PORT,
                 interface=DEVICE,
             ),
-            enter=partial(_enter, self.network.namespace(rank // self.ranks_per_node)),
+            enter=partial(
+                _enter,
+                self.network.namespace(rank // self.ranks_per_node),
+                processors_of(rank, self.world_size),
+            ),
         )
 
     def run(self, function: Callable[..., T], *args: Any, limit: float = LIMIT) -> list[T]:
@@ -66,8 +77,23 @@ def _join() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT))
 
 
-def _enter(namespace: str) -> None:
-    """Move this process, which has one thread yet, into a network namespace."""
+def processors_of(rank: int, world_size: int) -> list[int]:
+    """The processors of this machine that a rank has, be it with its neighbours.
+
+    A node's are its own, as a machine's are: else a rank would wait for a peer which another node
+    keeps from running. Where they cannot be shared out evenly, each rank has all.
+    """
+    every = sorted(os.sched_getaffinity(0))
+    if len(every) % world_size and world_size % len(every):
+        return every
+    first = rank * len(every) // world_size
+    return every[first : max((rank + 1) * len(every) // world_size, first + 1)]
+
+
+def _enter(namespace: str, processors: list[int]) -> None:
+    """Move this process, which has one thread yet, into a network namespace, onto its
+    processors."""
+    os.sched_setaffinity(0, processors)
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET):

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cluster.network import Network, available
-from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.cluster.ranks import EMULATED, ClusterRanks
 from benchmarks.combined.additions import (
     ADVISED,
     ALL,
@@ -51,8 +51,8 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
     ranks_per_node = 4 if wide else 2
     scale = chosen.quick_scale if quick else chosen.scale
     settings: dict[str, object] = {
-        "cluster": f"{N_NODES} network namespaces of {ranks_per_node} gloo ranks of one thread, "
-        f"{mbit} mbit between them",
+        "cluster": f"{N_NODES} nodes of {ranks_per_node} ranks, {mbit} mbit between them: "
+        f"{EMULATED}",
         "model": f"{model} of benchmarks/models, every size times {scale:.3g}; S = 16.5",
     }
     if missing := available():

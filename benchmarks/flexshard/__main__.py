@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.network import available
+from benchmarks.cluster.ranks import EMULATED
 from benchmarks.flexshard.billion_rows import billion_rows
 from benchmarks.flexshard.emulated import EmulatedCluster
 from benchmarks.flexshard.figures import Bench
@@ -63,8 +64,7 @@ def measure(quick: bool, figure: Path | None = None, only: Sequence[int] = ()) -
     figures += [replicas, *k_of_ours(round(replicas.value, 2))]
     grid = [SETTINGS[number] for number in only] or (QUICK_GRID if quick else GRID)
     settings |= {
-        "emulated cluster": "network namespaces, a gloo rank of one thread each; the topology "
-        "measured in each, k as measured",
+        "emulated cluster": f"{EMULATED}; the topology measured in each, k as measured",
         "model": "a table of sequences and a mean, row-wise Adagrad, TrainPipelineSparseDist",
         "grid": f"{len(grid)} of {len(GRID)} settings",
         "memory for replicas": f"{BUDGET / 2**20:.0f} MiB a rank in the grid, elsewhere none over "

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.cluster.ranks import EMULATED
 from benchmarks.harness import Figure, Report, main
 from benchmarks.scale import papers, validation
 from benchmarks.scale.devices import A100, H100, DeviceSheet
@@ -76,8 +77,7 @@ def measure(quick: bool, *, only: str = "", part: tuple[int, int] = (1, 1)) -> R
     settings: dict[str, object] = {}
     if only == "validate":
         settings["cluster"] = (
-            "network namespaces, a gloo rank of one thread each; links, "
-            "ranks and the model without its tables are timed first"
+            f"{EMULATED}; links, ranks and the model without its tables are timed first"
         )
         settings["part"] = f"{part[0]} of {part[1]}"
         return Report(figures=validation.figures(quick, part), settings=settings)

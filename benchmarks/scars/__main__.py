@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.cluster.ranks import EMULATED
 from benchmarks.harness import Figure, Report, main
 from benchmarks.scars.formulas import bytes_moved, forecast, growth, rows_moved
 from benchmarks.scars.kernels import classifying, coalescing, staging
@@ -45,7 +46,7 @@ def measure(quick: bool, folder: Path = CRITEO) -> Report:
         rounds=3 if quick else 7,
     )
     more = [*larger_than_memory(quick), *over_the_link(quick)]
-    link = f"{RANKS} ranks, each in a node of its own behind {MBIT} mbit/s each way, by the clock"
+    link = f"{RANKS} nodes of a rank behind {MBIT} mbit/s each way, by the clock: {EMULATED}"
     return dataclasses.replace(
         report, figures=[*report.figures, *more], settings={**report.settings, "link": link}
     )

@@ -25,7 +25,7 @@ from pathlib import Path
 from torchrec.distributed.types import ShardingPlan
 
 from benchmarks.cluster.network import Network, available
-from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.cluster.ranks import EMULATED, ClusterRanks
 from benchmarks.flexshard.grid import TIERS
 from benchmarks.flexshard.steps import QUICK_ROUNDS
 from benchmarks.flexshard.steps import topology as measured_topology
@@ -108,7 +108,7 @@ MOST_MEMORY = 2.5
 def measure(quick: bool, only: Sequence[int] = ()) -> Report:
     settings: dict[str, object] = {
         "model": "TorchRec's DLRM, 26 pooled tables, row-wise Adagrad, TrainPipelineSparseDist",
-        "cluster": f"{N_NODES} network namespaces of {RANKS_PER_NODE} gloo ranks of one thread",
+        "cluster": f"{N_NODES} nodes of {RANKS_PER_NODE} ranks: {EMULATED}",
         "memory for replicas": f"{BUDGET_GB} GB a rank",
         "profile": f"{PROFILED} batches of one rank, none of them measured",
     }

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.cluster.network import Network, available, bytes_sent
-from benchmarks.cluster.ranks import ClusterRanks
+from benchmarks.cluster.ranks import ClusterRanks, processors_of
 from recd_plugins.launch.ranks import RanksFailed
 
 MBIT = 200
@@ -50,6 +50,10 @@ def fail_on_rank_1() -> None:
         raise ValueError("rank 1 says no")
 
 
+def processors() -> set[int]:
+    return os.sched_getaffinity(0)
+
+
 def namespaces() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True)
     return [line.split()[0] for line in listed.stdout.splitlines() if line]
@@ -72,10 +76,29 @@ def test_links_count_what_crosses_and_take_their_time(network: Network) -> None:
             ranks.run(fail_on_rank_1)
 
 
+@pytest.mark.parametrize(
+    ("processors", "of_ranks"),
+    [
+        ([0, 1], [[0], [0], [1], [1]]),
+        ([4, 5, 6, 7, 8, 9, 10, 11], [[4, 5], [6, 7], [8, 9], [10, 11]]),
+        ([3], [[3]] * 4),
+        ([0, 1, 2], [[0, 1, 2]] * 4),
+    ],
+)
+def test_nodes_have_processors_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, processors: list[int], of_ranks: list[list[int]]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(processors))
+    assert [processors_of(rank, 4) for rank in range(4)] == of_ranks
+
+
 def test_ranks_of_a_node_do_not_cross_its_link(network: Network) -> None:
     with ClusterRanks(network, 2) as ranks:
         assert ranks.world_size == 4
         sent = [one for one, _, _ in ranks.run(all_reduce, SIZE // 4)]
+        of_ranks = ranks.run(processors)
+    if len(os.sched_getaffinity(0)) % 2 == 0:
+        assert not (of_ranks[0] | of_ranks[1]) & (of_ranks[2] | of_ranks[3])
     # A ring over four ranks crosses between the nodes once each way: 2 (U - 1) / U.
     assert sent == pytest.approx([SIZE * 1.5] * 4, rel=0.03)
 
