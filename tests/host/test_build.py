@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer import Exit
 from typer.testing import CliRunner
 
 from recd_plugins.cli.doctor import _registry
 from recd_plugins.cli.main import app
+from recd_plugins.cli.options import reported
 from recd_plugins.compat import build
-from recd_plugins.compat.build import Build, check_build, installed_build
-from recd_plugins.errors import RegistryError, VersionError
+from recd_plugins.compat.build import Build, NoDriverError, check_build, installed_build
+from recd_plugins.errors import PluginError, RegistryError, VersionError
+from recd_plugins.hooks.manager import Catalog
 
 CPU, CUDA = Build("2.13.0+cpu", None), Build("2.13.0", "13.0")
 
@@ -24,6 +27,16 @@ def loads() -> None:
 
 def no_cudnn() -> None:
     raise ImportError("libcudnn.so.9: cannot open shared object file: No such file or directory")
+
+
+def no_driver() -> None:
+    """As fbgemm's build for CUDA on a machine without NVIDIA's driver."""
+    try:
+        raise OSError(
+            "libnvidia-ml.so.1: cannot open shared object file: No such file or directory"
+        )
+    except OSError as error:
+        raise OSError("Could not load this library: fbgemm_gpu_py.so") from error
 
 
 @pytest.mark.parametrize(("found", "target"), [(CPU, "cpu"), (CUDA, "cuda"), (CUDA, "cpu")])
@@ -49,6 +62,51 @@ def test_a_build_without_its_libraries_is_reported_with_the_wheel_to_get() -> No
 def test_the_cpus_build_is_none_for_cuda() -> None:
     with pytest.raises(VersionError, match=r"built for the CPU, and the target is cuda\."):
         check_build(CPU, "cuda", load=loads)
+
+
+def test_cudas_build_is_whole_where_the_driver_alone_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make` goes on by the exit code, on a node without devices and where an image is built."""
+    monkeypatch.setattr(build, "installed_build", lambda: CUDA)
+    monkeypatch.setattr(build, "check_versions", lambda found: None)
+    monkeypatch.setattr(build.check_build, "__kwdefaults__", {"load": no_driver})
+    with pytest.raises(SystemExit) as ended:
+        build.main("cuda")
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert "compat.build $(TARGET) \\\n" in makefile
+    assert f"|| test $$? = {ended.value.code}\n" in makefile
+    printed = capsys.readouterr()
+    assert "this machine lacks the driver's libnvidia-ml.so.1" in printed.out
+    assert "torch 2.13.0+cpu" not in printed.out
+
+
+def test_a_missing_driver_is_named_with_both_ways_out() -> None:
+    """To `recd doctor`, which knows no target."""
+    with pytest.raises(NoDriverError) as caught:
+        check_build(CUDA, load=no_driver)
+    assert "lacks the driver's libnvidia-ml.so.1. Where nvidia-smi runs" in str(caught.value)
+    assert "torch 2.13.0+cpu" in str(caught.value)
+    with pytest.raises(VersionError, match=r"fbgemm_gpu_py\.so: there is no libnvidia-ml\.so\.1\n"):
+        check_build(CUDA, "cpu", load=no_driver)
+
+
+def test_a_command_names_the_library_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exit), reported(debug=False):
+        no_driver()
+    assert capsys.readouterr().err == (
+        "error: Could not load this library: fbgemm_gpu_py.so: there is no libnvidia-ml.so.1. "
+        "recd doctor says whether torch loads here, and what to do.\n"
+    )
+
+
+def test_so_does_a_plugin_that_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "asks_for_a_library.py").write_text(
+        "try:\n    raise OSError('liba.so.1: cannot open shared object file')\n"
+        "except OSError as error:\n    raise ImportError('no module b') from error\n"
+    )
+    with pytest.raises(PluginError, match=r"on import: no module b: there is no liba\.so\.1\. Run"):
+        Catalog(["./asks_for_a_library.py"], tmp_path)
 
 
 @pytest.mark.slow

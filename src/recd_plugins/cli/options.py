@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.compat.build import missing_library, not_loaded
 from recd_plugins.errors import DataError, RecdError, is_of_the_system, shortened
 from recd_plugins.hooks.blame import blamed
 from recd_plugins.storage.uri import Location, location_of
@@ -182,6 +183,8 @@ def _message(error: Exception) -> str | None:
     """The message that a user reads of it; none of a defect of ours, which keeps its traceback."""
     if isinstance(error, RecdError):
         return str(error)
+    if missing_library(error) is not None:
+        return f"{not_loaded(error)}. recd doctor says whether torch loads here, and what to do."
     if not is_of_the_system(error):
         return blamed(error)
     if isinstance(error, OSError):

@@ -23,6 +23,7 @@ from typing import Any
 import pluggy
 
 from recd_plugins.additions import Addition
+from recd_plugins.compat.build import not_loaded
 from recd_plugins.config import Config
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
@@ -381,7 +382,7 @@ def _is_path(name: str) -> bool:
 
 def _broken(name: str, error: BaseException) -> PluginError:
     return PluginError(
-        f"plugin {name!r} raised {type(error).__name__} on import: {error}. "
+        f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}. "
         f"{_of_another_version(error)}Run with --debug for its traceback."
     )
 
