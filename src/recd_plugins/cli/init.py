@@ -66,6 +66,7 @@ def init(
     """
     with reported(debug):
         from recd_plugins.data.layout import why_rewrite
+        from recd_plugins.data.parquet import ParquetTables
         from recd_plugins.errors import DataError
         from recd_plugins.registry import Registry
 
@@ -75,6 +76,8 @@ def init(
         text, opened = registry_of_table(table, test, schema)
         write_whole(out, text)
         chosen = Registry.load(out)
+        for notice in ParquetTables(chosen.one("dataset").config).notices():
+            print(f"note: {notice}", file=sys.stderr)
     model, rows = chosen.one("model").record.name, opened.num_rows
     if as_json:
         print(json.dumps({"registry": str(out), "model": model, "rows": rows}))

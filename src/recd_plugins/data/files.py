@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +21,8 @@ __all__ = [
     "UNFINISHED",
     "FileFacts",
     "NoSuchTable",
+    "SnapshotKind",
+    "each_once",
     "found_files",
     "in_partitions",
     "is_hidden",
@@ -29,6 +32,8 @@ __all__ = [
     "typed_partitions",
 ]
 
+SnapshotKind = Literal["delta", "iceberg", "hudi", "spark"]
+"""The programs that keep a log of a folder's files: Delta Lake, Iceberg, Hudi, streams of Spark."""
 UNFINISHED = "_unfinished"
 """A file of a folder on a store that is being written: its last act is to take this away."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -117,7 +122,50 @@ def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFact
     for path in each:
         for file, facts in _files(path).items():
             found.setdefault(file, facts)
-    return typed_partitions(found)
+    return typed_partitions(each_once(found))
+
+
+def each_once(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
+    """The files, each once, whatever links lead to it and however it is named; unless folders say
+    other things of it. `DataError` for those that a log of their folder does not list any more."""
+    found: dict[Location, FileFacts] = {}
+    seen: set[object] = set()
+    for file, facts in files.items():
+        known: object = file
+        if isinstance(file, Path):
+            with suppress(OSError):
+                stat = file.stat()
+                known = (stat.st_dev, stat.st_ino, *sorted(facts.folders.items()))
+        if known not in seen:
+            seen.add(known)
+            found[file] = facts
+    _check_none_left_behind(found)
+    return found
+
+
+def _check_none_left_behind(files: Iterable[Location]) -> None:
+    above: dict[Path, Path | None] = {}
+    kept: dict[Path, list[Path]] = {}
+    for file in files:
+        if isinstance(file, Path):
+            folder = _kept_above(Path(os.path.abspath(file.parent)), above)
+            if folder is not None:
+                kept.setdefault(folder, []).append(file)
+    for folder, some in kept.items():
+        from recd_plugins.data.snapshots import check_latest
+
+        check_latest(folder, some)
+
+
+def _kept_above(folder: Path, known: dict[Path, Path | None]) -> Path | None:
+    """The folder, or the nearest above it, whose files a program keeps a log of."""
+    if folder not in known:
+        if snapshot_kind(folder) is not None:
+            known[folder] = folder
+        else:
+            top = folder == folder.parent
+            known[folder] = None if top else _kept_above(folder.parent, known)
+    return known[folder]
 
 
 def _files(path: Location) -> dict[Location, FileFacts]:
@@ -152,6 +200,10 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     if fixed is not None:
         base, pattern = path.above(fixed), "/".join(parts[fixed:])
         stats = base.matching(pattern) if fixed else {}
+        if not is_hidden(parts[fixed:]):
+            stats = {
+                one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))
+            }
         if not stats:
             raise NoSuchTable(path)
         return _partitioned(base, stats)
@@ -231,17 +283,21 @@ def is_hidden(parts: Iterable[str]) -> bool:
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts)
 
 
-def _of_snapshot(path: Location, kind: Literal["delta", "iceberg"]) -> dict[Location, FileFacts]:
-    """The files of the latest snapshot of a folder that a library keeps a log of."""
+def _of_snapshot(path: Location, kind: SnapshotKind) -> dict[Location, FileFacts]:
+    """The files of the latest snapshot of a folder that a program keeps a log of."""
     from recd_plugins.data.snapshots import snapshot_files
 
     return snapshot_files(path, kind, None)[0]
 
 
-def snapshot_kind(folder: Location) -> Literal["delta", "iceberg"] | None:
-    """Which library keeps a log of the files of a folder, some of which may be no more its own."""
+def snapshot_kind(folder: Location) -> SnapshotKind | None:
+    """Which program keeps a log of the files of a folder, some of which may be no more its own."""
     if (folder / "_delta_log").is_dir():
         return "delta"
+    if (folder / ".hoodie").is_dir():
+        return "hudi"
+    if (folder / "_spark_metadata").is_dir():
+        return "spark"
     metadata = folder / "metadata"
     if metadata.is_dir() and any(True for _ in metadata.glob("*.metadata.json")):
         return "iceberg"
@@ -288,6 +344,8 @@ def _matches(pattern: Path) -> dict[Location, FileFacts]:
     fixed = next(index for index, part in enumerate(parts) if GLOB & set(part))
     base = Path(*parts[:fixed])
     matched = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
+    if not is_hidden(parts[fixed:]):
+        matched = [one for one in matched if not is_hidden(one.relative_to(base).parts)]
     found: dict[Location, FileFacts] = {}
     for one in matched:
         inside = _files(one) if one.is_dir() else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError
-from recd_plugins.notices import NoticeWarning
+from recd_plugins.notices import GivesNotices, Notice, NoticeWarning, Trained
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -82,7 +83,7 @@ class ParquetConfig(Config):
                 expression(text, option)
 
 
-class ParquetTables(Dataset):
+class ParquetTables(Dataset, GivesNotices):
     """Read where they are: `prepare` copies nothing, unless the schema drops rows."""
 
     def __init__(self, config: ParquetConfig, cache: Path | None = None) -> None:
@@ -128,6 +129,23 @@ class ParquetTables(Dataset):
         if not self.in_place:
             return self.write(folder, progress)
         return Tables(train=self._open("train"), test=self._open("test"))
+
+    def notices(self) -> list[Notice]:
+        """Whether the test split has files of the train split, whose rows no `where` parts."""
+        config = self._config
+        if config.where_test is not None and config.where_test != config.where:
+            return []
+        trained, tested = ({*map(_place, self._found(split)[0])} for split in SPLITS)
+        if not (both := len(trained & tested)):
+            return []
+        return [
+            Trained(
+                what="dataset.test",
+                why=f"{both:,} of its {len(tested):,} files are files of dataset.train, so that "
+                "its metrics say little of rows that are new",
+                cure="Name files of its own, or have `where` and `where_test` part the rows.",
+            )
+        ]
 
     def _left(self, split: Split) -> Iterator[pa.Table]:
         """The rows that the schema does not drop; a warning says how many it does."""
@@ -244,6 +262,10 @@ def _taken(schema: S, config: ParquetConfig) -> S:
             "dataset.features and dataset.without",
         )
     return schema.having(kept)
+
+
+def _place(file: Location) -> str:
+    return os.path.realpath(file) if isinstance(file, Path) else str(file)
 
 
 def _stat(file: Location) -> tuple[str, int | None, int | None]:

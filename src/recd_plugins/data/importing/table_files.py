@@ -10,6 +10,7 @@ from typing import Any
 
 from recd_plugins.data.files import (
     FileFacts,
+    each_once,
     in_partitions,
     is_hidden,
     snapshot_kind,
@@ -83,7 +84,7 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
     """The files of one table in order, each with what is known of it: the columns that its folders
     say, and of a store its size.
 
-    Of a folder all files count, those of its folders too; of one that Delta Lake or Iceberg keeps,
+    Of a folder all files count, those of its folders too; of one that a program keeps a log of,
     those of its latest snapshot.
     """
     found: dict[Location, FileFacts] = {}
@@ -95,7 +96,7 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
             found |= snapshot_files(path, kind, None)[0]
         else:
             found |= _inside(path)
-    return typed_partitions(found)
+    return typed_partitions(each_once(found))
 
 
 def formats_of(
