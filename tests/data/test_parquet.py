@@ -251,7 +251,7 @@ def test_rows_with_nulls_are_left_out_of_a_table_that_is_written(tmp_path: Path)
 
 
 def test_a_test_split_of_files_that_are_trained_on_is_told(folder: Path) -> None:
-    """Whatever links lead to them; unless `where` parts their rows."""
+    """Whatever links lead to them; unless `where` parts their rows, or both are one table."""
     assert ParquetTables(config(folder)).notices() == []
     (folder / "test" / "latest.parquet").symlink_to(next((folder / "train").glob("*.parquet")))
     (told,) = ParquetTables(config(folder)).notices()
@@ -262,3 +262,5 @@ def test_a_test_split_of_files_that_are_trained_on_is_told(folder: Path) -> None
     assert len(ParquetTables(same).notices()) == 1
     parted = config(folder, where="timestamp < 50", where_test="timestamp >= 50")
     assert ParquetTables(parted).notices() == []
+    one = ParquetConfig(train=folder / "train", test=folder / "train")
+    assert ParquetTables(one).notices() == []

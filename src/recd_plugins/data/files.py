@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -15,10 +16,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from recd_plugins.errors import DataError, listed
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
 
 __all__ = [
     "UNFINISHED",
+    "VOCABULARIES",
     "FileFacts",
     "NoSuchTable",
     "SnapshotKind",
@@ -27,6 +30,8 @@ __all__ = [
     "in_partitions",
     "is_hidden",
     "named_by",
+    "note_links",
+    "place_of",
     "snapshot_kind",
     "table_files",
     "typed_partitions",
@@ -36,6 +41,8 @@ SnapshotKind = Literal["delta", "iceberg", "hudi", "spark"]
 """The programs that keep a log of a folder's files: Delta Lake, Iceberg, Hudi, streams of Spark."""
 UNFINISHED = "_unfinished"
 """A file of a folder on a store that is being written: its last act is to take this away."""
+VOCABULARIES = "vocabularies"
+"""The folder beside a table's files that has the vocabularies of its features."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -143,6 +150,11 @@ def each_once(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
     return found
 
 
+def place_of(file: Location) -> str:
+    """The place of a file, whatever links lead to it."""
+    return os.path.realpath(file) if isinstance(file, Path) else str(file)
+
+
 def _check_none_left_behind(files: Iterable[Location]) -> None:
     above: dict[Path, Path | None] = {}
     kept: dict[Path, list[Path]] = {}
@@ -182,8 +194,10 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             return _of_snapshot(path, kind)
         files = [file for file in sorted(path.glob("*.parquet")) if not is_hidden([file.name])]
         if files:
+            _note_below(path)
             return {file: FileFacts() for file in files}
         deep = sorted(path.rglob("*.parquet"))
+        note_links(path)
         shown = [file for file in deep if not is_hidden(file.relative_to(path).parts)]
         below = _partitioned(path, shown)
     except OSError as error:
@@ -191,6 +205,41 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             f"{path}: cannot be read ({error.strerror}). Check its rights, or name another path."
         ) from error
     return _in_partitions(path, below)
+
+
+def _note_below(folder: Path) -> None:
+    """Say so where a folder has files of its own, and folders have more."""
+    below = [
+        file
+        for one in folder.iterdir()
+        if not is_hidden([one.name]) and one.name != VOCABULARIES and one.is_dir()
+        for file in one.rglob("*.parquet")
+        if not is_hidden(file.relative_to(folder).parts)
+    ]
+    if below:
+        _note(
+            f"{folder}: its own .parquet files are read; {len(below):,} more lie in its folders, "
+            f"as {min(below).relative_to(folder)}. To read all, name {folder}/**/*.parquet."
+        )
+
+
+def note_links(folder: Path) -> None:
+    """Say so where a folder has links to others, which are not followed: they may lead to it."""
+    links = [
+        str((Path(top) / name).relative_to(folder))
+        for top, names, _ in os.walk(folder)
+        for name in names
+        if not is_hidden([name]) and (Path(top) / name).is_symlink()
+    ]
+    if links:
+        _note(
+            f"{folder}: is read without {listed(sorted(links), 4)}, for links to folders are not "
+            "followed. Name them too, if they are of the table."
+        )
+
+
+def _note(what: str) -> None:
+    warnings.warn(what, NoticeWarning, stacklevel=2)
 
 
 def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
@@ -206,25 +255,29 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
             }
         if not stats:
             raise NoSuchTable(path)
+        if snapshot_kind(base, base.listing()[1]) is not None:
+            from recd_plugins.data.snapshots import check_latest
+
+            check_latest(base, list(stats))
         return _partitioned(base, stats)
     kind = path.kind()
     if kind == "File":
         return {path: FileFacts()}
-    top = path.listed() if kind == "Directory" else {}
+    top, folders = path.listing() if kind == "Directory" else ({}, frozenset[str]())
     if any(file.name == UNFINISHED for file in top):
         raise DataError(
             f"{path}: is not whole: who wrote it has not ended, or was ended. Wait for it, "
             "or write it again."
         )
+    if (keeper := snapshot_kind(path, folders)) is not None:
+        return _of_snapshot(path, keeper)
     files = {
-        file: stat
+        file: FileFacts(stat.st_size, stat.st_mtime_ns)
         for file, stat in top.items()
         if file.name.endswith(".parquet") and not is_hidden([file.name])
     }
-    if files and not (path / "_delta_log").is_dir():
-        return {file: FileFacts(stat.st_size, stat.st_mtime_ns) for file, stat in files.items()}
-    if kind == "Directory" and (log := snapshot_kind(path)) is not None:
-        return _of_snapshot(path, log)
+    if files:
+        return files
     deep = path.matching("**/*.parquet") if kind == "Directory" else {}
     if not deep and not top:
         bucket = path.above(1)
@@ -290,18 +343,23 @@ def _of_snapshot(path: Location, kind: SnapshotKind) -> dict[Location, FileFacts
     return snapshot_files(path, kind, None)[0]
 
 
-def snapshot_kind(folder: Location) -> SnapshotKind | None:
-    """Which program keeps a log of the files of a folder, some of which may be no more its own."""
-    if (folder / "_delta_log").is_dir():
-        return "delta"
-    if (folder / ".hoodie").is_dir():
-        return "hudi"
-    if (folder / "_spark_metadata").is_dir():
-        return "spark"
-    metadata = folder / "metadata"
-    if metadata.is_dir() and any(True for _ in metadata.glob("*.metadata.json")):
-        return "iceberg"
-    return None
+def snapshot_kind(folder: Location, folders: Collection[str] | None = None) -> SnapshotKind | None:
+    """Which program keeps a log of the files of a folder, some of which may be no more its own;
+    `folders` are the names of those that it has, where these are known."""
+
+    def has(name: str) -> bool:
+        return (folder / name).is_dir() if folders is None else name in folders
+
+    logs: dict[str, SnapshotKind] = {
+        "_delta_log": "delta",
+        ".hoodie": "hudi",
+        "_spark_metadata": "spark",
+    }
+    found = next((kind for name, kind in logs.items() if has(name)), None)
+    if found is None and has("metadata"):
+        metadata = folder / "metadata"
+        return "iceberg" if any(True for _ in metadata.glob("*.metadata.json")) else None
+    return found
 
 
 def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:

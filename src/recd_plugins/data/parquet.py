@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.expression import expression
-from recd_plugins.data.files import FileFacts, found_files, named_by
+from recd_plugins.data.files import FileFacts, found_files, named_by, place_of
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
@@ -131,11 +130,13 @@ class ParquetTables(Dataset, GivesNotices):
         return Tables(train=self._open("train"), test=self._open("test"))
 
     def notices(self) -> list[Notice]:
-        """Whether the test split has files of the train split, whose rows no `where` parts."""
+        """Whether the test split has files of the train split, whose rows no `where` parts; who
+        names one table for both splits means it."""
         config = self._config
-        if config.where_test is not None and config.where_test != config.where:
+        parted = config.where_test is not None and config.where_test != config.where
+        if parted or config.train == config.test:
             return []
-        trained, tested = ({*map(_place, self._found(split)[0])} for split in SPLITS)
+        trained, tested = ({*map(place_of, self._found(split)[0])} for split in SPLITS)
         if not (both := len(trained & tested)):
             return []
         return [
@@ -262,10 +263,6 @@ def _taken(schema: S, config: ParquetConfig) -> S:
             "dataset.features and dataset.without",
         )
     return schema.having(kept)
-
-
-def _place(file: Location) -> str:
-    return os.path.realpath(file) if isinstance(file, Path) else str(file)
 
 
 def _stat(file: Location) -> tuple[str, int | None, int | None]:

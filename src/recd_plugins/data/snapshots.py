@@ -9,15 +9,19 @@ wrongly; so are tables of Hudi.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from recd_plugins.data.files import FileFacts, SnapshotKind, in_partitions, snapshot_kind
+from recd_plugins.data.files import (
+    FileFacts,
+    SnapshotKind,
+    in_partitions,
+    place_of,
+    snapshot_kind,
+)
 from recd_plugins.data.parquet_file import arrow_schema, read_footer
 from recd_plugins.errors import CapabilityError, DataError, listed
 from recd_plugins.storage.store import s3_endpoint_and_region
@@ -74,12 +78,12 @@ def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) ->
         ) from error
 
 
-def check_latest(table: Path, files: Sequence[Path]) -> None:
+def check_latest(table: Location, files: Sequence[Location]) -> None:
     """`DataError` for files in a table's folder that its latest snapshot does not have."""
     kind = snapshot_kind(table)
     assert kind is not None
-    latest = {os.path.realpath(str(one)) for one in snapshot_files(table, kind, None)[0]}
-    gone = [str(file) for file in files if os.path.realpath(file) not in latest]
+    latest = {*map(place_of, snapshot_files(table, kind, None)[0])}
+    gone = [str(file) for file in files if place_of(file) not in latest]
     if gone:
         raise DataError(
             f"{listed(gone, 4)}: {KEEPERS[kind]} keeps {table}, whose latest snapshot has no such "

@@ -101,7 +101,8 @@ def _written(
     choice = registry.one("dataset")
     if isinstance(dataset, GivesNotices):
         with choice.named("when it found its files"):
-            found(dataset.notices())
+            notices = dataset.notices()
+        found(notices)
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)
