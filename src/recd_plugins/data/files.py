@@ -271,7 +271,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
         )
     if (keeper := snapshot_kind(path, folders)) is not None:
         return _of_snapshot(path, keeper)
-    files = {
+    files: dict[Location, FileFacts] = {
         file: FileFacts(stat.st_size, stat.st_mtime_ns)
         for file, stat in top.items()
         if file.name.endswith(".parquet") and not is_hidden([file.name])
