@@ -28,6 +28,7 @@ __all__ = [
     "Otherwise",
     "Slower",
     "TooLarge",
+    "Trained",
     "Unchecked",
     "Unneeded",
     "Unused",
@@ -155,6 +156,13 @@ class Wrong(Notice):
 
     verdict = "is computed wrongly"
     refused = True
+
+
+class Trained(Notice):
+    """It is held out to test by, and trained on, too."""
+
+    verdict = "is trained on, too"
+    refused = False
 
 
 class Unneeded(Notice):

@@ -16,7 +16,7 @@ from recd_plugins.data.dataset import Tables
 from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
-from recd_plugins.data.parquet import ParquetConfig, build_parquet
+from recd_plugins.data.parquet import ParquetConfig, ParquetTables, build_parquet
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -248,3 +248,19 @@ def test_rows_with_nulls_are_left_out_of_a_table_that_is_written(tmp_path: Path)
     }
     with pytest.raises(DataError, match=r"drops rows with nulls in label.*recd data prepare"):
         Table.open(tmp_path / "train", schema)
+
+
+def test_a_test_split_of_files_that_are_trained_on_is_told(folder: Path) -> None:
+    """Whatever links lead to them; unless `where` parts their rows, or both are one table."""
+    assert ParquetTables(config(folder)).notices() == []
+    (folder / "test" / "latest.parquet").symlink_to(next((folder / "train").glob("*.parquet")))
+    (told,) = ParquetTables(config(folder)).notices()
+    assert str(told).startswith(
+        "dataset.test is trained on, too: 1 of its 2 files are files of dataset.train"
+    )
+    same = config(folder, where="label == 1", where_test="label == 1")
+    assert len(ParquetTables(same).notices()) == 1
+    parted = config(folder, where="timestamp < 50", where_test="timestamp >= 50")
+    assert ParquetTables(parted).notices() == []
+    one = ParquetConfig(train=folder / "train", test=folder / "train")
+    assert ParquetTables(one).notices() == []

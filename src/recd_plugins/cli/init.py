@@ -66,6 +66,7 @@ def init(
     """
     with reported(debug):
         from recd_plugins.data.layout import why_rewrite
+        from recd_plugins.data.parquet import ParquetConfig, ParquetTables
         from recd_plugins.errors import DataError
         from recd_plugins.registry import Registry
 
@@ -75,6 +76,11 @@ def init(
         text, opened = registry_of_table(table, test, schema)
         write_whole(out, text)
         chosen = Registry.load(out)
+        dataset = chosen.one("dataset").config
+        for notice in (
+            ParquetTables(dataset).notices() if isinstance(dataset, ParquetConfig) else ()
+        ):
+            print(f"note: {notice}", file=sys.stderr)
     model, rows = chosen.one("model").record.name, opened.num_rows
     if as_json:
         print(json.dumps({"registry": str(out), "model": model, "rows": rows}))

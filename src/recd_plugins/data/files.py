@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,23 +16,33 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from recd_plugins.errors import DataError, listed
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
 
 __all__ = [
     "UNFINISHED",
+    "VOCABULARIES",
     "FileFacts",
     "NoSuchTable",
+    "SnapshotKind",
+    "each_once",
     "found_files",
     "in_partitions",
     "is_hidden",
     "named_by",
+    "note_links",
+    "place_of",
     "snapshot_kind",
     "table_files",
     "typed_partitions",
 ]
 
+SnapshotKind = Literal["delta", "iceberg", "hudi", "spark"]
+"""The programs that keep a log of a folder's files: Delta Lake, Iceberg, Hudi, streams of Spark."""
 UNFINISHED = "_unfinished"
 """A file of a folder on a store that is being written: its last act is to take this away."""
+VOCABULARIES = "vocabularies"
+"""The folder beside a table's files that has the vocabularies of its features."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -117,7 +129,55 @@ def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFact
     for path in each:
         for file, facts in _files(path).items():
             found.setdefault(file, facts)
-    return typed_partitions(found)
+    return typed_partitions(each_once(found))
+
+
+def each_once(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
+    """The files, each once, whatever links lead to it and however it is named; unless folders say
+    other things of it. `DataError` for those that a log of their folder does not list any more."""
+    found: dict[Location, FileFacts] = {}
+    seen: set[object] = set()
+    for file, facts in files.items():
+        known: object = file
+        if isinstance(file, Path):
+            with suppress(OSError):
+                stat = file.stat()
+                known = (stat.st_dev, stat.st_ino, *sorted(facts.folders.items()))
+        if known not in seen:
+            seen.add(known)
+            found[file] = facts
+    _check_none_left_behind(found)
+    return found
+
+
+def place_of(file: Location) -> str:
+    """The place of a file, whatever links lead to it."""
+    return os.path.realpath(file) if isinstance(file, Path) else str(file)
+
+
+def _check_none_left_behind(files: Iterable[Location]) -> None:
+    above: dict[Path, Path | None] = {}
+    kept: dict[Path, list[Path]] = {}
+    for file in files:
+        if isinstance(file, Path):
+            folder = _kept_above(Path(os.path.abspath(file.parent)), above)
+            if folder is not None:
+                kept.setdefault(folder, []).append(file)
+    for folder, some in kept.items():
+        from recd_plugins.data.snapshots import check_latest
+
+        check_latest(folder, some)
+
+
+def _kept_above(folder: Path, known: dict[Path, Path | None]) -> Path | None:
+    """The folder, or the nearest above it, whose files a program keeps a log of."""
+    if folder not in known:
+        if snapshot_kind(folder) is not None:
+            known[folder] = folder
+        else:
+            top = folder == folder.parent
+            known[folder] = None if top else _kept_above(folder.parent, known)
+    return known[folder]
 
 
 def _files(path: Location) -> dict[Location, FileFacts]:
@@ -134,8 +194,10 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             return _of_snapshot(path, kind)
         files = [file for file in sorted(path.glob("*.parquet")) if not is_hidden([file.name])]
         if files:
+            _note_below(path)
             return {file: FileFacts() for file in files}
         deep = sorted(path.rglob("*.parquet"))
+        note_links(path)
         shown = [file for file in deep if not is_hidden(file.relative_to(path).parts)]
         below = _partitioned(path, shown)
     except OSError as error:
@@ -145,6 +207,41 @@ def _files(path: Location) -> dict[Location, FileFacts]:
     return _in_partitions(path, below)
 
 
+def _note_below(folder: Path) -> None:
+    """Say so where a folder has files of its own, and folders have more."""
+    below = [
+        file
+        for one in folder.iterdir()
+        if not is_hidden([one.name]) and one.name != VOCABULARIES and one.is_dir()
+        for file in one.rglob("*.parquet")
+        if not is_hidden(file.relative_to(folder).parts)
+    ]
+    if below:
+        _note(
+            f"{folder}: its own .parquet files are read; {len(below):,} more lie in its folders, "
+            f"as {min(below).relative_to(folder)}. To read all, name {folder}/**/*.parquet."
+        )
+
+
+def note_links(folder: Path) -> None:
+    """Say so where a folder has links to others, which are not followed: they may lead to it."""
+    links = [
+        str((Path(top) / name).relative_to(folder))
+        for top, names, _ in os.walk(folder)
+        for name in names
+        if not is_hidden([name]) and (Path(top) / name).is_symlink()
+    ]
+    if links:
+        _note(
+            f"{folder}: is read without {listed(sorted(links), 4)}, for links to folders are not "
+            "followed. Name them too, if they are of the table."
+        )
+
+
+def _note(what: str) -> None:
+    warnings.warn(what, NoticeWarning, stacklevel=2)
+
+
 def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     """`_files`, by as few requests as there are: a listing has sizes and times too."""
     parts = path.parts
@@ -152,27 +249,35 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     if fixed is not None:
         base, pattern = path.above(fixed), "/".join(parts[fixed:])
         stats = base.matching(pattern) if fixed else {}
+        if not is_hidden(parts[fixed:]):
+            stats = {
+                one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))
+            }
         if not stats:
             raise NoSuchTable(path)
+        if snapshot_kind(base, base.listing()[1]) is not None:
+            from recd_plugins.data.snapshots import check_latest
+
+            check_latest(base, list(stats))
         return _partitioned(base, stats)
     kind = path.kind()
     if kind == "File":
         return {path: FileFacts()}
-    top = path.listed() if kind == "Directory" else {}
+    top, folders = path.listing() if kind == "Directory" else ({}, frozenset[str]())
     if any(file.name == UNFINISHED for file in top):
         raise DataError(
             f"{path}: is not whole: who wrote it has not ended, or was ended. Wait for it, "
             "or write it again."
         )
-    files = {
-        file: stat
+    if (keeper := snapshot_kind(path, folders)) is not None:
+        return _of_snapshot(path, keeper)
+    files: dict[Location, FileFacts] = {
+        file: FileFacts(stat.st_size, stat.st_mtime_ns)
         for file, stat in top.items()
         if file.name.endswith(".parquet") and not is_hidden([file.name])
     }
-    if files and not (path / "_delta_log").is_dir():
-        return {file: FileFacts(stat.st_size, stat.st_mtime_ns) for file, stat in files.items()}
-    if kind == "Directory" and (log := snapshot_kind(path)) is not None:
-        return _of_snapshot(path, log)
+    if files:
+        return files
     deep = path.matching("**/*.parquet") if kind == "Directory" else {}
     if not deep and not top:
         bucket = path.above(1)
@@ -231,21 +336,30 @@ def is_hidden(parts: Iterable[str]) -> bool:
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts)
 
 
-def _of_snapshot(path: Location, kind: Literal["delta", "iceberg"]) -> dict[Location, FileFacts]:
-    """The files of the latest snapshot of a folder that a library keeps a log of."""
+def _of_snapshot(path: Location, kind: SnapshotKind) -> dict[Location, FileFacts]:
+    """The files of the latest snapshot of a folder that a program keeps a log of."""
     from recd_plugins.data.snapshots import snapshot_files
 
     return snapshot_files(path, kind, None)[0]
 
 
-def snapshot_kind(folder: Location) -> Literal["delta", "iceberg"] | None:
-    """Which library keeps a log of the files of a folder, some of which may be no more its own."""
-    if (folder / "_delta_log").is_dir():
-        return "delta"
-    metadata = folder / "metadata"
-    if metadata.is_dir() and any(True for _ in metadata.glob("*.metadata.json")):
-        return "iceberg"
-    return None
+def snapshot_kind(folder: Location, folders: Collection[str] | None = None) -> SnapshotKind | None:
+    """Which program keeps a log of the files of a folder, some of which may be no more its own;
+    `folders` are the names of those that it has, where these are known."""
+
+    def has(name: str) -> bool:
+        return (folder / name).is_dir() if folders is None else name in folders
+
+    logs: dict[str, SnapshotKind] = {
+        "_delta_log": "delta",
+        ".hoodie": "hudi",
+        "_spark_metadata": "spark",
+    }
+    found = next((kind for name, kind in logs.items() if has(name)), None)
+    if found is None and has("metadata"):
+        metadata = folder / "metadata"
+        return "iceberg" if any(True for _ in metadata.glob("*.metadata.json")) else None
+    return found
 
 
 def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
@@ -288,6 +402,8 @@ def _matches(pattern: Path) -> dict[Location, FileFacts]:
     fixed = next(index for index, part in enumerate(parts) if GLOB & set(part))
     base = Path(*parts[:fixed])
     matched = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
+    if not is_hidden(parts[fixed:]):
+        matched = [one for one in matched if not is_hidden(one.relative_to(base).parts)]
     found: dict[Location, FileFacts] = {}
     for one in matched:
         inside = _files(one) if one.is_dir() else {}

@@ -16,7 +16,7 @@ from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.expression import expression
-from recd_plugins.data.files import FileFacts, found_files, named_by
+from recd_plugins.data.files import FileFacts, found_files, named_by, place_of
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
@@ -24,7 +24,7 @@ from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError
-from recd_plugins.notices import NoticeWarning
+from recd_plugins.notices import GivesNotices, Notice, NoticeWarning, Trained
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -82,7 +82,7 @@ class ParquetConfig(Config):
                 expression(text, option)
 
 
-class ParquetTables(Dataset):
+class ParquetTables(Dataset, GivesNotices):
     """Read where they are: `prepare` copies nothing, unless the schema drops rows."""
 
     def __init__(self, config: ParquetConfig, cache: Path | None = None) -> None:
@@ -128,6 +128,25 @@ class ParquetTables(Dataset):
         if not self.in_place:
             return self.write(folder, progress)
         return Tables(train=self._open("train"), test=self._open("test"))
+
+    def notices(self) -> list[Notice]:
+        """Whether the test split has files of the train split, whose rows no `where` parts; who
+        names one table for both splits means it."""
+        config = self._config
+        parted = config.where_test is not None and config.where_test != config.where
+        if parted or config.train == config.test:
+            return []
+        trained, tested = ({*map(place_of, self._found(split)[0])} for split in SPLITS)
+        if not (both := len(trained & tested)):
+            return []
+        return [
+            Trained(
+                what="dataset.test",
+                why=f"{both:,} of its {len(tested):,} files are files of dataset.train, so that "
+                "its metrics say little of rows that are new",
+                cure="Name files of its own, or have `where` and `where_test` part the rows.",
+            )
+        ]
 
     def _left(self, split: Split) -> Iterator[pa.Table]:
         """The rows that the schema does not drop; a warning says how many it does."""

@@ -23,6 +23,7 @@ from recd_plugins.storage.uri import Location
 from recd_plugins.storage.whole_file import of_path
 
 __all__ = [
+    "OPTIONS",
     "FileWriter",
     "Footer",
     "OpenedFile",
@@ -36,7 +37,7 @@ __all__ = [
 R = TypeVar("R")
 TAIL = 64 << 10
 """Bytes that are read of a file's end at once."""
-MAGIC = b"PAR1"
+MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 KINDS = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -47,7 +48,6 @@ KINDS = (
     (b"ORC", "an ORC file"),
     (b"Obj\x01", "an Avro file"),
     (b"\x89HDF", "an HDF5 file"),
-    (b"PARE", "a Parquet file with an encrypted footer"),
     (b"{", "JSON"),
     (b"[", "JSON"),
     (b"<", "HTML or XML"),
@@ -56,6 +56,15 @@ KINDS = (
 """What a file begins with that is no Parquet file, and what it is."""
 LOOK = 4096
 """Bytes by which a file of text is known."""
+OPTIONS = {"page_checksum_verification": True, "coerce_int96_timestamp_unit": "us"}
+"""How any file of Parquet is opened: old times (INT96) may be of any year, as the 9999 that stands
+for none in warehouses, which is no time in ns."""
+SIGNED = 28
+"""Bytes behind a footer that anyone may read, of a file with columns that are encrypted."""
+UNKNOWN_TYPES = (
+    "some of its columns have a type that Arrow does not read (%s). Write the table with others."
+)
+NO_KEY = "which is not read, for no key is known here. Write it without encryption."
 
 
 class Footer(NamedTuple):
@@ -83,7 +92,7 @@ def read_footer(file: Location) -> Footer:
     try:
         with _source(file) as source:
             raw = _try(file, lambda: _tail(source))
-        return Footer.of(raw)
+        return _readable(file, Footer.of(raw))
     except DataError:
         raise
     except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
@@ -97,7 +106,7 @@ def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int =
     _check_is_file(file)
     try:
         source = _source(file)
-        footer = Footer.of(_try(file, lambda: _tail(source)))
+        footer = _readable(file, Footer.of(_try(file, lambda: _tail(source))))
         if facts is not None and facts.digest not in ("", footer.digest):
             raise DataError(
                 f"{file}: is not what it was when the table was opened. Do not write to a table "
@@ -132,10 +141,10 @@ class OpenedFile(pq.ParquetFile):
         self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
         bytes_of = location if self._fetched is None else pa.PythonFile(self._fetched, mode="r")
-        options = {
+        options: dict[str, Any] = {
             "buffer_size": buffer_size if self._fetched is None else 0,
             "metadata": footer.metadata,
-            "page_checksum_verification": True,
+            **OPTIONS,
         }
         super().__init__(bytes_of, **options)
         decode_into_kept(self, bytes_of, **options)
@@ -230,10 +239,7 @@ def arrow_schema(
     try:
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
-        raise DataError(
-            f"{file}: its columns have types that Arrow does not read ({error}). Write the table "
-            "with others."
-        ) from error
+        raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
     for name, value in ({} if facts is None else facts.partitions).items():
         if name not in schema.names:
             schema = schema.append(pa.field(name, value.type))
@@ -269,13 +275,24 @@ def _tail(source: Any) -> bytes:
     return bytes(end[-length:])
 
 
+def _readable(file: Location, footer: Footer) -> Footer:
+    """The footer; `DataError` where columns are encrypted, which Arrow ends the process for."""
+    if len(footer.raw) - 8 - footer.metadata.serialized_size == SIGNED:
+        raise DataError(f"{file}: has columns that are encrypted, {NO_KEY}")
+    return footer
+
+
 def _not_whole(file: Location, error: Exception) -> DataError:
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return DataError(f"{file}: {UNKNOWN_TYPES % error}")
     if isinstance(error, UnicodeDecodeError):
         return DataError(
             f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
             "Rename it where the table is made."
         )
     what, cure = _what_is(file)
+    if not cure:
+        return DataError(f"{file}: {what}")
     return DataError(f"{file}: {what} ({error}). {cure}")
 
 
@@ -302,7 +319,8 @@ def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def _what_is(file: Location) -> tuple[str, str]:
-    """The kind that a file which does not read as Parquet seems to be of, and what to do."""
+    """The kind that a file which does not read as Parquet seems to be of, and what to do; nothing
+    where the former says it."""
     again = "write it again, or take it out of the table."
     try:
         with file.open("rb") as binary:
@@ -311,6 +329,8 @@ def _what_is(file: Location) -> tuple[str, str]:
         return "cannot be read", "Check its rights and its disk."
     if not head:
         return "not a whole Parquet file, but empty", f"It was never finished: {again}"
+    if head.startswith(ENCRYPTED):
+        return f"is encrypted, {NO_KEY}", ""
     if MAGIC.startswith(head[:4]):
         return "not a whole Parquet file", f"It was cut short or damaged: {again}"
     kind = next((kind for magic, kind in KINDS if head.startswith(magic)), None)

@@ -1,32 +1,63 @@
-"""Tables of Delta Lake and of Iceberg: their own libraries say which files a snapshot has.
+"""Tables of Delta Lake, of Iceberg and of streams of Spark: which files a snapshot has.
 
-Both keep data as Parquet files and the list of them in logs of their own. Rows that a snapshot has
-deleted within a file, and columns renamed since it was written, are refused, not read wrongly.
+All keep data as Parquet files and the list of them in logs of their own, which the libraries of the
+former two read. Files that a log does not list any more lie on beside the others. Rows that a
+snapshot has deleted within a file, and columns renamed since it was written, are refused, not read
+wrongly; so are tables of Hudi.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from recd_plugins.data.files import FileFacts
+from recd_plugins.data.files import (
+    FileFacts,
+    SnapshotKind,
+    in_partitions,
+    place_of,
+    snapshot_kind,
+)
 from recd_plugins.data.parquet_file import arrow_schema, read_footer
-from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.errors import CapabilityError, DataError, listed
 from recd_plugins.storage.store import s3_endpoint_and_region
 from recd_plugins.storage.uri import Location, Uri, location_of
 
-__all__ = ["TableFormat", "snapshot_files"]
+__all__ = ["TableFormat", "check_latest", "snapshot_files"]
 
 TableFormat = Literal["parquet", "delta", "iceberg"]
 Found = tuple[dict[Location, FileFacts], str]
 """The files of a snapshot, and what the snapshot is called."""
 
 
-def snapshot_files(table: Location, kind: TableFormat, snapshot: int | None) -> Found:
+KEEPERS: Mapping[SnapshotKind, str] = {
+    "delta": "Delta Lake",
+    "iceberg": "Iceberg",
+    "spark": "a stream of Spark",
+}
+HUDI = (
+    "is a table of Hudi, which is not read: older versions of its rows lie beside the latest. "
+    "Write the latest as Parquet: spark.read.format('hudi').load(TABLE).write.parquet(FOLDER)"
+)
+
+
+def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) -> Found:
     """The files of a snapshot, by default of the latest one."""
+    if kind == "hudi":
+        raise DataError(f"{table}: {HUDI}.")
+    if kind == "spark":
+        try:
+            return _spark(table)
+        except DataError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{table}: its _spark_metadata cannot be read ({error}). Copy the whole folder."
+            ) from error
     read: Callable[[Location, int | None], Found] = _delta if kind == "delta" else _iceberg
     package = "deltalake" if kind == "delta" else "pyiceberg"
     try:
@@ -45,6 +76,68 @@ def snapshot_files(table: Location, kind: TableFormat, snapshot: int | None) -> 
             f"{table}: {package} finds no files{which} here ({why}). Check the path, the format "
             "and the snapshot."
         ) from error
+
+
+def check_latest(table: Location, files: Sequence[Location]) -> None:
+    """`DataError` for files in a table's folder that its latest snapshot does not have."""
+    kind = snapshot_kind(table)
+    assert kind is not None
+    latest = {*map(place_of, snapshot_files(table, kind, None)[0])}
+    gone = [str(file) for file in files if place_of(file) not in latest]
+    if gone:
+        raise DataError(
+            f"{listed(gone, 4)}: {KEEPERS[kind]} keeps {table}, whose latest snapshot has no such "
+            "file: its rows were deleted or written anew, or never committed. Name that folder, of "
+            "which the files of the snapshot are read, or those files alone."
+        )
+
+
+def _spark(table: Location) -> Found:
+    """The files of the batches that a stream has committed; what a batch left that failed, and was
+    made again, lies beside them."""
+    log = {file.name: file for file in (table / "_spark_metadata").glob("*")}
+    batches = {name for name in log if name.removesuffix(".compact").isdigit()}
+    latest = max((int(name.removesuffix(".compact")) for name in batches), default=-1)
+    first = max((int(name.split(".")[0]) for name in batches if "." in name), default=-1)
+    names = [f"{first}.compact"] * (first >= 0) + [str(n) for n in range(first + 1, latest + 1)]
+    added: dict[str, bool] = {}
+    for name in names:
+        if name not in batches:
+            raise DataError(f"{table}: _spark_metadata lacks batch {name}. Copy the whole folder.")
+        version, *lines = log[name].read_text().splitlines()
+        if version != "v1":
+            raise DataError(
+                f"{log[name]}: is of version {version[:20]!r}, and v1 of Spark's log is read. "
+                "Write the table anew: spark.read.parquet(TABLE).write.parquet(FOLDER)."
+            )
+        for entry in map(json.loads, lines):
+            added[unquote(urlsplit(entry["path"]).path)] = entry.get("action") != "delete"
+    there = _below(table)
+    files: dict[Location, FileFacts] = {}
+    for path in (path for path, is_added in added.items() if is_added):
+        parts = path.strip("/").split("/")  # the folder may lie elsewhere now
+        ends = ("/".join(parts[at:]) for at in reversed(range(len(parts))))
+        end = next((end for end in ends if end in there), None)
+        if end is None:
+            raise DataError(
+                f"{table}: has no {parts[-1]}, which its _spark_metadata lists. Copy the whole "
+                "folder."
+            )
+        file, size, mtime_ns = there[end]
+        files[file] = FileFacts(size, mtime_ns, folders=in_partitions(end.split("/")[:-1]))
+    return _any(dict(sorted(files.items())), table), f"batch {latest}"
+
+
+def _below(folder: Location) -> dict[str, tuple[Location, int | None, int | None]]:
+    """The files below a folder, by their path from there; of a store with size and time."""
+    if isinstance(folder, Uri):
+        stats = folder.listed(deep=True)
+        return {file.below(folder): (file, *stat) for file, stat in stats.items()}
+    return {
+        file.relative_to(folder).as_posix(): (file, None, None)
+        for file in folder.rglob("*")
+        if not file.is_dir()
+    }
 
 
 def _delta(table: Location, version: int | None) -> Found:

@@ -313,10 +313,10 @@ def with_side_tables(
     return arrow
 
 
-def footer_schema(path: Location | Sequence[Location], absent: Sequence[str] = ()) -> Schema:
+def footer_schema(files: Sequence[Location], absent: Sequence[str] = ()) -> Schema:
     """The schema that the first file's footer says; with features and dense columns that later
     files alone have, where `absent` has them by name or glob."""
-    first, *later = table_files(path)
+    first, *later = files
     schema = _schema_of(first, footer_of(first))
     for file in later if absent else ():
         footer = footer_of(file)

@@ -30,7 +30,7 @@ from recd_plugins.data.growing import (
 )
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import DataError
-from recd_plugins.notices import Notice, NoticeWarning
+from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.plugin_code import note_code, outdated
@@ -99,6 +99,10 @@ def _written(
 ) -> Tables:
     """The tables of a dataset, or of a period of one, through every `etl` step."""
     choice = registry.one("dataset")
+    if isinstance(dataset, GivesNotices):
+        with choice.named("when it found its files"):
+            notices = dataset.notices()
+        found(notices)
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
             return dataset.prepare(registry.folder, progress)

@@ -179,6 +179,10 @@ class Uri:
 
     def listed(self, *, deep: bool = False) -> dict[Uri, Stat]:
         """The files of a folder, or of all folders in it, in order of their names."""
+        return self.listing(deep=deep)[0]
+
+    def listing(self, *, deep: bool = False) -> tuple[dict[Uri, Stat], frozenset[str]]:
+        """`listed`, and the names of the folders that a folder has itself."""
         from pyarrow.fs import FileSelector
 
         def listing(system: Any, path: str) -> Any:
@@ -192,7 +196,8 @@ class Uri:
             for info in found
             if info.type.name == "File"
         }
-        return dict(sorted(files.items()))
+        below = (info.path.lstrip("/")[len(top) :].strip("/") for info in found if not info.is_file)
+        return dict(sorted(files.items())), frozenset(one for one in below if "/" not in one)
 
     def matching(self, pattern: str) -> dict[Uri, Stat]:
         """The files whose path below this folder fits: `**` is any folders, `*` is within one."""

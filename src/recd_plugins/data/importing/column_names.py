@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 
 from recd_plugins.data.importing.survey import ColumnSurvey
 
-__all__ = ["is_called", "is_split", "is_stay", "words_of"]
+__all__ = ["is_called", "is_index", "is_split", "is_stay", "words_of"]
 
 LABEL_WORDS = frozenset(
     [
@@ -200,6 +201,10 @@ UNNAMED = "column_"
 """What the columns of a file without a header are called here."""
 
 
+INDEX = r"__index_level_\d+__|Unnamed: \d+"
+"""The names that pandas gives the index of a data frame, in Parquet and where it reads its CSV."""
+
+
 def words_of(name: str) -> list[str]:
     parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
     return [part.lower() for part in parts]
@@ -214,6 +219,16 @@ def is_stay(column: ColumnSurvey) -> bool:
     words = words_of(column.name)
     pairs = {"_".join(pair) for pair in itertools.pairwise(words)}
     return not AFTER_TIMES.isdisjoint([*words, *pairs])
+
+
+def is_index(column: ColumnSurvey, names: Sequence[str]) -> bool:
+    """Whether it is the index of a data frame by its name; or for it has none, in front of columns
+    that have some, as pandas writes CSV."""
+    if re.fullmatch(INDEX, column.name):
+        return True
+    first, *others = names
+    nameless = column.name == first == f"{UNNAMED}1" and column.seems == "integers"
+    return nameless and not any(one.startswith(UNNAMED) for one in others)
 
 
 def is_split(column: ColumnSurvey) -> bool:

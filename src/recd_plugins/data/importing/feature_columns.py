@@ -23,6 +23,7 @@ from recd_plugins.data.importing.column_names import (
     TIME_WORDS,
     USER_WORDS,
     is_called,
+    is_index,
     is_split,
 )
 from recd_plugins.data.importing.filled_lists import LARGEST
@@ -58,6 +59,8 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return left_out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if not column.values and column.seems != "scored ids":
         return left_out(column, "no value in the sample")
+    if is_index(column, survey.files[0].names):
+        return left_out(column, "the index of a data frame, which numbers its rows")
     if is_split(column) and column.distinct <= MOST_EVENTS and not column.is_list:
         return left_out(
             column, "says which rows are for a test: `recd data import --split-by` parts rows"

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recd_plugins.data.importing.delimited import HEAD_LINES, delimited_file
 from recd_plugins.data.importing.encodings import BOM, decoded
 from recd_plugins.data.importing.foreign_file import UNPACKERS, ForeignFile, cut_short, own_names
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.parquet_file import arrow_schema, footer_of
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 
@@ -43,6 +43,8 @@ OTHERS = {
     b"\x80\x04\x95": PICKLE,
     b"\x80\x05\x95": PICKLE,
     b"ARROW1": "an Arrow (Feather) file. Write it as Parquet",
+    b"FEA1": "an Arrow (Feather) file. Write it as Parquet",
+    b"\xff\xff\xff\xff": "a stream of Arrow's. Write it as Parquet",
     b"ORC": "an ORC file. Write it as Parquet",
     b"\x89HDF": "an HDF5 file. Write it as Parquet",
     b"\x93NUMPY": "a NumPy file. Write it as Parquet, beside the columns that others hold: "
@@ -52,7 +54,7 @@ OTHERS = {
     b"\xfe\xff": "text in UTF-16. Write it as UTF-8 (iconv -f UTF-16 -t UTF-8)",
     b"SQLite format 3": "an SQLite database. Write its table as CSV or Parquet",
 }
-PARQUET = b"PAR1"
+PARQUET = (b"PAR1", b"PARE")  # the latter with an encrypted footer
 RETURNS = re.compile(r"\r(?!\n)")
 """Ends of lines where these are carriage returns alone, as of an old Macintosh."""
 SVM = re.compile(
@@ -107,8 +109,8 @@ def _head(path: Location) -> tuple[bytes, str | None]:
         with input_file(path) as file:
             # Of Parquet the footer is read; on a store a second read is another request.
             named = path.name.endswith(".parquet")
-            head = file.read(len(PARQUET) if named else HEAD_BYTES)
-            if named and head != PARQUET:
+            head = file.read(4 if named else HEAD_BYTES)
+            if named and head not in PARQUET:
                 head += file.read(HEAD_BYTES)
             compression = next((c for m, c in COMPRESSIONS.items() if head.startswith(m)), None)
             if compression is None:
@@ -123,14 +125,9 @@ def _head(path: Location) -> tuple[bytes, str | None]:
 
 
 def _parquet(path: Location) -> ForeignFile:
-    try:
-        with input_file(path) as file:
-            schema = pq.read_schema(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path}: not a whole Parquet file ({error}). It was cut short or damaged: write it "
-            "again, or take it out."
-        ) from error
+    schema = arrow_schema(footer_of(path), path)
+    if not schema.names:
+        raise DataError(f"{path}: has no columns. Take it out, or write it again.")
     roots, renamed = own_names(schema.names)
     fields = fields_of(dict(zip(roots, schema.types, strict=True)))
     return ForeignFile(

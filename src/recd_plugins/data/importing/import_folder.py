@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.files import UNFINISHED
+from recd_plugins.data.files import UNFINISHED, VOCABULARIES
 from recd_plugins.data.importing.reading import Position
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, TableWriter
@@ -29,11 +29,10 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["JOURNAL", "VOCABULARIES", "IdCounts", "ImportFolder", "Segment", "write_json"]
+__all__ = ["JOURNAL", "IdCounts", "ImportFolder", "Segment", "write_json"]
 
 JOURNAL = "done.json"
 JOB = "import.json"
-VOCABULARIES = "vocabularies"
 Place = TypeVar("Place", Path, Uri)
 IdCounts = Mapping[Split, Mapping[str, tuple[int, int]]]
 """Of features of each split: their values, and how many of these the vocabulary does not know."""

@@ -20,6 +20,7 @@ from recd_plugins.data.importing.json_rows import json_rows
 from recd_plugins.data.importing.struct_fields import field_at
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines
+from recd_plugins.data.parquet_file import OPTIONS
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
@@ -204,7 +205,7 @@ def _parquet_blocks(
 
 def opened_parquet(source: pa.NativeFile) -> pq.ParquetFile:
     """A file of Parquet, whose pages' checksums are verified where they have some."""
-    return pq.ParquetFile(source, page_checksum_verification=True)
+    return pq.ParquetFile(source, **OPTIONS)
 
 
 def damaged(file: ForeignFile, group: int, error: Exception) -> DataError:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -215,7 +215,7 @@ def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]
     with input_file(file.path) as source, opened_parquet(source) as opened:
         parts = []
         spots = _spread(opened.num_row_groups, SPOTS)
-        for first, after in zip(spots, [*spots[1:], opened.num_row_groups], strict=True):
+        for first, after in pairwise([*spots, opened.num_row_groups]):
             rows = 0
             # Of groups of a few rows several, one after another.
             for group in range(first, min(first + SPOT_GROUPS, after)):
@@ -244,12 +244,20 @@ def _of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Tabl
 
 
 def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values without a dictionary or an extension type around them."""
+    """Values, or the elements of lists, without a dictionary or an extension type around them."""
     if isinstance(column.type, pa.BaseExtensionType):
         kind = column.type.storage_type
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
+        plain = kind.value_field.with_type(kind.value_type.value_type)
+        if pa.types.is_fixed_size_list(kind):
+            column = column.cast(pa.list_(plain, kind.list_size))
+        else:
+            large = pa.types.is_large_list(kind)
+            column = column.cast(pa.large_list(plain) if large else pa.list_(plain))
     return column
 
 

@@ -113,8 +113,10 @@ class ColumnSurvey:
 
     @property
     def may_name(self) -> bool:
-        """Whether its values may name something."""
-        return not self.is_list and self.seems in ("integers", "texts")
+        """Whether its values may name something, be they integers in floats."""
+        exact = self.whole and self.high is not None and abs(self.high) < MOST_EXACT
+        named = self.seems in ("integers", "texts") or (self.seems == "numbers" and exact)
+        return not self.is_list and named
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,8 +11,10 @@ from typing import Any
 
 from recd_plugins.data.files import (
     FileFacts,
+    each_once,
     in_partitions,
     is_hidden,
+    note_links,
     snapshot_kind,
     typed_partitions,
 )
@@ -83,7 +86,7 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
     """The files of one table in order, each with what is known of it: the columns that its folders
     say, and of a store its size.
 
-    Of a folder all files count, those of its folders too; of one that Delta Lake or Iceberg keeps,
+    Of a folder all files count, those of its folders too; of one that a program keeps a log of,
     those of its latest snapshot.
     """
     found: dict[Location, FileFacts] = {}
@@ -95,7 +98,7 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
             found |= snapshot_files(path, kind, None)[0]
         else:
             found |= _inside(path)
-    return typed_partitions(found)
+    return typed_partitions(each_once(found))
 
 
 def formats_of(
@@ -137,6 +140,7 @@ def _inside(folder: Location) -> dict[Location, FileFacts]:
     else:
         files = sorted(file for file in folder.rglob("*") if not file.is_dir())
         below.update({file: file.relative_to(folder).as_posix() for file in files})
+        note_links(folder)
     shown_ = {file: name for file, name in below.items() if not is_hidden(name.split("/"))}
     if not shown_:
         raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
@@ -153,6 +157,9 @@ def _check_is_file(path: Location) -> None:
     if isinstance(path, Path) and (what := no_file(path)):
         raise DataError(f"{path}: is {what}, not a file. Name a file, or a folder of files.")
     if not path.exists():
+        if isinstance(path, Path) and path.is_symlink():
+            to = os.readlink(path)
+            raise DataError(f"{path}: is a link to {to}, which is not there. Take it out.")
         raise DataError(f"{path}: there is no such file. Check the path.")
 
 

@@ -29,12 +29,12 @@ from recd_plugins.data.conform.vocabulary import (
     load_vocabulary,
 )
 from recd_plugins.data.dataset import SPLITS, Split
+from recd_plugins.data.files import VOCABULARIES
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,
-    VOCABULARIES,
     IdCounts,
     ImportFolder,
     Segment,

@@ -22,6 +22,9 @@ __all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry", "unit
 
 UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
 """Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
+SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+SINCE, UNTIL = 6.3e8, 4.1e9
+"""Seconds since 1970 of 1990 and of 2100."""
 
 
 def unit_of(column: ColumnSurvey) -> str | None:
@@ -58,9 +61,9 @@ def is_since(column: ColumnSurvey) -> bool:
         return False
     if unit == "ns" and not _ends_in_zeros(column):
         return False  # ids that hold a time, as those of posts, are as large
-    second = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+    second = SECOND[unit]
     near = column.low > 0.8 * column.high
-    return bool(near and 6.3e8 * second < column.low and column.high < 4.1e9 * second)
+    return bool(near and SINCE * second < column.low and column.high < UNTIL * second)
 
 
 def _ends_in_zeros(column: ColumnSurvey) -> bool:
@@ -87,9 +90,28 @@ def time_entry(column: ColumnSurvey) -> ColumnEntry:
             f"its numbers ({column.low:g} to {column.high:g}) are no time since 1970: their order "
             "alone is right"
         )
+    elif (other := _other_unit(column, entry.value)) is not None:
+        entry.settle(
+            f"its numbers count {entry.value}, and some would be of our time in {other[0]}, as "
+            f"{other[1]}: write them in one unit"
+        )
     elif not is_called(column, TIME_WORDS):
         entry.doubts.append("taken for the time, by what its values are")
     return entry
+
+
+def _other_unit(column: ColumnSurvey, unit: str) -> tuple[str, int] | None:
+    """The unit in which some of its numbers are times since 1990, as most are in `unit`; and one of
+    them."""
+    if not column.is_number or column.seen is None:
+        return None
+    seen = column.seen.to_numpy(zero_copy_only=False).astype(np.float64)
+    for _, _, other in UNITS:
+        second = SECOND[other]
+        some = seen[(seen > SINCE * second) & (seen < UNTIL * second)]
+        if other != unit and len(some):
+            return other, int(some[0])
+    return None
 
 
 def is_date(column: ColumnSurvey) -> bool:

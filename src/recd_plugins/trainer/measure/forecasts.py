@@ -293,6 +293,8 @@ def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
     share = ""
     if ahead.factor is None:
         note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
+    elif ahead.interval is None:
+        share, note = ", hardly known", "this reader could read too few batches ahead to say it"
     else:
         share = ", forecast by the first batches"
         if math.isfinite(ahead.of):

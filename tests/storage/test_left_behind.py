@@ -1,0 +1,195 @@
+"""Value tests: files that lie in a table's folder and are no more of it, or are there twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.data.files import found_files
+from recd_plugins.data.importing.table_files import files_of
+from recd_plugins.errors import DataError
+
+BOTH = pytest.mark.parametrize(
+    "find", [lambda path: found_files(path), lambda path: files_of([path])]
+)
+Find = Callable[[Path], Iterable[Any]]
+
+
+def write(path: Path, *items: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"item": items}), path)
+    return path
+
+
+def items(found: Iterable[Any]) -> list[int]:
+    """The rows of the files that were found, a file after another."""
+    return [row for file in found for row in pq.ParquetFile(file).read()["item"].to_pylist()]
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Path:
+    """A table whose first day was written anew."""
+    deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+    path = tmp_path / "lake" / "clicks"
+    days = pa.table({"item": [1, 2, 3], "day": ["1", "1", "2"]})
+    deltalake.write_deltalake(path, days, partition_by=["day"])
+    deltalake.DeltaTable(path).delete("item = 2")
+    return path
+
+
+def test_files_that_a_snapshot_has_no_more_are_refused_however_they_are_named(delta: Path) -> None:
+    """By the folder above, by the folder of a day, by a glob, or one by one."""
+    assert sorted(items(found_files(delta))) == sorted(items(files_of([delta]))) == [1, 3]
+    says = "Delta Lake keeps .*clicks, whose latest snapshot has no such file"
+    for path in (delta.parent, delta / "day=1"):
+        with pytest.raises(DataError, match=says):
+            files_of([path])
+    for path in (delta / "day=1", delta / "day=*" / "*.parquet", delta / "**" / "*.parquet"):
+        with pytest.raises(DataError, match=says):
+            found_files(path)
+    with pytest.raises(DataError, match=says):
+        files_of(sorted(delta.rglob("*.parquet")))
+
+
+def test_files_that_a_snapshot_has_may_be_named_by_themselves(
+    delta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert items(found_files(delta / "day=2")) == items(files_of([delta / "day=2"])) == [3]
+    monkeypatch.chdir(delta / "day=2")
+    assert items(found_files(Path("."))) == items(files_of(sorted(Path(".").glob("*.parquet"))))
+
+
+def test_files_that_iceberg_keeps_no_more_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its library finds stands in the place of a catalog."""
+    now, before = (
+        write(tmp_path / "data" / "b.parquet", 1),
+        write(tmp_path / "data" / "a.parquet", 2),
+    )
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "v1.metadata.json").write_text("{}")
+    monkeypatch.setattr("recd_plugins.data.snapshots._iceberg", lambda *_: ({now: None}, ""))
+    assert items(files_of([now])) == [1]
+    with pytest.raises(DataError, match=r"a\.parquet: Iceberg keeps .*no such file"):
+        found_files(before.parent)
+
+
+class TestStream:
+    """The folder that a stream of Spark writes, batch by batch."""
+
+    @pytest.fixture
+    def stream(self, tmp_path: Path) -> Path:
+        """Two batches that were committed, of which the second had failed before."""
+        folder = tmp_path / "clicks"
+        write(folder / "day=1" / "part-0-a.parquet", 1)
+        write(folder / "day=1" / "part-0-failed.parquet", 2)
+        write(folder / "day=2" / "part-0-b.parquet", 2, 3)
+        self.commit(folder, "0", "day=1/part-0-a.parquet")
+        self.commit(folder, "1", "day=2/part-0-b.parquet")
+        return folder
+
+    def commit(self, folder: Path, batch: str, *files: str, action: str = "add") -> None:
+        log = folder / "_spark_metadata"
+        log.mkdir(exist_ok=True)
+        lines = [
+            json.dumps({"path": f"hdfs://name:8020/logs/clicks/{file}", "action": action})
+            for file in files
+        ]
+        (log / batch).write_text("\n".join(["v1", *lines]))
+        (log / f".{batch}.crc").write_bytes(b"crc")
+
+    @BOTH
+    def test_what_was_committed_is_read(self, find: Find, stream: Path, tmp_path: Path) -> None:
+        assert items(find(stream)) == [1, 2, 3]
+        shutil.move(stream, tmp_path / "elsewhere")
+        found = find(tmp_path / "elsewhere")
+        assert items(found) == [1, 2, 3]
+        assert [one.partitions["day"].as_py() for one in dict(found).values()] == [1, 2]
+
+    @BOTH
+    def test_a_batch_that_was_compacted_stands_for_those_before(
+        self, find: Find, stream: Path
+    ) -> None:
+        self.commit(stream, "2.compact", "day=1/part-0-a.parquet", "day=2/part-0-b.parquet")
+        (stream / "_spark_metadata" / "0").unlink()
+        write(stream / "day=2" / "part-0-c.parquet", 4)
+        self.commit(stream, "3", "day=2/part-0-c.parquet")
+        assert items(find(stream)) == [1, 2, 3, 4]
+        self.commit(stream, "4", "day=1/part-0-a.parquet", action="delete")
+        assert items(find(stream)) == [2, 3, 4]
+
+    @BOTH
+    def test_what_cannot_be_whole_is_refused(self, find: Find, stream: Path) -> None:
+        with pytest.raises(DataError, match=r"part-0-failed.*a stream of Spark keeps .*clicks"):
+            find(stream / "day=1")
+        (stream / "day=2" / "part-0-b.parquet").unlink()
+        with pytest.raises(DataError, match=r"has no part-0-b\.parquet, which its _spark_metadata"):
+            find(stream)
+        (stream / "_spark_metadata" / "0").unlink()
+        with pytest.raises(DataError, match="lacks batch 0"):
+            find(stream)
+        (stream / "_spark_metadata" / "0").write_text("v1\nhalf of a li")
+        with pytest.raises(DataError, match="_spark_metadata cannot be read"):
+            find(stream)
+        (stream / "_spark_metadata" / "0").write_text("v2\n{}")
+        with pytest.raises(DataError, match="is of version 'v2'"):
+            find(stream)
+
+
+@BOTH
+def test_a_table_of_hudi_is_refused(find: Find, tmp_path: Path) -> None:
+    """Each commit writes the rows of a file anew, beside the file of before."""
+    (tmp_path / ".hoodie").mkdir()
+    for commit, rows in ((1, (1, 2)), (2, (1, 2, 3))):
+        write(tmp_path / "day=1" / f"f0_0-1-1_2024050{commit}.parquet", *rows)
+    for path in (tmp_path, tmp_path / "day=1"):
+        with pytest.raises(DataError, match=r"is a table of Hudi, which is not read: older"):
+            find(path)
+
+
+@BOTH
+def test_a_file_counts_once_whatever_links_lead_to_it(find: Find, tmp_path: Path) -> None:
+    write(tmp_path / "2024-05.parquet", 1, 2)
+    june = write(tmp_path / "2024-06.parquet", 3)
+    (tmp_path / "latest.parquet").symlink_to(june.name)
+    (tmp_path / "same.parquet").hardlink_to(june)
+    assert items(find(tmp_path)) == [1, 2, 3]
+    (tmp_path / "copy.parquet").write_bytes(june.read_bytes())  # another file
+    assert sorted(items(find(tmp_path))) == [1, 2, 3, 3]
+
+
+@BOTH
+def test_a_link_from_another_partition_has_rows_of_its_own(find: Find, tmp_path: Path) -> None:
+    file = write(tmp_path / "day=1" / "a.parquet", 1)
+    (tmp_path / "day=2").mkdir()
+    (tmp_path / "day=2" / "a.parquet").symlink_to(file)
+    found = dict(find(tmp_path))
+    assert [one.partitions["day"].as_py() for one in found.values()] == [1, 2]
+
+
+def test_a_file_that_is_named_twice_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "a.parquet", 1)
+    monkeypatch.chdir(tmp_path)
+    assert items(files_of([file, Path("a.parquet")])) == [1]
+    assert items(found_files([Path(), file])) == [1]
+
+
+def test_a_glob_takes_no_files_that_writers_keep_for_themselves(tmp_path: Path) -> None:
+    """Unless it names them: what a task that failed left has rows that others wrote again."""
+    write(tmp_path / "day=1" / "a.parquet", 1)
+    left = write(tmp_path / "_temporary" / "0" / "day=1" / "a.parquet", 1)
+    write(tmp_path / "day=1" / ".b.parquet", 2)
+    assert items(found_files(tmp_path / "**" / "*.parquet")) == [1]
+    assert items(found_files(tmp_path / "day=*" / "*.parquet")) == [1]
+    assert items(found_files(tmp_path / "_temporary" / "0" / "*" / "*.parquet")) == [1]
+    assert list(found_files(tmp_path / "_temp*" / "**" / "*.parquet")) == [left]
