@@ -273,6 +273,27 @@ def test_autograd_functions_that_are_handed_one(before: bool) -> None:
         torch.testing.assert_close(unique.grad, wanted)
 
 
+def test_several_that_are_made_together() -> None:
+    """Each has the gradient that it would have alone, whether or not the others have one."""
+    first, second = leaf(), leaf()
+    ours = Unexpanded.each(
+        [
+            (first, LOOKUP, LENGTHS, 10),
+            (LENGTHS, LOOKUP, None, 5),
+            (second[:3], LOOKUP, None, 5),
+        ]
+    )
+    assert [one.requires_grad for one in ours] == [True, False, True]
+    assert [one.shape for one in ours] == [(10, 4), (5,), (5, 4)]
+    Doubled.apply(ours[0]).square().sum().backward()
+    wanted = torch.zeros(5, 4).index_add(0, CELLS, 8 * first[CELLS])
+    torch.testing.assert_close(first.grad, wanted)
+    assert second.grad is None
+    Doubled.apply(ours[2]).sum().backward()
+    assert second.grad is not None
+    assert second.grad[:, 0].tolist() == [4.0, 2.0, 4.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_inside_a_checkpoint(reentrant: bool) -> None:
     unique = leaf()

@@ -43,8 +43,8 @@ __all__ = [
     "recorded_events",
     "reduce_scatter_single",
     "schema_of",
-    "tensor_without_memory",
     "was_written_to",
+    "without_memory",
     "writes_to",
     "written_arguments",
 ]
@@ -155,11 +155,10 @@ def backend_of(group: ProcessGroup, device: str) -> str | None:
     return dict(each.split(":") for each in config.split(",")).get(device)
 
 
-def tensor_without_memory(
-    kind: type[Tensor], shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
-) -> Any:
-    """A tensor of a subclass that has a shape and a type, and nothing in it."""
-    return Tensor._make_wrapper_subclass(kind, shape, dtype=dtype, device=device)
+def without_memory(kind: type[Tensor], like: Tensor, num_rows: int) -> Any:
+    """A tensor of a subclass that has so many rows like those of `like`, and nothing in it."""
+    shape = (num_rows, *like.shape[1:])
+    return Tensor._make_wrapper_subclass(kind, shape, dtype=like.dtype, device=like.device)
 
 
 def schema_of(operator: Any) -> torch.FunctionSchema:

@@ -130,12 +130,13 @@ class LazyKeyedTensor(KeyedTensor):
     KeyedTensor's own methods, and torch's trees, read `_values`.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], widths: Sequence[int]) -> None:
+        """`widths` are those of the tensors, [B, width] each."""
         self._tensors = dict(tensors)
         self._joined: Tensor | None = None
         super().__init__(
             keys=list(tensors),
-            length_per_key=[tensor.shape[1] for tensor in tensors.values()],
+            length_per_key=[*widths],
             values=None,  # joined when asked for
         )
 

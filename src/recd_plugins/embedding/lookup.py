@@ -7,6 +7,8 @@ back is the dict or KeyedTensor of the unsharded module, its tensors not yet exp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +16,11 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.compat.torchrec import LazyKeyedTensor
-from recd_plugins.embedding.unexpanded import Unexpanded
+from recd_plugins.embedding.unexpanded import StandsFor, Unexpanded
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.jagged import WeightedJagged
+from recd_plugins.sparse.jagged import WeightedJagged, numels_of
 from recd_plugins.sparse.keyed import mark_of, marked
-from recd_plugins.sparse.rows.memory import numbers_on
 
 __all__ = ["BatchSamples", "pooled", "rows_of", "sequences", "vbe_rows_of"]
 
@@ -39,12 +40,14 @@ def _rows_of(features: SparseFeatures, keys: Sequence[str]) -> KeyedJaggedTensor
     plain, dedup, lookups = features.plain, features.dedup, features.lookups
     if _is_whole(plain, keys, plain.stride()):
         return plain
-    if dedup is None:
-        return _joined(features.rows, keys, [plain])
     counts = [lookups[key].num_unique for key in keys if key in lookups]
-    if _is_whole(dedup.kjt, keys, max(counts, default=0)):
+    most = max(counts, default=0)
+    if dedup is None:
+        return _joined([plain], keys, plain.stride())
+    if _is_whole(dedup.kjt, keys, most):
         return dedup.kjt
-    return _joined(features.rows, keys, [plain, dedup.kjt])
+    all_are_unique = len(counts) == len(keys)
+    return _joined([plain, dedup.kjt], keys, most if all_are_unique else max(most, plain.stride()))
 
 
 def vbe_rows_of(
@@ -55,7 +58,10 @@ def vbe_rows_of(
     No row pads. A feature that is not deduplicated has its own row for each sample.
     """
     of = SparseFeatures.of(features)
-    chosen = _chosen(of.rows, keys)
+    for key in keys:
+        if key not in of.rows:
+            raise DataError(f"the batch has no feature {key!r}; {nearest(key, of.rows)}")
+    chosen = [of.rows[key] for key in keys]
     rows = WeightedJagged.joined(chosen)
     every = torch.arange(of.stride(), device=rows.lengths.device)
     inverse = [of.lookups[key].inverse_lookup if key in of.lookups else every for key in keys]
@@ -73,39 +79,60 @@ def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
     return bool(kjt.keys() == list(keys) and kjt.stride() == stride > 0)
 
 
-def _joined(
-    parts: Mapping[str, WeightedJagged], keys: Sequence[str], of: Sequence[KeyedJaggedTensor]
-) -> KeyedJaggedTensor:
-    """The parts of `keys`, which are those of the KJTs `of`, without the rows that only pad."""
-    chosen = _chosen(parts, keys)
-    stride = max([1, *(part.lengths.numel() for part in chosen)])
-    rows = WeightedJagged.joined(chosen)
+def _joined(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -> KeyedJaggedTensor:
+    """The rows of `keys`, which are those of the KJTs `of`: of each so many, and one at least."""
+    stride, numels = max(stride, 1), [numels_of(kjt) for kjt in of]
+    runs = _runs(tuple(keys), *[tuple(kjt.keys()) for kjt in of])
+    rows = [_rows_of_run(of[run.of], numels[run.of], run, stride) for run in runs]
+    joined = WeightedJagged.joined(rows)
     return KeyedJaggedTensor(
         keys=list(keys),
-        values=rows.values,
-        lengths=_lengths(of, keys, stride),
-        weights=rows.weights,
+        values=joined.values,
+        lengths=joined.lengths,
+        weights=joined.weights,
         stride=stride,
-        length_per_key=[part.values.numel() for part in chosen],
+        length_per_key=[numel for run in runs for numel in numels[run.of][run.start : run.stop]],
     )
 
 
-def _chosen(parts: Mapping[str, WeightedJagged], keys: Sequence[str]) -> list[WeightedJagged]:
+class _Run(NamedTuple):
+    """Keys that are wanted in the order in which a KJT has them side by side."""
+
+    of: int
+    """The KJT's number."""
+    start: int
+    """The place of the first key."""
+    stop: int
+
+
+@lru_cache(maxsize=1024)  # of a job's batches, each step asks for the same
+def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_Run, ...]:
+    """The fewest runs that yield `keys` of KJTs with these keys."""
+    places = {key: (kjt, at) for kjt, held in enumerate(of) for at, key in enumerate(held)}
+    runs: list[_Run] = []
     for key in keys:
-        if key not in parts:
-            raise DataError(f"the batch has no feature {key!r}; {nearest(key, parts)}")
-    return [parts[key] for key in keys]
+        if key not in places:
+            raise DataError(f"the batch has no feature {key!r}; {nearest(key, places)}")
+        kjt, at = places[key]
+        if runs and runs[-1].of == kjt and runs[-1].stop == at:
+            runs[-1] = runs[-1]._replace(stop=at + 1)
+        else:
+            runs.append(_Run(kjt, at, at + 1))
+    return tuple(runs)
 
 
-def _lengths(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -> Tensor:
-    """[F * stride]: each key's lengths, then zeros; a few calls, however many keys there are."""
-    known = [key for kjt in of for key in kjt.keys()]  # noqa: SIM118  # a KJT is no mapping
-    blocks = [
-        _cut(kjt.lengths().view(len(kjt.keys()), kjt.stride()), stride) for kjt in of if kjt.keys()
-    ]
-    place = {key: index for index, key in enumerate(known)}
-    order = numbers_on(blocks[0].device, [place[key] for key in keys])
-    return torch.cat(blocks).index_select(0, order).view(-1)
+def _rows_of_run(
+    kjt: KeyedJaggedTensor, numels: Sequence[int], run: _Run, stride: int
+) -> WeightedJagged:
+    """The rows of all keys of a run, each key's first `stride`, those that it lacks of length 0."""
+    first = sum(numels[: run.start])
+    ids = slice(first, first + sum(numels[run.start : run.stop]))
+    weights, lengths = kjt.weights_or_none(), kjt.lengths().view(len(numels), kjt.stride())
+    return WeightedJagged(
+        kjt.values()[ids],
+        _cut(lengths[run.start : run.stop], stride).reshape(-1),
+        None if weights is None else weights[ids],
+    )
 
 
 def _cut(lengths: Tensor, stride: int) -> Tensor:
@@ -144,21 +171,25 @@ def sequences(
 
     `key_of` is the feature of each embedding.
     """
-    every = {}
+    found: dict[str, tuple[Tensor, Tensor, Tensor | None, bool]] = {}
+    unique: list[StandsFor] = []
     for name, jagged in embedded.items():
-        key = key_of[name]
-        rows, lookup = samples.of(key)
-        lengths, ids = jagged.lengths()[:rows], jagged.weights_or_none()
-        if lookup is None:
-            every[name] = JaggedTensor(jagged.values(), lengths=lengths, weights=ids)
-            continue
-        count = samples.num_values[key]
-        values = Unexpanded.values(jagged.values(), lengths, lookup, count)
-        every[name] = JaggedTensor(
-            values,
-            lengths=Unexpanded.rows(lengths, lookup),
-            weights=None if ids is None else Unexpanded.values(ids, lengths, lookup, count),
-        )
+        rows, lookup = samples.of(key_of[name])
+        values, ids = jagged.values(), jagged.weights_or_none()
+        lengths = _first(jagged.lengths(), rows)
+        found[name] = values, lengths, ids, lookup is not None
+        if lookup is not None:
+            count = samples.num_values[key_of[name]]
+            unique += (values, lookup, lengths, count), (lengths, lookup, None, lookup.numel())
+            if ids is not None:
+                unique.append((ids, lookup, lengths, count))
+    stands = iter(Unexpanded.each(unique))
+    every = {}
+    for name, (values, lengths, ids, is_unique) in found.items():
+        if is_unique:
+            values, lengths = next(stands), next(stands)
+            ids = None if ids is None else next(stands)
+        every[name] = JaggedTensor(values, lengths=lengths, weights=ids)
     return every
 
 
@@ -166,11 +197,18 @@ def pooled(
     found: Mapping[str, Tensor], key_of: Mapping[str, str], samples: BatchSamples
 ) -> KeyedTensor:
     """Each embedding's rows, those of unique samples as `Unexpanded`; in the order of `key_of`."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    unique: dict[str, StandsFor] = {}
     for name, key in key_of.items():
         rows, lookup = samples.of(key)
-        tensor = found[name]
-        if len(tensor) > rows:  # else the slice would cost its gradient a copy
-            tensor = tensor[:rows]
-        tensors[name] = tensor if lookup is None else Unexpanded.rows(tensor, lookup)
-    return LazyKeyedTensor(tensors)
+        tensors[name] = _first(found[name], rows)
+        if lookup is not None:
+            unique[name] = tensors[name], lookup, None, lookup.numel()
+    widths = [tensor.shape[1] for tensor in tensors.values()]
+    tensors |= zip(unique, Unexpanded.each([*unique.values()]), strict=True)
+    return LazyKeyedTensor(tensors, widths)
+
+
+def _first(tensor: Tensor, rows: int) -> Tensor:
+    """The first rows; a slice of all would cost its gradient a copy."""
+    return tensor if tensor.shape[0] <= rows else tensor[:rows]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import PluginError
 
 __all__ = ["PooledCheck", "check_unique"]
@@ -44,6 +45,13 @@ class PooledCheck:
         values, lengths = arguments.get("values"), arguments.get("lengths")
         if not isinstance(values, Tensor) or not isinstance(lengths, Tensor):
             return  # a tracer's
+        if (
+            isinstance(made, Unexpanded)
+            and isinstance(values, Unexpanded)
+            and isinstance(lengths, Unexpanded)
+            and made.shares_lookup(values)
+        ):  # a vector for each unique sample: what stands for all takes far longer to ask
+            values, lengths, made = values.unique, lengths.unique, made.unique
         self.hold(pooling, values, lengths, made)
 
     def refuse_query(

@@ -75,7 +75,8 @@ class DedupPooling(nn.Module):
             of_unique = (query.unique,)
         if of_unique is not None:
             pooled = pool(values.unique, lengths.unique, *of_unique)
-            check_unique(self, values.unique, lengths.unique, pooled)
+            if not isinstance(pooled, Tensor) or not pooled.dim():  # the others as any pooling's
+                check_unique(self, values.unique, lengths.unique, pooled)
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
             return pool(values.unique, lengths.unique, query)

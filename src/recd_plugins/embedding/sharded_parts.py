@@ -44,7 +44,12 @@ class _PartsOptimizer(CombinedOptimizer):
     """The optimizers of the parts, whose state dict has the tables in an order of its own."""
 
     def __init__(self, optimizers: Iterable[KeyedOptimizer], order: Iterable[str]) -> None:
-        super().__init__(list(optimizers))
+        every: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = []
+        for optimizer in optimizers:
+            # One that combines others takes some 50 calls a step, for the others to be found.
+            combines = type(optimizer) is CombinedOptimizer
+            every += optimizer.optimizers if combines else [optimizer]
+        super().__init__(every)
         self._order = {table: place for place, table in enumerate(order)}
 
     @property

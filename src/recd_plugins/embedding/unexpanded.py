@@ -7,7 +7,7 @@ it, once. Who knows it takes the unique samples instead, and saves the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from torch import Tensor
 from recd_plugins.compat.pytorch import (
     argument_names,
     pytree,
-    tensor_without_memory,
     was_written_to,
+    without_memory,
     written_arguments,
 )
 from recd_plugins.embedding.expand import (
@@ -27,7 +27,12 @@ from recd_plugins.embedding.expand import (
     sum_cells,
 )
 
-__all__ = ["Unexpanded"]
+__all__ = ["StandsFor", "Unexpanded"]
+
+
+StandsFor: TypeAlias = tuple[Tensor, Tensor, Tensor | None, int]
+"""What one stands for: `unique`, `inverse_lookup` and `lengths` as an `Unexpanded` has them, and
+the number of its rows, B or N. No class of its own, which would take as many calls as a stand."""
 
 
 class Unexpanded(Tensor):
@@ -52,7 +57,12 @@ class Unexpanded(Tensor):
     @classmethod
     def rows(cls, unique: Tensor, inverse_lookup: Tensor) -> Unexpanded:
         """Stands for [B, ...], of unique [U, ...]: rows, or the rows' lengths."""
-        return _stand(unique, inverse_lookup, None, inverse_lookup.numel())
+        return _stands([(unique, inverse_lookup, None, inverse_lookup.numel())])[0]
+
+    @classmethod
+    def each(cls, those: Sequence[StandsFor]) -> list[Unexpanded]:
+        """One for each, as `rows` and `values` make one; together they take fewer calls."""
+        return _stands(those)
 
     @classmethod
     def values(  # type: ignore[override]
@@ -68,7 +78,7 @@ class Unexpanded(Tensor):
         """
         if num_values is None:
             num_values = int(lengths[inverse_lookup].sum())
-        return _stand(unique, inverse_lookup, lengths, num_values)
+        return _stands([(unique, inverse_lookup, lengths, num_values)])[0]
 
     def expanded(self) -> Tensor:
         """The tensor it stands for: an ordinary one, always the same."""
@@ -88,7 +98,7 @@ class Unexpanded(Tensor):
     def shares_lookup(self, other: Unexpanded) -> bool:
         """Whether sample i has the same unique sample in both, known without looking."""
         ours, theirs = self.inverse_lookup, other.inverse_lookup
-        return (ours.data_ptr(), ours.shape, ours.stride()) == (
+        return ours is theirs or (ours.data_ptr(), ours.shape, ours.stride()) == (
             theirs.data_ptr(),
             theirs.shape,
             theirs.stride(),
@@ -103,7 +113,7 @@ class Unexpanded(Tensor):
         """The same samples of other values, or on another device."""
         lookup = self.inverse_lookup.to(unique.device)
         lengths = None if self.lengths is None else self.lengths.to(unique.device)
-        return _stand(unique, lookup, lengths, self.shape[0])
+        return _stands([(unique, lookup, lengths, self.shape[0])])[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kept = list(self.unique.shape)
@@ -117,18 +127,17 @@ class Unexpanded(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func in METADATA and args and args[0]._expanded is None:  # one tensor is all they take
+            with torch.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
         if not all(issubclass(kind, Tensor) for kind in types):
             return NotImplemented  # TorchRec's awaitables: they wait, and ask again with tensors
         kwargs = kwargs or {}
         tensor = args[0] if args else None
-        if isinstance(tensor, Unexpanded) and tensor.is_unique:
-            if func in METADATA and tensor._expanded is None:
-                with torch.DisableTorchFunctionSubclass():
-                    return func(*args, **kwargs)
-            if func in ON_UNIQUE:
-                rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
-                unique = func(tensor.unique, *rest, **kwargs)
-                return tensor if unique is tensor.unique else tensor._like(unique)
+        if isinstance(tensor, Unexpanded) and tensor.is_unique and func in ON_UNIQUE:
+            rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
+            unique = func(tensor.unique, *rest, **kwargs)
+            return tensor if unique is tensor.unique else tensor._like(unique)
         if func in SIDE_BY_SIDE and (columns := _columns(*args, **kwargs)) is not None:
             return columns if func is torch.stack else columns.flatten(1)
         args, kwargs = pytree.tree_map(_expanded, (tuple(args), dict(kwargs)))
@@ -144,7 +153,7 @@ class Unexpanded(Tensor):
     ) -> Any:
         """Take what passes by `__torch_function__`, such as an autograd function's arguments.
 
-        The gradient is taken care of above, by the node that `_Stand` left.
+        The gradient is taken care of above, by the node that `_Stands` left.
         """
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default and args[0].is_unique:
@@ -160,42 +169,39 @@ class Unexpanded(Tensor):
         return func(*args, **kwargs)
 
 
-class _Stand(torch.autograd.Function):
-    """A tensor without memory in the expansion's place, and the expansion's gradient."""
+class _Stands(torch.autograd.Function):
+    """Tensors without memory in the places of expansions, and the gradients of these."""
 
     @staticmethod
-    def forward(
-        ctx: Any, unique: Tensor, inverse_lookup: Tensor, lengths: Tensor | None, num_rows: int
-    ) -> Unexpanded:
-        ctx.save_for_backward(inverse_lookup, lengths)
-        ctx.num_unique = unique.shape[0]
-        return _without_memory(unique, num_rows)
+    def forward(ctx: Any, those: Sequence[StandsFor], *uniques: Tensor) -> tuple[Unexpanded, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.those = [(unique.shape[0], lookup, lengths) for unique, lookup, lengths, _ in those]
+        return tuple([without_memory(Unexpanded, unique, rows) for unique, _, _, rows in those])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        lookup, lengths = ctx.saved_tensors
-        cells = lookup if lengths is None else cells_of(lengths, lookup, len(gradient))
-        return sum_cells(gradient, cells, ctx.num_unique), None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None]
+        for gradient, (num_unique, lookup, lengths) in zip(gradients, ctx.those, strict=True):
+            if gradient is None:
+                found.append(None)
+                continue
+            cells = lookup if lengths is None else cells_of(lengths, lookup, len(gradient))
+            found.append(sum_cells(gradient, cells, num_unique))
+        return tuple(found)
 
 
-def _stand(
-    unique: Tensor, inverse_lookup: Tensor, lengths: Tensor | None, num_rows: int
-) -> Unexpanded:
-    if unique.requires_grad:
-        made: Unexpanded = _Stand.apply(unique, inverse_lookup, lengths, num_rows)
-    else:  # lengths, say: a node of autograd costs more than all else here
-        made = _without_memory(unique, num_rows)
-    made.unique, made.inverse_lookup, made.lengths = unique, inverse_lookup, lengths
-    made._expanded = None
-    return made
-
-
-def _without_memory(unique: Tensor, num_rows: int) -> Unexpanded:
-    shape = (num_rows, *unique.shape[1:])
-    made: Unexpanded = tensor_without_memory(
-        Unexpanded, shape, dtype=unique.dtype, device=unique.device
-    )
-    return made
+def _stands(those: Sequence[StandsFor]) -> list[Unexpanded]:
+    """One for each; a node of autograd, which costs more than all else here, for all of them."""
+    learnt = [one for one in those if one[0].requires_grad]  # not lengths, say
+    with_gradient = iter(_Stands.apply(learnt, *[one[0] for one in learnt]) if learnt else ())
+    every = []
+    for unique, lookup, lengths, rows in those:
+        learns = unique.requires_grad
+        made = next(with_gradient) if learns else without_memory(Unexpanded, unique, rows)
+        made.unique, made.inverse_lookup, made.lengths = unique, lookup, lengths
+        made._expanded = None
+        every.append(made)
+    return every
 
 
 SIDE_BY_SIDE = {torch.stack, torch.cat, torch.concat, torch.concatenate}
@@ -207,20 +213,19 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
         return None
     uniques: list[Tensor] = []
     lookups: list[Tensor | None] = []
-    alike = set()
+    alike, unexpanded = set(), 0
     for tensor in tensors:
         if isinstance(tensor, Unexpanded) and tensor._expanded is None and tensor.lengths is None:
             lookup, unique = tensor.inverse_lookup, tensor.unique
             num_rows = lookup.numel()  # asked of the stand itself, it takes ten times as long
+            unexpanded += 1
         else:
             lookup, unique = None, _expanded(tensor)
             num_rows = unique.shape[0] if unique.dim() else 0
         uniques.append(unique)
         lookups.append(lookup)
         alike.add((num_rows, unique.shape[1:], unique.dtype, unique.device))
-    if len(alike) > 1 or uniques[0].dim() != 2:
-        return None
-    if sum(lookup is not None for lookup in lookups) < 2:
+    if len(alike) > 1 or uniques[0].dim() != 2 or unexpanded < 2:
         return None
     return expand_columns(uniques, lookups)
 

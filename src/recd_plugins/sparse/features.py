@@ -95,11 +95,9 @@ class SparseFeatures(Bundle):
         """Each deduplicated feature's unique samples."""
         if self.dedup is None:
             return {}
-        counts, lookups = self.dedup.unique_counts, self.dedup.inverse_lookup
-        return {
-            key: FeatureLookup(counts[group], lookups[group])
-            for key, group in self.dedup.group_of.items()
-        }
+        by_group = zip(self.dedup.unique_counts, self.dedup.inverse_lookup.unbind(), strict=True)
+        lookups = [FeatureLookup(count, lookup) for count, lookup in by_group]
+        return {key: lookups[group] for key, group in self.dedup.group_of.items()}
 
     @cached_property
     def num_values(self) -> Mapping[str, int]:

@@ -6,7 +6,7 @@ The paper's: sample i's row of feature f is unique row `inverse_lookup[group of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import torch
@@ -204,7 +204,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
             for key in group
         }
         return {
-            key: replace(rows, lengths=rows.lengths[: counts[key]])
+            key: WeightedJagged(rows.values, rows.lengths[: counts[key]], rows.weights)
             for key, rows in WeightedJagged.by_key(self.kjt).items()
         }
 

@@ -26,6 +26,7 @@ __all__ = [
     "WeightedJagged",
     "as_bits",
     "concat",
+    "numels_of",
     "slice_rows",
     "without",
 ]
@@ -100,13 +101,8 @@ class WeightedJagged:
     @classmethod
     def by_key(cls, features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
         """Each key's rows, as views."""
-        counts, numels = features.stride_per_key(), features.length_per_key()
+        counts, numels = features.stride_per_key(), numels_of(features)
         every, weights = cls.of(features), [None] * len(counts)
-        if every.values.numel() != sum(numels):
-            raise DataError(
-                f"the KeyedJaggedTensor's lengths add up to {sum(numels)}, but it has "
-                f"{every.values.numel()} values. Cut them, or mend the lengths."
-            )
         if every.weights is not None:
             weights = every.weights.split(numels)
         parts = zip(every.values.split(numels), every.lengths.split(counts), weights, strict=True)
@@ -161,6 +157,17 @@ class WeightedJagged:
         if self.weights is None:
             return [self.values]
         return [self.values, as_bits(self.weights)]
+
+
+def numels_of(features: KeyedJaggedTensor) -> list[int]:
+    """[K]: the ids of each key; `DataError` unless they are all that there are."""
+    numels: list[int] = features.length_per_key()
+    if features.values().numel() != sum(numels):
+        raise DataError(
+            f"the KeyedJaggedTensor's lengths add up to {sum(numels)}, but it has "
+            f"{features.values().numel()} values. Cut them, or mend the lengths."
+        )
+    return numels
 
 
 def as_bits(numbers: Tensor) -> Tensor:

@@ -109,4 +109,5 @@ class RowBagsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaita
             each = bags.to_dict() if isinstance(bags, KeyedTensor) else bags
             found |= {names[feature]: tensor for feature, tensor in each.items()}
         outputs = tied([found[key] for key in self._keys])
-        return LazyKeyedTensor(dict(zip(self._keys, outputs, strict=True)))
+        widths = [tensor.shape[1] for tensor in outputs]
+        return LazyKeyedTensor(dict(zip(self._keys, outputs, strict=True)), widths)
