@@ -22,13 +22,13 @@ __all__ = [
     "Empty",
     "GivesNotices",
     "Missed",
+    "NotHeldOut",
     "Notice",
     "NoticeWarning",
     "Notices",
     "Otherwise",
     "Slower",
     "TooLarge",
-    "Trained",
     "Unchecked",
     "Unneeded",
     "Unused",
@@ -158,7 +158,7 @@ class Wrong(Notice):
     refused = True
 
 
-class Trained(Notice):
+class NotHeldOut(Notice):
     """It is held out to test by, and trained on, too."""
 
     verdict = "is trained on, too"

@@ -133,6 +133,19 @@ def test_a_file_without_row_groups_is_one_without_rows(tmp_path: Path) -> None:
     assert f"{table.num_rows} rows" in said
 
 
+def test_a_table_without_rows_gets_no_registry(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    pq.write_table(clicks().slice(0, 0), tmp_path / "none" / "a.parquet")
+    write(tmp_path / "some.parquet", clicks())
+    file = text(tmp_path / "schema.yaml", "{session_id: visit, timestamp: null, label: clicked}")
+    both = [tmp_path / "none", tmp_path / "some.parquet"]
+    for train, test in (both, both[::-1]):
+        out = ("--out", tmp_path / "registry.yaml")
+        said = recd("init", train, "--test", test, "--schema", file, *out, fails=2)
+        assert "none: holds no rows" in said
+    assert not (tmp_path / "registry.yaml").exists()
+
+
 def test_a_file_without_columns_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet: has no columns"):

@@ -63,7 +63,8 @@ NOTHING_SAVES = Unused(
     what=WHAT,
     why="no feature repeats so often that unique samples of it would save time",
     cure="stack.explain() has the figures. Take `dedup` out, or name the groups. Without it "
-    "`reader.sessions: whole`, if it is there, makes the samples of a batch alike for nothing.",
+    "`cluster_by_session` of `etl`, which writes the table anew, and `reader.sessions: whole`, if "
+    "they are there, make the samples of a batch alike for nothing.",
 )
 
 

@@ -113,7 +113,10 @@ def registry_of_table(
     with named_by(named):
         opened = Table.open(train, whole)
     with named_by("--test"):
-        Table.open(held_out, whole or opened.schema)
+        tested = Table.open(held_out, whole or opened.schema)
+    for one in (opened, tested):
+        if not one.num_rows:
+            raise DataError(f"{one.path}: holds no rows. Name a table that has some.")
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened
 

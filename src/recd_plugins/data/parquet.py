@@ -24,7 +24,7 @@ from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError
-from recd_plugins.notices import GivesNotices, Notice, NoticeWarning, Trained
+from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -140,7 +140,7 @@ class ParquetTables(Dataset, GivesNotices):
         if not (both := len(trained & tested)):
             return []
         return [
-            Trained(
+            NotHeldOut(
                 what="dataset.test",
                 why=f"{both:,} of its {len(tested):,} files are files of dataset.train, so that "
                 "its metrics say little of rows that are new",

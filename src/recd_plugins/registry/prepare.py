@@ -14,7 +14,7 @@ import shutil
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 
@@ -99,13 +99,12 @@ def _written(
 ) -> Tables:
     """The tables of a dataset, or of a period of one, through every `etl` step."""
     choice = registry.one("dataset")
-    if isinstance(dataset, GivesNotices):
-        with choice.named("when it found its files"):
-            notices = dataset.notices()
-        found(notices)
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
-            return dataset.prepare(registry.folder, progress)
+            tables = dataset.prepare(registry.folder, progress)
+            notices = _notices(dataset)
+        found(notices)
+        return tables
     folders = _folders(registry, choice, dataset)
     choices = (choice, *registry.chosen("etl"))
     with _while_written(registry, folders, progress):
@@ -116,12 +115,18 @@ def _written(
             if tables.train.source is not None:
                 # A step reads the files as it likes, so their columns are those of the schema.
                 tables = dataset.write(folders[0], progress)
+            notices = _notices(dataset)
+        found(notices)
         for step, folder in zip(registry.chosen("etl"), folders[1:], strict=True):
             etl = step.build(context("etl"))
             with step.named("when it ran"):
                 tables = _run(etl, tables, folder, progress, step.who)
         note_code([*compress(choices, new)], [*compress(folders, new)])
     return tables
+
+
+def _notices(dataset: Dataset) -> Sequence[Notice]:
+    return dataset.notices() if isinstance(dataset, GivesNotices) else ()
 
 
 class Periods:
