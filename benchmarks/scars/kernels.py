@@ -156,6 +156,7 @@ class _Planned:
         tables = {name: TablePlan(table=name, replicated=rows) for name in names}
         self.tier_plan = TierPlan(tables=tables, n_nodes=1, ranks_per_node=1)
         self.features_of = {name: (name,) for name in names}
+        self.group = None
 
 
 def _stack(folder: str, samples: int, batch_size: int) -> Stack:

@@ -82,6 +82,7 @@ class _PlannedSteps:
 
     tier_plan: TierPlan
     features_of: Mapping[str, tuple[str, ...]]
+    group: None = None
 
 
 def trained(clicks: Clicks, side: ScarsSide, batch_size: int, steps: int) -> Steps:

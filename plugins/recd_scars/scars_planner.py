@@ -97,6 +97,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """All tables of the model that was planned last."""
         self._apart: frozenset[str] = frozenset()
         """The tables of these that a rank looks up by itself beside the tiers, in hot steps too."""
+        self.group: ProcessGroup | None = None
+        """The ranks that the last plan is for."""
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
@@ -112,7 +114,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         check_home(self._config.home, self.context.device)
-        self._every = model_tables(model)
+        self._every, self.group = model_tables(model), group
         for one in self._yielded:
             one.begin()
         plan = super().plan(model, topology, group)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
-from recd_plugins.planning.access.look import Peeked
+from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
@@ -42,6 +42,7 @@ from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.arguments import (
     check_batches,
     check_features,
+    check_group,
     check_model,
     check_overrides,
     check_planned,
@@ -95,13 +96,15 @@ def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
     return Stack(Registry.load(registry, overrides))
 
 
-class Stack:
+class Stack(LooksAtBatches):
     """The parts that a registry chose, built when they are asked for, each once."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._tables: Tables | None = None
         self._adapted = ""
+        self._looks = False
+        """Whether a trainer's batches are looked at, rather than trained."""
         self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
         """The last plan for ranks that need not be there."""
@@ -109,7 +112,11 @@ class Stack:
         """The bytes of parameters to train that are in no planned table: what an all-reduce of
         their gradients takes."""
         self._planned_on: Topology | None = None
+        self._group: ProcessGroup | None = None
+        """The ranks that train, where these are not all of the job's."""
         self._dense: DenseGradients | None = None
+        self._rows: dict[str, str] = {}
+        """Why the rows of each table come one by one; nothing of those that come as bags of one."""
         self._exchanges = ""
         """How ranks exchange, in words; nothing where torch's own way is left as it is."""
         self.waiting: Callable[[str], None] = lambda what: None
@@ -235,7 +242,7 @@ class Stack:
         planner orders none. Batches are of any type that can be taken apart by sample, or that
         `select(batches, samples)` makes of samples [N], by their place in all of the batches.
         `features(batch)` gives its KJT, or a list of them all, by default its only one; rank and
-        world size are those of the process group.
+        world size are those of the process group that `plan` was given.
         """
         check_batches(loader, "stack.order", "loader")
         check_features(features, "stack.order")
@@ -244,13 +251,30 @@ class Stack:
             return loader
         import torch.distributed as dist
 
+        from recd_plugins.data.conversion import ConvertedLoader
         from recd_plugins.sparse.own_batches import OwnBatches
 
         if rank is None or world_size is None:
             joined = dist.is_available() and dist.is_initialized()
-            rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+            rank = dist.get_rank(self._group) if joined else 0
+            world_size = dist.get_world_size(self._group) if joined else 1
         self._usage.asked("order")
-        return planner.order(loader, rank, world_size, OwnBatches(features=features, select=select))
+        planned = self._planning.planned
+        given = loader if planned else ConvertedLoader(loader, self._warn_without_plan)
+        own = OwnBatches(features=features, select=select)
+        ordered = planner.order(given, rank, world_size, own)
+        return loader if ordered is given else ordered
+
+    def _warn_without_plan(self, batch: Any) -> Any:
+        """A batch on its way into an order, of which no plan says how it is."""
+        if not (self._planning.planned or self._looks):
+            self._usage.unused(
+                self._planning.choice,
+                "batches are asked of stack.order(loader) before there is a plan, so that all come "
+                "as the loader has them",
+                "Call `plan = stack.plan(model, ...)` before the first is asked for.",
+            )
+        return batch
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank in the reader's own order: what planners count."""
@@ -434,17 +458,19 @@ class Stack:
         features: FeaturesOf | None = None,
         pool_unique: bool = True,
         route: Literal["padded", "vbe"] = "padded",
+        process_group: ProcessGroup | None = None,
     ) -> nn.Module:
         """Make a model, itself, take what the loader yields, or what `convert` makes of a KJT; its
         parameters keep their names.
 
         `dedup: {groups: auto}` looks at a few of the trainer's own `batches`, unconverted, where
-        they are given, and every rank must then call this; `features(batch)` gives their KJT, by
-        default the only one that a batch holds.
+        they are given, and every rank of the group must then call this; `features(batch)` gives
+        their KJT, by default the only one that a batch holds.
         Modules that pool as the `pooling` slot's do run on unique samples, and those that
         `poolings` names by path or glob; none if not `pool_unique`. `route`: TorchRec's own
         variable-batch form on CUDA (`vbe`), which it expands itself. A registry that deduplicates
-        nothing yields plain KJTs, and the model stays as it is.
+        nothing yields plain KJTs, and the model stays as it is. `process_group` has the ranks that
+        train, where these are not all of the job's.
         """
         check_model(model, "stack.adapt")
         if isinstance(poolings, str):
@@ -454,11 +480,14 @@ class Stack:
                 f"stack.adapt: no route {shown(route)}; {nearest(str(route), routes)}"
             )
         check_features(features, "stack.adapt")
+        check_group(process_group, "stack.adapt")
         steps = self._features
         steps.take_model(model)
+        self._train_on(process_group)
         if batches is not None:
             check_batches(batches, "stack.adapt")
-            steps.look_at(batches, features)
+            with self._looking():
+                steps.look_at(batches, features)
         if not steps.groups:
             return model
         from recd_plugins.embedding.adapt import adapt, explain, not_looked_up
@@ -570,13 +599,14 @@ class Stack:
         check_planned(topology, process_group, batches, features, profile, constraints)
         if sharders is not None:
             sharders = check_sharders(sharders, "stack.plan")
+        self._train_on(process_group)
         self._usage.empty()
         self.check_topology(topology)
         check_known(constraints or {})
         planning = self._planning
         planning.plan_for(model, sharders)
         on = topology or self.registry.topology
-        with trainer_batches(group, batches, features, profile) as brought:
+        with self._looking(), trainer_batches(group, batches, features, profile) as brought:
             given = brought.batches is not None or brought.profile is not None
             if self.registry.has_dataset and not given:
                 self._check_read(model)
@@ -612,6 +642,7 @@ class Stack:
         self._usage.left_whole(
             planning.choice, left_whole(model, planning.sharders(), plan) if plan.plan else []
         )
+        self._rows = {}
         self.dense_bytes = _bytes_beside(model, plan)
         self._planned_on = on
         self._exchanges = exchange_as_measured(on, group)
@@ -623,6 +654,19 @@ class Stack:
         if plan.plan:  # of a model without tables the planner has said so
             self._usage.watch(model, planner, planning.choice, unique)
         return plan
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Batches that are asked for inside are not trained."""
+        self._looks = True
+        try:
+            yield
+        finally:
+            self._looks = False
+
+    def _train_on(self, group: ProcessGroup | None) -> None:
+        """These ranks agree from now on; where none are named, all of the job."""
+        self._group = self._features.group = self._usage.group = group
 
     def _check_read(self, model: nn.Module) -> None:
         """`CapabilityError` where a model looks up what is not read, for it is another one than
@@ -746,7 +790,7 @@ class Stack:
         if self.registry.train.bags_of_one and self.device == "cpu":
             from recd_plugins.embedding.bags_of_one import with_bags_of_one
 
-            sharders = with_bags_of_one(sharders)
+            sharders = with_bags_of_one(sharders, self._rows)
         if (model := self._planning.model) is None:
             return sharders
         from recd_plugins.embedding.means import with_means
@@ -786,6 +830,10 @@ class Stack:
             why = planner.explain()
         check_made(why, str, f"{who}: its `explain` returned", fix)
         found = [*explanations, why]
+        if self._rows:
+            from recd_plugins.embedding.bags_of_one import explain_rows
+
+            found.append(f"lookups of rows: {explain_rows(self._rows)}")
         if self._dense is not None and self._dense.explained:
             found.append(f"dense gradients: {self._dense.explained}")
         if self._exchanges:
@@ -804,6 +852,17 @@ class Stack:
             sharders=self._planning.sharders,
             known=lambda: self._planning.known,
         )
+
+
+def _uncalled(*_: object) -> None:
+    """What DistributedModelParallel asks of a wrapper, asked of the method that makes one."""
+    raise RegistryError(
+        "data_parallel_wrapper: is the method stack.data_parallel, which makes one. Write "
+        "`data_parallel_wrapper=stack.data_parallel()`."
+    )
+
+
+cast("Any", Stack.data_parallel).wrap = _uncalled
 
 
 def _too_small(model: nn.Module, schema: Schema) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     BoundsCheckMode,
     EmbeddingLocation,
@@ -23,8 +23,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import bags_of_one
@@ -94,7 +97,7 @@ def test_a_kernel_yields_and_trains_the_same(
     monkeypatch.setattr(bags_of_one, "FEW", 1)
     plain = kernel_of(EmbOptimType[kind], **options)
     bags = copy.deepcopy(plain)
-    assert look_up_as_bags(bags) == 1
+    assert look_up_as_bags(bags) == {"": ""}
     asked = []
     bags.register_forward_pre_hook(
         lambda one, _, kwargs: asked.append((one.pooling_mode, len(kwargs["offsets"]))),
@@ -121,17 +124,31 @@ def test_an_id_of_no_row_is_found_in_its_own_table(monkeypatch: pytest.MonkeyPat
     assert len(kernel(*lookup(1))) == len(lookup(1)[0])  # it yields rows again
 
 
+DECAYS = "with weight decay the two kernels train rows otherwise"
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "why"),
     [
-        {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2},
-        {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.DECOUPLE},
-        {"pooling_mode": PoolingMode.SUM},
+        ({"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2}, DECAYS),
+        ({"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.DECOUPLE}, DECAYS),
+        ({"weights_precision": SparseType.FP16}, "numbers are fp16, and not fp32"),
+        ({"output_dtype": SparseType.FP16}, "numbers are fp16, and not fp32"),
+        ({"optimizer": EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD}, "nobody knows whether ema_in_"),
+        ({"pooling_mode": PoolingMode.SUM}, None),
     ],
-    ids=["decay of gradients", "decay of rows", "pooled"],
+    ids=["decay of gradients", "decay of rows", "rows", "embeddings", "optimizer", "pooled"],
 )
-def test_a_kernel_that_would_train_otherwise_is_left_alone(options: dict[str, Any]) -> None:
-    assert look_up_as_bags(kernel_of(EmbOptimType.EXACT_ROWWISE_ADAGRAD, **options)) == 0
+def test_a_kernel_that_would_train_otherwise_is_left_alone(
+    options: dict[str, Any], why: str | None
+) -> None:
+    kernel = kernel_of(options.pop("optimizer", EmbOptimType.EXACT_ROWWISE_ADAGRAD), **options)
+    found = look_up_as_bags(kernel)
+    assert not kernel._forward_pre_hooks
+    if why is None:  # it looks up bags already
+        assert not found
+    else:
+        assert found[""].startswith(why)
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -150,7 +167,8 @@ def test_a_row_that_was_pruned_is_no_other_row(at: int, monkeypatch: pytest.Monk
 
 def test_it_is_begun_once_and_few_ids_stay_as_they_are() -> None:
     kernel = kernel_of(EmbOptimType.EXACT_SGD)
-    assert [look_up_as_bags(kernel), look_up_as_bags(kernel)] == [1, 0]
+    assert [look_up_as_bags(kernel), look_up_as_bags(kernel)] == [{"": ""}] * 2
+    assert len(kernel._forward_pre_hooks) == 1
     modes = []
     kernel.register_forward_pre_hook(lambda one, *_: modes.append(one.pooling_mode))
     ids, offsets = lookup(0)
@@ -270,6 +288,30 @@ def lookups_as_bags(kind: Any) -> int:
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
 def test_ranks_look_rows_up_as_bags(gloo_pool: GlooPool, kind: Any) -> None:
     assert gloo_pool.run(lookups_as_bags, kind, world_size=2) == [1, 1]
+
+
+def said_of_rows() -> list[str]:
+    """On a rank: what a stack says of lookups of rows, with a plan and once the model is
+    sharded."""
+    stack = load({"train": {"device": "cpu"}, "sharding": {"search": "greedy"}})
+    model = Sequences()
+    decayed = model.collection.embeddings["of_users"].parameters()
+    apply_optimizer_in_backward(RowWiseAdagrad, decayed, {"lr": 0.1, "weight_decay": 0.1})
+    by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    plan = stack.plan(model, constraints={"of_items": by_rows, "of_users": by_rows})
+    said = [stack.explain()]
+    cpu = torch.device("cpu")
+    DistributedModelParallel(model, device=cpu, plan=plan, sharders=stack.sharders())
+    said.append(stack.explain())
+    return [line for one in said for line in one.splitlines() if line.startswith("lookups of rows")]
+
+
+def test_a_stack_says_whose_rows_come_as_bags_and_whose_do_not(gloo_pool: GlooPool) -> None:
+    for said in gloo_pool.run(said_of_rows):
+        assert said == [
+            f"lookups of rows: on this rank, of_items as bags of one, from {FEW} ids of a lookup "
+            f"on; of_users one by one, for {DECAYS}"
+        ]
 
 
 @pytest.mark.parametrize("asked", [True, False])

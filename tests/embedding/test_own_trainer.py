@@ -260,6 +260,23 @@ def test_what_clips_the_gradients_of_samples_takes_no_unique_ones(gloo_pool: Glo
     assert not any(gloo_pool.run(clipped, "dlrm", [["user"]], by_sharder=False))
 
 
+def moved() -> str:
+    """On a rank: the answer to who moves a table that is looked up on unique samples."""
+    stack = load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": [["user"]]}})
+    model = stack.adapt(dlrm())
+    plan = stack.plan(model)
+    sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=stack.sharders())
+    ((path, tables),) = plan.plan.items()
+    with pytest.raises(CapabilityError) as raised:
+        sharded.reshard({path: (0.0, {"t_user": tables["t_user"]})}, path)
+    return str(raised.value)
+
+
+def test_tables_of_unique_samples_do_not_move(gloo_pool: GlooPool) -> None:
+    for said in gloo_pool.run(moved):
+        assert said.startswith("DistributedModelParallel.reshard moves tables of TorchRec's own")
+
+
 def test_ranks_agree_on_groups(gloo_pool: GlooPool) -> None:
     assert gloo_pool.run(groups_of_ranks) == [((("a",),), (1 / 8,))] * 2
 

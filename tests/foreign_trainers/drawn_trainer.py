@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -455,7 +456,13 @@ class Job:
     optimizer: KeyedOptimizer | None = None
 
 
-def assembled(trainer: DrawnTrainer, side: Side, batches: list[DrawnBatch]) -> Job:
+def assembled(
+    trainer: DrawnTrainer,
+    side: Side,
+    batches: list[DrawnBatch],
+    wrapper: DataParallelWrapper | None = None,
+) -> Job:
+    """The `wrapper` of the dense part is by default TorchRec's own."""
     torch.manual_seed(0)
     net: nn.Module = Net(trainer)
     initialisers = table_initialisers(net)
@@ -481,7 +488,9 @@ def assembled(trainer: DrawnTrainer, side: Side, batches: list[DrawnBatch]) -> J
         )
         job.loader = job.stack.order(job.loader, features=lambda batch: batch.kjts)
         sharders = job.stack.sharders()
-    job.model = DistributedModelParallel(job.model, device=CPU, plan=plan, sharders=sharders)
+    job.model = DistributedModelParallel(
+        job.model, device=CPU, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
+    )
     initialise_tables(job.model, initialisers, 0)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(job.model.named_parameters())),

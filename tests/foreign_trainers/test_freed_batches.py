@@ -11,20 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from foreign import CPU, ROWS, Clicks, RowWiseBags, clicks, tier_plan
+from foreign import CPU, ROWS, Clicks, RowWiseBags, Summed, clicks, tier_plan
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trio import MINOR
 
+from recd_plugins.embedding.adapt import adapt
+from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import without
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
@@ -156,3 +162,75 @@ def trains_alike(option: str) -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_batch_is_freed_once_its_ids_are_on_their_way(gloo_pool: GlooPool, option: str) -> None:
     gloo_pool.run(trains_alike, option)
+
+
+class Sequences(nn.Module):
+    """Three tables, of which TorchRec has the second in another way: so it puts features in an
+    order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingConfig(name=key, embedding_dim=4, num_embeddings=40, feature_names=[key])
+            for key in ("user", "heard", "tags")
+        ]
+        self.rows = EmbeddingCollection(tables, device=torch.device("meta"))
+        self.summed = Summed()
+        self.over = nn.Linear(3 * 4, 1)
+
+    def forward(self, batch: Clicks) -> tuple[Tensor, Tensor]:
+        found = self.rows(batch.sparse)
+        user, heard, tags = found["user"], found["heard"], found["tags"]
+        sums = [self.summed(one.values(), one.lengths()) for one in (user, heard, tags)]
+        logits = self.over(torch.cat(sums, dim=1)).squeeze(1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.clicked)
+        return loss, logits.detach()
+
+
+def unique_batches() -> Iterator[Clicks]:
+    """Batches in which two of the features have unique samples, and one has all."""
+    group = ("user", "tags")
+    for batch in clicks(STEPS, "plain"):
+        unique = InverseKeyedJaggedTensor.from_kjt(batch.sparse, (group,))
+        plain = without(batch.sparse, frozenset(group))
+        yield replace(batch, sparse=SparseFeatures.of(plain, unique))
+
+
+def train_parts(**options: bool) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    net = Sequences()
+    initialisers = table_initialisers(net)
+    apply_optimizer_in_backward(torch.optim.SGD, net.rows.parameters(), {"lr": 0.2})
+    by_rows, whole = (BySharding(kind)(net, OptimizerSettings()).plan for kind in KINDS)
+    own: Any = by_rows.plan["rows"]
+    own["heard"] = whole.plan["rows"]["heard"]
+    adapt(net, (("user", "tags"),), poolings=["summed"])
+    sharders = with_dedup([EmbeddingCollectionSharder()])
+    model = DistributedModelParallel(net, device=CPU, plan=by_rows, sharders=sharders)
+    initialise_tables(model, initialisers, 0)
+    optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
+    pipeline = TrainPipelineSparseDist(model, optimizer, CPU, **options)
+    stream = unique_batches()
+    for _ in range(STEPS):
+        pipeline.progress(stream)
+    return {name: gather_table(value) for name, value in model.state_dict().items()}
+
+
+def parts_free() -> None:
+    """On a rank."""
+    expected = train_parts()
+    with overwritten() as freed:
+        assert_equal(train_parts(free_features_storage_early=True), expected)
+    assert freed
+    assert_equal(train_parts(free_features_storage_early=True), expected)  # and as torch frees it
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.skipif(MINOR < 8, reason="TorchRec has no such option before 1.8")
+def test_parts_of_a_collection_free_what_they_were_handed(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(parts_free)

@@ -59,6 +59,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "route": (of(LOADED(DEDUP).adapt, bags(), route="vb"), "no route 'vb'; did you mean 'vbe'?"),
     "topology": (of(planned, topology="local"), "`topology` is 'local' (str), where it must be a"),
     "group": (of(planned, process_group=3), "`process_group` is 3 (int), where it must be a"),
+    "ranks": (of(LOADED(DEDUP).adapt, bags(), process_group=3), "`process_group` is 3 (int), "),
     "batches": (of(planned, batches=3), "`batches` is 3 (int), where it must be an iterable"),
     "a batch": (
         of(planned, batches={"k": 1}),

@@ -1,13 +1,36 @@
 """Rung 3 (ranks): some of three gloo ranks, without the job's first, take what the first of them
-makes."""
+makes, and plan, adapt and order batches among themselves."""
 
 from __future__ import annotations
 
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
+import warnings
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+import recd_plugins as rp
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import from_rank_0
+from recd_plugins.sparse.keyed import mark_of
+from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.gloo import GlooPool
+
+HOT: dict[str, Any] = {
+    "plugins": ["recd_scars"],
+    "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 1.0, "window": 2},
+    "sharding": {"search": "greedy"},
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+}
+UNIQUE: dict[str, Any] = {
+    "plugins": ["recd_dedup"],
+    "dedup": {"use": "exact", "groups": "auto", "weigh": "bytes"},
+}
 
 
 def taken() -> str:
@@ -23,3 +46,39 @@ def taken() -> str:
 
 def test_a_group_has_a_first_rank_of_its_own(gloo_pool: GlooPool) -> None:
     assert gloo_pool.run(taken, world_size=3) == ["", "made by rank 1", "made by rank 1"]
+
+
+def pages() -> nn.Module:
+    table = EmbeddingBagConfig(
+        name="pages", embedding_dim=16, num_embeddings=500, feature_names=["pages"]
+    )
+    return nn.ModuleDict({"bags": EmbeddingBagCollection([table], device=torch.device("meta"))})
+
+
+def batches_of_some() -> list[Any]:
+    """On a rank: what is deduplicated, which batches are hot, and how many notices say that there
+    is no such table, where rank 0 calls nothing of ours."""
+    group = dist.new_group([1, 2])
+    found: list[Any] = []
+    if dist.get_rank() > 0:
+        assert isinstance(group, ProcessGroup)
+        batches = [from_lists({"pages": [[row // 16] * 20 for row in range(64)]})] * 4
+        unique = rp.load(UNIQUE)
+        unique.adapt(pages(), batches=batches, process_group=group)
+        found.append(unique.convert(batches[0]).dedup.groups)
+        stack = rp.load(HOT)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            of_none = {"none": ParameterConstraints()}
+            stack.plan(pages(), process_group=group, batches=batches, constraints=of_none)
+        found.append([mark_of(batch) is not None for batch in stack.order(batches)])
+        said = [str(one.message) for one in told if one.category is NoticeWarning]
+        found.append(sum("there is no such table" in one for one in said))
+    dist.barrier()
+    return found
+
+
+def test_ranks_of_a_group_wait_for_no_others(gloo_pool: GlooPool) -> None:
+    first, *others = gloo_pool.run(batches_of_some, world_size=3)
+    assert not first
+    assert others == [[(("pages",),), [True] * 4, told] for told in (1, 0)]

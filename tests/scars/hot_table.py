@@ -84,6 +84,7 @@ class Plans:
 
     tier_plan: TierPlan | None
     features_of: Mapping[str, Sequence[str]] = field(default_factory=lambda: FEATURES)
+    group: None = None
 
 
 def open_stage(

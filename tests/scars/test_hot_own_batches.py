@@ -447,22 +447,59 @@ class Pages(nn.Module):
         return read.values().sum() + seen.values().sum()
 
 
+CACHE_OF_ALL: dict[str, Any] = {
+    "plugins": ["recd_scars"],
+    "cache": {
+        "use": "scars",
+        "size": "hit_rate",
+        "hit_rate": 1.0,
+        "coalesce": "none",
+        "window": 2,
+    },
+    "sharding": {"search": "greedy"},
+    "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
+}
+
+
+def test_an_order_without_a_plan_is_told() -> None:
+    loader = [kjt_of([row] * 6) for row in range(5)]
+    ordered = rp.load(CACHE_OF_ALL).order(loader)
+    with pytest.warns(NoticeWarning, match="asked of stack.order.loader. before there is a plan"):
+        assert len(list(ordered)) == 5
+    strict = rp.load({**CACHE_OF_ALL, "strict": True}).order(loader)
+    with pytest.raises(CapabilityError, match=r"Call `plan = stack.plan\(model, ...\)` before"):
+        list(strict)
+    none = {**CACHE_OF_ALL, "cache": {"use": "scars", "hot_batches": False}}
+    assert rp.load(none).order(loader) is loader
+
+
+class HoldsStack(list[Any]):
+    """A loader that converts, say, and so has a stack."""
+
+    stack: rp.Stack | None = None
+
+
+def hot_by_its_own_order() -> tuple[list[bool], list[str]]:
+    """On a rank: which batches are hot where an order is made, then a plan by it, then batches; and
+    what is said."""
+    loader = HoldsStack([from_lists({"pages": [[row % 4] for row in range(64)]})] * 6)
+    loader.stack = stack = rp.load(CACHE_OF_ALL)
+    ordered = stack.order(loader)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        sgd = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]
+        stack.plan(Pages(makes=False), batches=ordered, sharders=sgd)
+        hot = [mark_of(batch) is not None for batch in ordered]
+    return hot, [str(one.message) for one in found if "stack.order" in str(one.message)]
+
+
+def test_an_order_may_be_made_before_the_plan(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(hot_by_its_own_order) == [([True] * 6, [])] * 2
+
+
 def said_of_marks(makes: bool) -> list[list[str]]:
     """On a rank: what is said at each step, where all batches are hot."""
-    stack = rp.load(
-        {
-            "plugins": ["recd_scars"],
-            "cache": {
-                "use": "scars",
-                "size": "hit_rate",
-                "hit_rate": 1.0,
-                "coalesce": "none",
-                "window": 2,
-            },
-            "sharding": {"search": "greedy"},
-            "topology": {"ranks_per_node": 1, "inter_node_gbps": 0.01},
-        }
-    )
+    stack = rp.load(CACHE_OF_ALL)
     model, loader = Pages(makes), [from_lists({"pages": [[row % 4] for row in range(64)]})] * 6
     sgd = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]
     said = []

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from recd_plugins.compat.both_ways import MOST_UNDER_WAY
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import MOST_UNDER_WAY, Peers
+from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.replicas import TierLayout
 
 

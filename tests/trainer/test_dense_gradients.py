@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from probe_plugin import probe_registry
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -25,7 +26,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recd_plugins.data.batch import Batch
 from recd_plugins.dense_gradients.data_parallel import DenseGradients
 from recd_plugins.dense_gradients.once_a_node import OnceANode
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
@@ -312,6 +313,7 @@ def with_options() -> list[str]:
     for model, on, options in (
         (nn.Linear(8, 1), None, {"allreduce_comm_precision": "fp16"}),
         (DistributedDataParallel(nn.Linear(8, 1)), None, {}),
+        (FullyShardedDataParallel(nn.Linear(8, 1), device_id=CPU), None, {}),
         (nn.Linear(8, 1), some, {"find_unused_parameters": True}),
         (nn.Linear(8, 1), all_again, {"bucket_cap_mb": 1, "static_graph": False}),
     ):
@@ -329,7 +331,8 @@ def test_it_leaves_hooks_and_wrappers_of_others_alone(gloo_pool: GlooPool) -> No
     for found in gloo_pool.run(with_options, world_size=4):
         assert found == [
             f"{ddp}in fp16 precision, by a hook that it has already",
-            "the trainer's own DistributedDataParallel all-reduces them",
+            "the trainer's own DistributedDataParallel reduces them",
+            "the trainer's own FullyShardedDataParallel reduces them",
             f"{ddp}the model is not on all ranks",
             CROSSING,
         ]
@@ -338,6 +341,25 @@ def test_it_leaves_hooks_and_wrappers_of_others_alone(gloo_pool: GlooPool) -> No
 def test_a_wrapper_is_asked_for_once_there_is_a_plan(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match=r"before there is a plan.*Call `plan = stack\.plan"):
         load(probe_registry(tmp_path)).data_parallel()
+
+
+def uncalled() -> str:
+    """On a rank: the answer to who hands over the method that makes a wrapper."""
+    stack: Any = load({})
+    with pytest.raises(RegistryError) as raised:
+        DistributedModelParallel(
+            nn.Linear(2, 1),
+            device=CPU,
+            plan=ShardingPlan({}),
+            sharders=[],
+            data_parallel_wrapper=stack.data_parallel,
+        )
+    return str(raised.value)
+
+
+def test_the_method_that_makes_a_wrapper_is_none(gloo_pool: GlooPool) -> None:
+    (said,) = gloo_pool.run(uncalled, world_size=1)
+    assert "Write `data_parallel_wrapper=stack.data_parallel()`." in said
 
 
 def test_bytes_between_nodes_are_those_of_the_formula() -> None:

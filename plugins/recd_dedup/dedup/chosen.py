@@ -99,7 +99,8 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
         # `recd advise` asks again for registries that differ in other things.
         asked = ("groups", deduplicated, *_places(context.looked_at), config, context.cluster)
         found = remembered(
-            asked, lambda: agreed(lambda: _by_own_batches(config, context, deduplicated))
+            asked,
+            lambda: agreed(lambda: _by_own_batches(config, context, deduplicated), context.group),
         )
     elif context.delivered is not None and context.tables is not None:
         found = _kept(config, context, lambda: _by_reader(config, context, deduplicated))
@@ -267,7 +268,7 @@ def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -
     import torch.distributed as dist
 
     joined = dist.is_available() and dist.is_initialized()
-    return agreed(read_or_find) if joined else read_or_find()
+    return agreed(read_or_find, context.group) if joined else read_or_find()
 
 
 KINDS = {kind.__name__: kind for kind in (Missed, Unused)}

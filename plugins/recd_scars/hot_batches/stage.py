@@ -47,6 +47,10 @@ class PlansHotRows(Protocol):
         """The features of each table of every collection that has tiers; of tables that the plan
         leaves out too, for their rows travel, whatever else a sample looks up."""
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that the plan is for; none before the first plan."""
+
 
 @dataclass
 class Yielded:
@@ -248,8 +252,13 @@ class HotBatchesWithoutState:
             )
         if self._group is None:
             # Its own, for the trainer's may be busy; of gloo, for what is counted is on the CPU.
-            within = TO_TELL if failed else None
-            self._group = dist.new_group(backend="gloo", timeout=within)
+            ranks = dist.get_process_group_ranks(self._planner.group)
+            self._group = dist.new_group(
+                ranks,
+                backend="gloo",
+                timeout=TO_TELL if failed else None,
+                use_local_synchronization=len(ranks) < dist.get_world_size(),
+            )
         number = int(version[:15], 16)
         failing = -(self._rank + 1) if failed else 0
         counts = torch.tensor([hot, length, -length, number, -number, failing])

@@ -38,36 +38,46 @@ OWN = "_bags_of_one"
 """The name by which a kernel has its `_OneTable`."""
 
 
-def look_up_as_bags(module: nn.Module) -> int:
+def look_up_as_bags(module: nn.Module) -> dict[str, str]:
     """Have the kernels of a sharded module, or one by itself, look rows up as bags of one, where
-    that trains the same weights; how many do from now on."""
-    found = 0
+    that trains the same weights. Of each table that is looked up by rows, why it is not: nothing
+    where it is from now on."""
+    found: dict[str, str] = {}
     alone = isinstance(module, SplitTableBatchedEmbeddingBagsCodegen)
     for kernel in [module] if alone else fused_kernels(module):
-        if _can(kernel):
+        if kernel.pooling_mode != PoolingMode.NONE:
+            continue
+        why = _why_not(kernel)
+        if not why and OWN not in vars(kernel):
             vars(kernel)[OWN] = _OneTable.of(kernel)
             kernel.register_forward_pre_hook(_begin, with_kwargs=True)
             kernel.register_forward_hook(_end, always_call=True)
-            found += 1
+        names: Any = kernel.table_names
+        found |= dict.fromkeys(names or [""], why)
     return found
 
 
-def _can(kernel: Any) -> bool:
-    if not kernel.use_cpu or kernel.pooling_mode != PoolingMode.NONE or OWN in vars(kernel):
-        return False
+def _why_not(kernel: Any) -> str:
+    """Why a kernel's rows are left to come one by one: a clause; nothing where they need not."""
     dims = {dim for _, dim, *_ in kernel.embedding_specs}
-    exact = {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)}
-    state = _state_of(kernel)
-    if len(dims) > 1 or exact != {SparseType.FP32} or state is None:
-        return False
-    arguments = kernel.optimizer_args
+    kinds = {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)}
+    state, arguments = _state_of(kernel), kernel.optimizer_args
+    if not kernel.use_cpu:
+        return "a CPU's kernel alone is slower by rows"
+    if len(dims) > 1:
+        return "one kernel has them and rows of other widths"
+    if others := kinds - {SparseType.FP32}:
+        return f"numbers are {others.pop().value}, and not fp32"
+    if state is None:
+        return f"nobody knows whether {kernel.optimizer.value} trains them alike by both kernels"
     if arguments.weight_decay or arguments.weight_decay_mode not in DECAYS:
-        return False
-    if state == "none":
-        return True
+        return "with weight decay the two kernels train rows otherwise"
     # The state of a row lies where the row does.
-    at = kernel.momentum1_offsets * (dims.pop() if state == "one" else 1)
-    return bool(torch.equal(at, kernel.weights_offsets))
+    if state != "none" and not torch.equal(
+        kernel.momentum1_offsets * (dims.pop() if state == "one" else 1), kernel.weights_offsets
+    ):
+        return "the optimizer's state does not lie as the rows do"
+    return ""
 
 
 def _state_of(kernel: Any) -> StateWidth | None:

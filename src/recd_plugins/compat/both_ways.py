@@ -26,13 +26,18 @@ from torchrec.distributed import comm_ops, dist_data
 
 from recd_plugins.compat.pytorch import backend_of, group_of_name
 
-__all__ = ["all_to_all_both_ways", "can_exchange_both_ways", "exchange_both_ways"]
+__all__ = [
+    "MOST_UNDER_WAY",
+    "all_to_all_both_ways",
+    "can_exchange_both_ways",
+    "exchange_both_ways",
+]
 
 TAG = 0xB07
 """Of our messages: a trainer's own between two ranks have others."""
 MOST_UNDER_WAY = 64
-"""Exchanges that nobody has waited for yet, as those of a batch that is never looked up: past that
-the oldest, which every peer began before, is waited for."""
+"""Exchanges that nobody has waited for yet, as those of a batch that is never looked up, or that
+has no backward: past that the oldest, which every peer began before, is waited for."""
 
 _OPERATORS = torch.library.Library("recd_plugins", "FRAGMENT")
 _OPERATORS.define(

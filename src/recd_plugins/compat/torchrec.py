@@ -34,7 +34,7 @@ from torchrec.modules.embedding_modules import (
     get_embedding_names_by_table,
 )
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.errors import CapabilityError
 
@@ -49,6 +49,7 @@ __all__ = [
     "device_of",
     "exchanges_of",
     "flush_kernels",
+    "freed_early",
     "fused_arithmetic",
     "fused_kernels",
     "kernel_tensors",
@@ -105,6 +106,40 @@ class OfParts:
     @_has_uninitialized_input_dist.setter
     def _has_uninitialized_input_dist(self, value: bool) -> None:
         """Some trainers set it once the model is sharded; each part goes by its own."""
+
+    @property
+    def _free_features_storage_early(self) -> bool:
+        """Of TorchRec 1.8 on: whether a pipeline frees what parts were handed, once ids are on
+        their way."""
+        return any(getattr(part, "_free_features_storage_early", False) for part in self.parts)
+
+    @_free_features_storage_early.setter
+    def _free_features_storage_early(self, value: bool) -> None:
+        for part in self.parts:
+            if hasattr(part, "_free_features_storage_early"):
+                part._free_features_storage_early = value
+
+
+def freed_early(context: Any) -> list[KeyedJaggedTensor]:
+    """The input that TorchRec would have a pipeline free, of a part's context, which holds it no
+    more; but for what torch cannot free, since numpy has looked at it."""
+    every: list[KeyedJaggedTensor] = getattr(context, "early_releasable_inputs", [])
+    found = [
+        kjt
+        for kjt in every
+        if all(
+            tensor.untyped_storage().resizable()
+            for tensor in (
+                kjt.values(),
+                kjt.lengths_or_none(),
+                kjt.offsets_or_none(),
+                kjt.weights_or_none(),
+            )
+            if tensor is not None
+        )
+    ]
+    every.clear()
+    return found
 
 
 class HasOwnExchange:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
@@ -60,9 +61,10 @@ class DenseGradients(DefaultDataParallelWrapper):
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Every rank must call it, as DistributedModelParallel does."""
-        if _ddp(dmp) is not None:
-            self.explained = "the trainer's own DistributedDataParallel all-reduces them"
-            return
+        for one in dmp.children():
+            if isinstance(one, DistributedDataParallel | FullyShardedDataParallel):
+                self.explained = f"the trainer's own {type(one).__name__} reduces them"
+                return
         super().wrap(dmp, env, device)
         ddp, group = _ddp(dmp), env.process_group
         if ddp is None or group is None or group.size() == 1:

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 
-from recd_plugins.compat.bags_of_one import look_up_as_bags
+from recd_plugins.compat.bags_of_one import FEW, look_up_as_bags
 from recd_plugins.embedding.wrapped_sharder import ShownSharder, WrappedSharder
+from recd_plugins.errors import listed
 
-__all__ = ["with_bags_of_one"]
+__all__ = ["explain_rows", "with_bags_of_one"]
+
+MOST = 20
+"""Tables that are named for one reason."""
 
 
 def with_bags_of_one(
-    sharders: Iterable[ModuleSharder[nn.Module]],
+    sharders: Iterable[ModuleSharder[nn.Module]], found: dict[str, str] | None = None
 ) -> list[ModuleSharder[nn.Module]]:
     """The sharders, whose kernels for the CPU do so where weights are the same; those of bags alone
-    as they are."""
-    return [ShownSharder(one, look_up_as_bags) if _yields_rows(one) else one for one in sharders]
+    as they are. What becomes of tables is `found` as they are sharded: see `look_up_as_bags`."""
+    found = {} if found is None else found
+
+    def look_up(module: nn.Module) -> None:
+        found.update(look_up_as_bags(module))
+
+    return [ShownSharder(one, look_up) if _yields_rows(one) else one for one in sharders]
+
+
+def explain_rows(found: Mapping[str, str]) -> str:
+    """What `look_up_as_bags` found of tables, in words."""
+    by_why: dict[str, list[str]] = {}
+    for table, why in found.items():
+        by_why.setdefault(why, []).append(table)
+    as_bags = f"as bags of one, from {FEW} ids of a lookup on"
+    parts = (
+        f"{listed(tables, MOST)} {f'one by one, for {why}' if why else as_bags}"
+        for why, tables in sorted(by_why.items())
+    )
+    return f"on this rank, {'; '.join(parts)}"
 
 
 def _yields_rows(sharder: ModuleSharder[nn.Module]) -> bool:

@@ -17,9 +17,11 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import LazyAwaitable, ShardedModule, ShardedTensor
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import OfParts
+from recd_plugins.compat.torchrec import OfParts, freed_early
+from recd_plugins.errors import CapabilityError
 
 __all__ = ["PartsContext", "ShardedParts"]
 
@@ -34,6 +36,8 @@ class PartsContext(Multistreamable):
     """One for each exchange of TorchRec's, those of all parts; TorchRec fills them in."""
     exchanges_beside: list[int] = field(default_factory=list)
     """The number of each part's exchanges beside TorchRec's: those within the node, of tiers."""
+    early_releasable_inputs: list[KeyedJaggedTensor] = field(default_factory=list)
+    """Input of the parts that TorchRec's pipeline frees once all ids are on their way."""
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in self.parts:
@@ -128,6 +132,7 @@ class ShardedParts(
                 beside += sent[count:]
                 ctx.sharding_contexts += context.sharding_contexts
                 ctx.exchanges_beside.append(len(sent) - count)
+                ctx.early_releasable_inputs += freed_early(context)
         return KJTListSplitsAwaitable([*torchrec, *beside], ctx)
 
     def compute(self, ctx: PartsContext, dist_input: KJTList) -> list[Any]:
@@ -161,6 +166,14 @@ class ShardedParts(
         assert ctx is not None
         for part, context, rows in self._by_part(ctx, dist_input):
             part.prefetch(rows, forward_stream, context)
+
+    def update_shards(self, *_: Any) -> None:
+        """What TorchRec's sharder of bags asks for where tables are to move."""
+        raise CapabilityError(
+            "DistributedModelParallel.reshard moves tables of TorchRec's own collections, but this "
+            "one looks up unique samples or coalesced rows. Shard the model anew, by another plan, "
+            "and load its state dicts by torch.distributed.checkpoint."
+        )
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

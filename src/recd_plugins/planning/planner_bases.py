@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, FailedOnRank0, RecdError, is_of_the_system
+from recd_plugins.planning.access.look import LooksAtBatches
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.topology import Topology
 
@@ -97,7 +98,7 @@ class TakesContext(ABC):
         those that the planner was built with."""
 
 
-class OrdersBatches(ABC):
+class OrdersBatches(LooksAtBatches, ABC):
     """A planner that puts the samples of the train split in other batches, by its plan."""
 
     @abstractmethod
@@ -157,13 +158,15 @@ class HoldsRowWise(Proposes):
         """Why the last plan is what it is, in words."""
 
 
-def agreed(make: Callable[[], T]) -> T:
-    """The result of rank 0 of the job, on every rank; of a job of one rank, its own."""
+def agreed(make: Callable[[], T], group: ProcessGroup | None = None) -> T:
+    """The result of rank 0 of the group, by default the job's, on every rank of it; of a job of one
+    rank, its own."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        assert dist.GroupMember.WORLD is not None
-        return from_rank_0(dist.GroupMember.WORLD, make)
+        ranks = group or dist.GroupMember.WORLD
+        assert ranks is not None
+        return from_rank_0(ranks, make)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise CapabilityError(
             "the ranks of this job must agree on what they see in batches, but there is no process "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_batches",
     "check_features",
+    "check_group",
     "check_model",
     "check_overrides",
     "check_planned",
@@ -127,11 +128,21 @@ def check_features(features: Any, whose: str) -> None:
         )
 
 
+def check_group(group: Any, whose: str) -> None:
+    """`RegistryError` unless it is a process group, or nothing."""
+    from torch.distributed import ProcessGroup
+
+    if group is not None and not isinstance(group, ProcessGroup):
+        raise RegistryError(
+            f"{whose}: `process_group` is {_called(group)}, where it must be a "
+            "torch.distributed.ProcessGroup."
+        )
+
+
 def check_planned(
     topology: Any, process_group: Any, batches: Any, features: Any, profile: Any, constraints: Any
 ) -> None:
     """`RegistryError` where an argument of `stack.plan` is of another type than it must be."""
-    from torch.distributed import ProcessGroup
     from torchrec.distributed.planner.types import ParameterConstraints
 
     from recd_plugins.planning.access.access_profile import Profile
@@ -139,7 +150,6 @@ def check_planned(
 
     for name, value, kinds, right in (
         ("topology", topology, (Topology,), "a Topology: registry.yaml may name one (`topology:`)"),
-        ("process_group", process_group, (ProcessGroup,), "a torch.distributed.ProcessGroup"),
         ("profile", profile, (Profile, Path, str), "a Profile, or the path of one"),
         ("constraints", constraints, (Mapping,), "a mapping from table to ParameterConstraints"),
     ):
@@ -147,6 +157,7 @@ def check_planned(
             raise RegistryError(
                 f"stack.plan: `{name}` is {_called(value)}, where it must be {right}."
             )
+    check_group(process_group, "stack.plan")
     if batches is not None:
         check_batches(batches, "stack.plan")
     check_features(features, "stack.plan")

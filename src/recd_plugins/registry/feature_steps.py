@@ -35,6 +35,7 @@ from recd_plugins.slots.built import check_made
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.data.batch import Batch
@@ -73,6 +74,8 @@ class FeatureSteps:
         self._model: ReferenceType[nn.Module] | None = None
         """The trainer's, before it is adapted."""
         self._converts = False
+        self.group: ProcessGroup | None = None
+        """The ranks that train, where these are not all of the job's."""
 
     def take_model(self, model: nn.Module) -> None:
         """The trainer is about to adapt this one."""
@@ -95,16 +98,16 @@ class FeatureSteps:
             )
         with Look(batches) as look:
             # Every rank reads as many as rank 0, for a loader may ask something of all of them.
-            count = agreed(lambda: sample_size(look.first, features))
+            count = agreed(lambda: sample_size(look.first, features), self.group)
             some: list[Any] = []
 
             def read() -> int:
                 some.extend(islice(look, count))
                 return len(some)
 
-            group = dist.GroupMember.WORLD if dist.is_initialized() else None
+            group = self.group or (dist.GroupMember.WORLD if dist.is_initialized() else None)
             _ = read() if group is None else together(group, read)
-            self._looked_at = agreed(lambda: sampled_features(some, features))
+            self._looked_at = agreed(lambda: sampled_features(some, features), self.group)
         for known in ("columns", "steps", "_every", "tables"):
             self.__dict__.pop(known, None)  # of the dataset's batches, which are others
 
@@ -262,6 +265,7 @@ class FeatureSteps:
             model=self._model_as_it_is,
             preprocessed=self._preprocessed,
             cluster=Cluster.of(self._registry.topology, self._world_size),
+            group=self.group,
         )
         converter: DedupConverter = self._registry.one("dedup").build(context)
         if isinstance(converter, GivesNotices):
@@ -319,7 +323,7 @@ class FeatureSteps:
         import torch.distributed as dist
 
         joined = dist.is_available() and dist.is_initialized()
-        return dist.get_world_size() if joined else self._registry.train.ranks
+        return dist.get_world_size(self.group) if joined else self._registry.train.ranks
 
     @cached_property
     def groups(self) -> Groups:

@@ -99,6 +99,7 @@ class TrainSettings(Config):
     ever, as for a debugger."""
     bags_of_one: bool = True
     """Whether rows of sequences are looked up as bags of one, on a CPU: fbgemm's kernel for bags
-    applies their gradients several times as fast. The weights are the same."""
+    applies their gradients several times as fast. The weights are the same. What a run explains
+    of its plan names the tables, and says of others why not."""
     threads: Annotated[int, Range(ge=0, le=1024)] = 0
     """CPU threads of a rank; 0 shares the cores evenly."""

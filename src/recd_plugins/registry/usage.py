@@ -71,6 +71,8 @@ class Usage:
         """The hooks of each model's last plan."""
         self._begin: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Any]] = WeakKeyDictionary()
         """What hooks another module in the place of a model that was planned last."""
+        self.group: ProcessGroup | None = None
+        """The ranks that train, where these are not all of the job's: the first of them warns."""
 
     def asked(self, *what: str) -> None:
         """The trainer asks for what these slots, or `retier_every`, are for."""
@@ -384,7 +386,7 @@ class Usage:
     def _give(self, *notices: Notice) -> None:
         import torch.distributed as dist
 
-        self._notices.give(notices, dist.get_rank() if dist.is_initialized() else 0)
+        self._notices.give(notices, dist.get_rank(self.group) if dist.is_initialized() else 0)
 
     def _idle(
         self,

@@ -15,6 +15,7 @@ from recd_plugins.planning.sharders import default_sharders, fused_by_table
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -67,6 +68,9 @@ class Context:
     """The features that `preprocess` makes of a batch's; there for `dedup`."""
     cluster: Cluster | None = None
     """Ranks and links, as prices count with them; there for `dedup`."""
+    group: ProcessGroup | None = None
+    """The ranks that build it, where the trainer says that these are not all of the job's; there
+    for `dedup`, which `agreed` takes it from."""
     batches: Callable[[], Iterable[Any]] | None = None
     """This rank's batches, as its model gets them: the train split's, or a trainer's
     own of any type; there for `sharding` and `cache`, once a plan is asked for."""

@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from recd_plugins.compat.both_ways import MOST_UNDER_WAY
 from recd_plugins.compat.pytorch import all_gather_single, reduce_scatter_single
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.measured_topology import own_group
 
 __all__ = [
-    "MOST_UNDER_WAY",
     "Buffer",
     "CollectiveSequence",
     "Collectives",
@@ -36,10 +36,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-MOST_UNDER_WAY = 64
-"""Gathers that nobody has waited for yet, as those of a batch without a backward: past that the
-oldest, which every peer began before, is waited for."""
 
 
 @dataclass

@@ -17,9 +17,15 @@ import numpy as np
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Look", "Peeked"]
+__all__ = ["Look", "LooksAtBatches", "Peeked"]
 
 T = TypeVar("T")
+
+
+class LooksAtBatches:
+    """A base of what keeps what it saw of batches: where a loader holds it, whose state a look puts
+    back, it is left alone."""
+
 
 DEPTH, PARTS = 12, 1_000
 """How deep in a loader, and among how many of its parts, it is looked for what keeps a state."""
@@ -27,7 +33,7 @@ FEW = 32
 """As many as a list of stages has."""
 NUMBERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
-LEFT_OUT = (*NUMBERS, *CODE)
+LEFT_OUT = (*NUMBERS, *CODE, LooksAtBatches)
 """What keeps no position, and would lead away from the loader."""
 ALIVE = ("_thread", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess", "threading")
 """Modules of what lives while nobody reads: whoever holds it may change at any time."""
