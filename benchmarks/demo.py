@@ -243,6 +243,11 @@ def shown(rows: Mapping[str, Mapping[str, Any]], quick: bool) -> Table:
         f"x: of plain TorchRec's samples/s, on the small model {rates}\n"
         "sent: MB through all-to-alls, a rank and step; MiB: peak memory of a rank"
     )
+    if {"with FlexShard", "with SCARS"} <= rows.keys():
+        caption += (
+            "\nFlexShard and SCARS send less, which saves time on slow networks, not within\n"
+            "one machine: recd advise says what pays on which cluster"
+        )
     table = Table(
         title=f"{train.steps} steps of {train.batch_size} samples on each of {num_ranks()} ranks; "
         f"RM1 at 1/{1 / RM1_SCALE:.0f} of its sizes: {rm1_steps(quick)} steps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -78,6 +79,27 @@ def test_a_process_that_has_no_place_for_sockets_says_what_to_do(
     monkeypatch.setattr("recd_plugins.launch.fork_server.SHORT", ("/no/such/folder",))
     with pytest.raises(CapabilityError, match="TMPDIR name a folder of at most 75 bytes"):
         folder_made_here()
+
+
+BESIDE_A_THREAD = """
+from recd_plugins.launch.fork_server import fork_server
+process = fork_server("starts_a_thread").Process(target=print, args=("forked",))
+process.start()
+process.join()
+"""
+
+
+def test_no_warning_tells_of_a_librarys_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As jemalloc's, by which Arrow allocates: Python has the warning since 3.12."""
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\n"
+        f"threading.Thread(target=time.sleep, args=({LIMIT},), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONWARNINGS", "default")
+    assert printed_by(BESIDE_A_THREAD) == ["forked"]
 
 
 SHARES = """

@@ -148,6 +148,20 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["report", *arguments])
 
 
+def test_the_table_has_large_rates_as_whole_numbers(tmp_path: Path) -> None:
+    report = RunReport(tmp_path / "run", speaks=True, steps=60)
+    for step, rate in enumerate((1.0, 9123.0, 10_088.0, 12_940.0, 13_000.0), 1):
+        loss = {"loss": 0.5, "ne": 0.9, "auc": 0.6}
+        report.metrics("train", step, loss | {"samples_per_second": rate})
+    report.close({"samples_per_second": 10_088.0})
+    result = invoke(str(tmp_path / "run"), "--out", str(tmp_path / "report.html"))
+    assert result.exit_code == 0, result.output
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.split("\n")]
+    assert ["samples/s", "10,088"] in cells
+    (between,) = (cell[1] for cell in cells if cell and cell[0] == "quartiles")
+    assert re.fullmatch(r"[\d,]+ to 1[23],\d{3}", between)
+
+
 def test_the_command_writes_page_and_figure(tmp_path: Path) -> None:
     write_run(tmp_path / "one")
     write_run(tmp_path / "two")

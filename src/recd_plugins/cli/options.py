@@ -228,9 +228,11 @@ def progress() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
     from rich.text import Text
 
+    from recd_plugins.report.kit import number
+
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:,.3g}/s" if task.speed else "")
+            return Text(f"{number(task.speed)}/s" if task.speed else "")
 
     bars = Bars(
         TextColumn("{task.description}"),

@@ -89,6 +89,11 @@ def _show(
 
     from recd_plugins.trainer.measure.runs_compared import COLUMNS
 
+    def cell(value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
     table = Table()
     table.add_column("")
     for name in rows:
@@ -96,13 +101,13 @@ def _show(
     for key, label in COLUMNS.items():
         values = [one[key] for one in rows.values()]
         if any(value is not None for value in values):
-            table.add_row(label, *("" if v is None else f"{v:,.4g}" for v in values))
+            table.add_row(label, *map(cell, values))
         between = [one.get(key) for one in quartiles.values()]
         if any(between):
             table.add_row(
-                "  quartiles", *("{:,.4g} to {:,.4g}".format(*b) if b else "" for b in between)
+                "  quartiles", *(" to ".join(map(cell, ends)) if ends else "" for ends in between)
             )
     for part in dict.fromkeys(part for one in parts.values() for part in one):
         each = [one.get(part) for one in parts.values()]
-        table.add_row(f"  {part}", *("" if v is None else f"{v:,.4g}" for v in each))
+        table.add_row(f"  {part}", *map(cell, each))
     Console().print(table)

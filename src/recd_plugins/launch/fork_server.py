@@ -1,10 +1,11 @@
-"""The server that workers are forked from: it has imported what they need, and runs no thread."""
+"""The server that workers are forked from: it has imported what they need, and starts no thread."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import tempfile
+import warnings
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from recd_plugins.errors import CapabilityError, listed
 
-__all__ = ["folder_made_here", "for_cpu", "fork_server", "threads"]
+__all__ = ["folder_made_here", "for_cpu", "fork_server", "keep_quiet_of_threads", "threads"]
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Python's variable by which an interpreter does not look for modules where it is started."""
@@ -82,6 +83,15 @@ def _parent_of_sockets() -> str:
         f"the temporary folder {usual} is too long for sockets of worker processes, whose paths "
         f"have {LONGEST} bytes at most, and none of {listed(SHORT)} can be written to. Let TMPDIR "
         f"name a folder of at most {LONGEST - len(SOCKET)} bytes."
+    )
+
+
+def keep_quiet_of_threads() -> None:
+    """From now on multiprocessing forks from this process without a warning of its threads, which
+    Python has since 3.12. They are of libraries alone: of jemalloc, by which Arrow allocates and
+    which stops them while a process is forked."""
+    warnings.filterwarnings(
+        "ignore", "This process .* is multi-threaded", DeprecationWarning, r"multiprocessing\."
     )
 
 

@@ -11,10 +11,11 @@ import atexit
 import os
 import shutil
 
-from recd_plugins.launch.fork_server import SOCKETS
+from recd_plugins.launch.fork_server import SOCKETS, keep_quiet_of_threads
 
 __all__: list[str] = []
 
+keep_quiet_of_threads()
 if folder := os.environ.pop(SOCKETS, ""):
     # A process that ends by itself has removed it already.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

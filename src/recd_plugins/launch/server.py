@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
-from recd_plugins.launch.fork_server import for_cpu, threads
+from recd_plugins.launch.fork_server import for_cpu, keep_quiet_of_threads, threads
 
 __all__ = ["ForkedProgram", "RankServer", "rank_server"]
 
@@ -84,6 +84,7 @@ class RankServer:
     def __init__(self) -> None:
         gc.collect()
         gc.freeze()  # a rank that looked for garbage among imports would get them all copied
+        keep_quiet_of_threads()
         context = multiprocessing.get_context("fork")
         self._requests, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, self._requests))
