@@ -95,7 +95,7 @@ def _joined(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -
     )
 
 
-class _Run(NamedTuple):
+class _KeyRun(NamedTuple):
     """Keys that are wanted in the order in which a KJT has them side by side."""
 
     of: int
@@ -106,10 +106,10 @@ class _Run(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # of a job's batches, each step asks for the same
-def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_Run, ...]:
+def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_KeyRun, ...]:
     """The fewest runs that yield `keys` of KJTs with these keys."""
     places = {key: (kjt, at) for kjt, held in enumerate(of) for at, key in enumerate(held)}
-    runs: list[_Run] = []
+    runs: list[_KeyRun] = []
     for key in keys:
         if key not in places:
             raise DataError(f"the batch has no feature {key!r}; {nearest(key, places)}")
@@ -117,12 +117,12 @@ def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_Run, ...]:
         if runs and runs[-1].of == kjt and runs[-1].stop == at:
             runs[-1] = runs[-1]._replace(stop=at + 1)
         else:
-            runs.append(_Run(kjt, at, at + 1))
+            runs.append(_KeyRun(kjt, at, at + 1))
     return tuple(runs)
 
 
 def _rows_of_run(
-    kjt: KeyedJaggedTensor, numels: Sequence[int], run: _Run, stride: int
+    kjt: KeyedJaggedTensor, numels: Sequence[int], run: _KeyRun, stride: int
 ) -> WeightedJagged:
     """The rows of all keys of a run, each key's first `stride`, those that it lacks of length 0."""
     first = sum(numels[: run.start])
