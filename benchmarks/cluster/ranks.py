@@ -19,8 +19,8 @@ __all__ = ["EMULATED", "ClusterRanks", "processors_of"]
 T = TypeVar("T")
 
 EMULATED = (
-    "network namespaces of gloo ranks of one thread, each node on processors of its own, where "
-    "they can be shared out evenly"
+    "network namespaces of gloo ranks of one thread, each on its share of the processors, in "
+    "order, where these can be shared out evenly"
 )
 """What runs of it are measured on, for their conditions."""
 
@@ -80,8 +80,9 @@ def _join() -> None:
 def processors_of(rank: int, world_size: int) -> list[int]:
     """The processors of this machine that a rank has, be it with its neighbours.
 
-    A node's are its own, as a machine's are: else a rank would wait for a peer which another node
-    keeps from running. Where they cannot be shared out evenly, each rank has all.
+    Where there are as many as nodes, a node's are its own, as a machine's are: else a rank would
+    wait for a peer which another node keeps from running. Of more nodes neighbours share some.
+    Where they cannot be shared out evenly, each rank has all.
     """
     every = sorted(os.sched_getaffinity(0))
     if len(every) % world_size and world_size % len(every):

@@ -25,6 +25,7 @@ __all__ = [
     "FileFacts",
     "NoSuchTable",
     "SnapshotKind",
+    "check_none_left_behind",
     "each_once",
     "found_files",
     "in_partitions",
@@ -126,15 +127,20 @@ def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFact
     if not each:
         raise DataError("a table of no paths. Name a folder, a file or a glob.")
     found: dict[Location, FileFacts] = {}
+    by_no_log: list[Location] = []
     for path in each:
-        for file, facts in _files(path).items():
+        inside = _files(path)
+        for file, facts in inside.items():
             found.setdefault(file, facts)
+        if isinstance(path, Path) and not (path.is_dir() and snapshot_kind(path)):
+            by_no_log += inside
+    check_none_left_behind(by_no_log)
     return typed_partitions(each_once(found))
 
 
 def each_once(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
     """The files, each once, whatever links lead to it and however it is named; unless folders say
-    other things of it. `DataError` for those that a log of their folder does not list any more."""
+    other things of it."""
     found: dict[Location, FileFacts] = {}
     seen: set[object] = set()
     for file, facts in files.items():
@@ -146,7 +152,6 @@ def each_once(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
         if known not in seen:
             seen.add(known)
             found[file] = facts
-    _check_none_left_behind(found)
     return found
 
 
@@ -155,7 +160,9 @@ def place_of(file: Location) -> str:
     return os.path.realpath(file) if isinstance(file, Path) else str(file)
 
 
-def _check_none_left_behind(files: Iterable[Location]) -> None:
+def check_none_left_behind(files: Iterable[Location]) -> None:
+    """`DataError` for files, found by another way than its log, that a log of their folder does not
+    list any more."""
     above: dict[Path, Path | None] = {}
     kept: dict[Path, list[Path]] = {}
     for file in files:

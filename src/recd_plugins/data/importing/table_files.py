@@ -11,6 +11,7 @@ from typing import Any
 
 from recd_plugins.data.files import (
     FileFacts,
+    check_none_left_behind,
     each_once,
     in_partitions,
     is_hidden,
@@ -90,14 +91,20 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
     those of its latest snapshot.
     """
     found: dict[Location, FileFacts] = {}
+    by_no_log: list[Location] = []
     for path in paths:
-        if not path.is_dir():
-            _check_is_file(path)
-            found[path] = FileFacts()
-        elif (kind := snapshot_kind(path)) is not None:
+        is_folder = path.is_dir()
+        if is_folder and (kind := snapshot_kind(path)) is not None:
             found |= snapshot_files(path, kind, None)[0]
+            continue
+        if is_folder:
+            inside = _inside(path)
         else:
-            found |= _inside(path)
+            _check_is_file(path)
+            inside = {path: FileFacts()}
+        found |= inside
+        by_no_log += inside
+    check_none_left_behind(by_no_log)
     return typed_partitions(each_once(found))
 
 
