@@ -163,3 +163,16 @@ def test_the_stack_says_why(table, tmp_path):
     assert "\n  item: " in why
     assert why.splitlines()[-1] == "No plan has been made yet."
     assert recd_plugins.load(registry).explain() == "No plan has been made yet."
+
+
+def test_who_asks_for_none_is_told_nothing_to_mend(table, tmp_path, recwarn):
+    registry = {
+        "plugins": ["recd_dedup"],
+        "dataset": {"use": "parquet", "train": str(table.path), "test": str(table.path)},
+        "folder": str(tmp_path),
+        "dedup": "none",
+    }
+    stack = recd_plugins.load(registry)
+    assert stack.groups == ()
+    assert stack.explain().startswith("dedup: none, so that every feature stays a plain KJT")
+    assert not [one for one in recwarn if "is not used" in str(one.message)]

@@ -170,6 +170,10 @@ class NoDedup:
     def convert(self, features: Columns) -> KeyedJaggedTensor:
         return features.to_kjt()
 
+    def explain(self) -> str:
+        """That registry.yaml says so."""
+        return "dedup: none, so that every feature stays a plain KJT"
+
 
 def build_none(config: NoneConfig, context: Context) -> NoDedup:
     return NoDedup()
