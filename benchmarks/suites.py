@@ -44,8 +44,14 @@ SUITES = (
     ),
     Suite(
         module="combined",
+        arguments=("--wide",),
+        about="The same on two nodes of four ranks.",
+        minutes=20,
+    ),
+    Suite(
+        module="combined",
         arguments=("dlrm",),
-        about="The same of a DLRM, whose features are pooled.",
+        about="RM1's place taken by a DLRM, whose features are pooled.",
         minutes=5,
     ),
     Suite(

@@ -95,13 +95,17 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
     )
     at_once = [name for name, side in steps[0].sides.items() if side.both_ways]
     settings["exchanges both ways at once"] = ", ".join(at_once) or "on no side"
-    return Report(figures=[*figures(steps, model, mbit)], settings=settings)
+    return Report(figures=[*figures(steps, model, mbit, wide)], settings=settings)
 
 
-def figures(ranks: Sequence[NodeSteps], model: str, mbit: int) -> Iterator[Figure]:
+def figures(
+    ranks: Sequence[NodeSteps], model: str, mbit: int, wide: bool = False
+) -> Iterator[Figure]:
     """A row for each side against plain, and all together against what else there is."""
     chosen = CLUSTER_MODELS[model]
     together = "all together" if model == "rm1" else "all together, pooled DLRM"
+    if wide:
+        together, chosen = f"{together}, 2 x 4 ranks", chosen.of_any_width
     for name in ranks[0].sides:
         yield _beside_plain(ranks, name)
     for other, title, target in (

@@ -124,6 +124,11 @@ class ClusterModel:
         return {PLAIN: self.way[PLAIN], **BESIDE, **self.way}
 
     @property
+    def of_any_width(self) -> ClusterModel:
+        """Without what is asked of two nodes of two ranks alone."""
+        return replace(self, faster={}, fewer_bytes=None, memory=None)
+
+    @property
     def quick_sides(self) -> dict[str, Addition]:
         """Without the additions between RecD and all together, and those that RecD consists of."""
         return {

@@ -58,6 +58,18 @@ def test_figures_leave_out_the_dense_gradients() -> None:
     assert (memory.value, memory.met) == (30.0, False)
 
 
+def test_nodes_of_four_ranks_have_figures_and_targets_of_their_own() -> None:
+    chosen = CLUSTER_MODELS["rm1"]
+    sides = {name: _steps(seconds=2.0, sent=1_100.0, memory=100) for name in chosen.sides}
+    ranks = [NodeSteps(sides=sides, dense=DENSE)] * 8
+    found = {one.name: one for one in figures(ranks, "rm1", 200, wide=True)}
+    assert found["all together, 2 x 4 ranks, against plain TorchRec"].target is None
+    assert found["bytes between nodes, all together, 2 x 4 ranks"].target is None
+    own = found["all together, 2 x 4 ranks, against TorchRec's own best plan"]
+    assert own.target == chosen.faster_than_own
+    assert not own.met
+
+
 def test_the_limit_is_the_longer_of_computing_and_sending() -> None:
     chosen, parts = CLUSTER_MODELS["rm1"], {"pooling": 800.0, "dense": 200.0, "exposed": 999.0}
     sides = {name: _steps(seconds=2.0, sent=1_100.0, memory=100) for name in chosen.sides}
