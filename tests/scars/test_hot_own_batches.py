@@ -30,6 +30,7 @@ import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.slots.batch_check import kind_of
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
@@ -490,6 +491,7 @@ def test_a_loader_of_the_registry_is_told_alike(tmp_path: Path) -> None:
         assert len(list(stack.read(0, 1))) == 10
         loader = stack.loader(0, 1)
         assert stack.ordered
+        assert kind_of(loader) == "HotBatches"
     with pytest.warns(NoticeWarning, match=r"asked of stack.loader\(...\) before there is a plan"):
         assert len(list(loader)) == len(loader) == 10
     with pytest.raises(CapabilityError, match=r"Call `plan = stack.plan\(model, ...\)` before"):

@@ -194,4 +194,8 @@ def checked(
 
 def kind_of(loader: object) -> str:
     """The class of a loader, as whoever wrote it knows it."""
-    return type(loader._loader if isinstance(loader, CheckedLoader) else loader).__name__
+    from recd_plugins.data.conversion import ConvertedLoader
+
+    if isinstance(loader, CheckedLoader | ConvertedLoader):
+        loader = loader._loader
+    return type(loader).__name__
