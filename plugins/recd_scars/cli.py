@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.api import so_many
 from recd_plugins.api.cli import (
     PICTURES,
     AsJson,
@@ -155,7 +156,7 @@ def _show(curve: CacheCurve, name: str) -> None:
     memory, best = curve.memory, curve.at(curve.optimum.cached)
     console = Console(highlight=False)
     console.print(
-        f"{name}: {curve.rows.num_rows:,} rows of {memory.width} numbers, "
+        f"{name}: {so_many(curve.rows.num_rows, 'row')} of {so_many(memory.width, 'number')}, "
         f"{curve.rows.lookups:,.3g} lookups a sample; {memory.capacity * 4 / 2**20:,.4g} MiB, of "
         f"which a sample takes {memory.per_sample * 4:,.0f} bytes",
         soft_wrap=True,

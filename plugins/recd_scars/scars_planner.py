@@ -17,6 +17,7 @@ from recd_plugins.api import (
     RegistryError,
     Topology,
     Unused,
+    so_many,
 )
 from recd_plugins.api.planning import (
     GB,
@@ -442,8 +443,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             kept = worth(merged, kept, prices, self._config.coalesce)
         reasons.append(
             f"M = {memory.reason}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
-            f"{found.taken.sum():,} rows, beside which {found.size.batch_size:,.0f} samples fit "
-            f"(train.batch_size is {batch_size:,})"
+            f"{so_many(found.taken.sum(), 'row')}, beside which "
+            f"{so_many(found.size.batch_size, 'sample')} fit (train.batch_size is {batch_size:,})"
         )
         dropped = found.taken.sum() - kept.sum()
         if dropped:

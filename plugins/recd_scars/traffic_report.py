@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from recd_plugins.api import so_many
 from recd_plugins.api.planning import Coalesce, SequenceTable, TableSizes, aligned, in_share
 from recd_scars.theory import coalesced, plain
 
@@ -53,9 +54,9 @@ def lines(
         )
     yield from aligned(shown, named=1)
     yield (
-        f"rows that come to a rank in a step of {batch_size:,} samples: {before / 1e6:.3g} MB, "
-        f"each once {once / 1e6:.3g} MB, cached ones left out {after / 1e6:.3g} MB; as much goes "
-        "back as gradients"
+        f"rows that come to a rank in a step of {so_many(batch_size, 'sample')}: "
+        f"{before / 1e6:.3g} MB, each once {once / 1e6:.3g} MB, cached ones left out "
+        f"{after / 1e6:.3g} MB; as much goes back as gradients"
     )
     levels: set[Coalesce] = {sizes[name].coalesce for name in tables}
     if levels == {"none"}:

@@ -28,6 +28,7 @@ __all__ = [
     "nearest",
     "shortened",
     "shown",
+    "so_many",
 ]
 
 
@@ -166,6 +167,17 @@ def listed(names: Iterable[object], most: int = 4, *, kind: str = "") -> str:
     word = f"{kind}{'s' * (len(every) != 1)} " if kind else ""
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return f"{word}{', '.join(every[:most])}{more}"
+
+
+def so_many(count: float, kind: str) -> str:
+    """A number of things, with the word for what they are.
+
+    >>> so_many(1, "rank"), so_many(0, "batch"), so_many(12_345.6, "row")
+    ('1 rank', '0 batches', '12,346 rows')
+    """
+    number = f"{count:,.0f}"
+    many = "" if number == "1" else "es" if kind.endswith(("ch", "s", "x")) else "s"
+    return f"{number} {kind}{many}"
 
 
 MOST_SHOWN = 200

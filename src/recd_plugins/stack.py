@@ -23,7 +23,7 @@ from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown, so_many
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
@@ -224,6 +224,8 @@ class Stack(LooksAtBatches):
             self._usage.asked("order")
             ordered: Loader = planner.order(loader, rank, world_size)
             self.ordered = ordered is not loader
+            if self.ordered and not self._planning.planned:
+                return cast("Loader", self._warning_without_plan(ordered, "stack.loader(...)"))
             return ordered
         return loader
 
@@ -251,7 +253,6 @@ class Stack(LooksAtBatches):
             return loader
         import torch.distributed as dist
 
-        from recd_plugins.data.conversion import ConvertedLoader
         from recd_plugins.sparse.own_batches import OwnBatches
 
         if rank is None or world_size is None:
@@ -260,21 +261,26 @@ class Stack(LooksAtBatches):
             world_size = dist.get_world_size(self._group) if joined else 1
         self._usage.asked("order")
         planned = self._planning.planned
-        given = loader if planned else ConvertedLoader(loader, self._warn_without_plan)
+        given = loader if planned else self._warning_without_plan(loader, "stack.order(loader)")
         own = OwnBatches(features=features, select=select)
         ordered = planner.order(given, rank, world_size, own)
         return loader if ordered is given else ordered
 
-    def _warn_without_plan(self, batch: Any) -> Any:
-        """A batch on its way into an order, of which no plan says how it is."""
-        if not (self._planning.planned or self._looks):
-            self._usage.unused(
-                self._planning.choice,
-                "batches are asked of stack.order(loader) before there is a plan, so that all come "
-                "as the loader has them",
-                "Call `plan = stack.plan(model, ...)` before the first is asked for.",
-            )
-        return batch
+    def _warning_without_plan(self, loader: Iterable[Any], asked: str) -> Iterable[Any]:
+        """The loader, which warns where batches are trained in an order that no plan makes."""
+        from recd_plugins.data.conversion import ConvertedLoader
+
+        def warn(batch: Any) -> Any:
+            if not (self._planning.planned or self._looks):
+                self._usage.unused(
+                    self._planning.choice,
+                    f"batches are asked of {asked} before there is a plan, so that all come as the "
+                    "loader has them",
+                    "Call `plan = stack.plan(model, ...)` before the first is asked for.",
+                )
+            return batch
+
+        return ConvertedLoader(loader, warn)
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank in the reader's own order: what planners count."""
@@ -873,7 +879,8 @@ def _too_small(model: nn.Module, schema: Schema) -> list[str]:
     num_ids = {one.name: one.num_ids for one in schema.sparse}
     maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
     return [
-        f"table {table.name} has {table.num_rows:,} rows, and {feature} {num_ids[feature]:,} ids"
+        f"table {table.name} has {so_many(table.num_rows, 'row')}, and {feature} "
+        f"{so_many(num_ids[feature], 'id')}"
         for table in model_tables(model).values()
         for feature in table.features
         if num_ids.get(feature, 0) > table.num_rows

@@ -233,7 +233,7 @@ def test_the_commands_explain_and_rewrite_by_what_readers_read(
     assert found["reading"]["one by one"]["ios"] == 2
     registry["dataset"] = {"use": "parquet", "train": "r", "test": "r"}  # its footers say it all
     assert rp.load(registry).schema == SCHEMA
-    assert "200 rows in 1 files" in shown("layout", "r")
+    assert "200 rows in 1 file" in shown("layout", "r")
     assert "makes larger ones" not in shown("layout", "r")
     assert "20 stripes (row groups) of 10 rows: each is" in shown("layout", small_stripes(tmp_path))
 

@@ -121,7 +121,7 @@ def test_streams_are_shared_out_in_turn():
         shares.rows_per_batch(9)
     with pytest.raises(RegistryError, match=r"multiple of 6 \(2 ranks of 3 consumers each\)"):
         Shares(world_size=2, workers=3, streams=4)
-    with pytest.raises(RegistryError, match=r"multiple of 2 \(2 ranks of 1 consumers each\)"):
+    with pytest.raises(RegistryError, match=r"multiple of 2 \(2 ranks of 1 consumer each\)"):
         Shares(world_size=2, streams=3)
 
 

@@ -256,7 +256,7 @@ def test_a_test_split_of_files_that_are_trained_on_is_told(folder: Path) -> None
     (folder / "test" / "latest.parquet").symlink_to(next((folder / "train").glob("*.parquet")))
     (told,) = ParquetTables(config(folder)).notices()
     assert str(told).startswith(
-        "dataset.test is trained on, too: 1 of its 2 files are files of dataset.train"
+        "dataset.test is trained on, too: of its 2 files dataset.train has 1 too"
     )
     same = config(folder, where="label == 1", where_test="label == 1")
     assert len(ParquetTables(same).notices()) == 1

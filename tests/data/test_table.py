@@ -104,9 +104,9 @@ def test_a_table_replaces_the_one_before(tmp_path):
     [
         ({"item": [[1], [100]]}, r"feature 'item' holds id 100, outside \[0, 100\)"),
         ({"item": [[-1], [2]]}, r"feature 'item' holds id -1, outside \[0, 100\)"),
-        ({"label": [0, None]}, "column 'label' holds 1 nulls"),
-        ({"item": [None, [1]]}, "column 'item' holds 1 nulls"),
-        ({"item": [[1], [None]]}, "column 'item' holds 1 nulls"),
+        ({"label": [0, None]}, "column 'label' holds 1 null"),
+        ({"item": [None, [1]]}, "column 'item' holds 1 null"),
+        ({"item": [[1], [None]]}, "column 'item' holds 1 null"),
         ({"item": [1, 2]}, "column 'item' is int64, but must be a list of integers"),
         ({"price": ["1", "2"]}, "column 'price' is string, but must be a number"),
     ],

@@ -359,7 +359,7 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
     assert made.dedup.groups == (("seen", "bought"),)
     assert made.plain.keys() == ["item"]
     head, *reasons = stack.explain().splitlines()
-    assert head == "dedup: 8 batches of 256 samples: 1 groups"
+    assert head == "dedup: 8 batches of 256 samples: 1 group"
     assert "  item: left as it is, factor 1.0" in "\n".join(reasons)
     with pytest.raises(CapabilityError, match="settled before"):
         stack.adapt(looks_up(), batches=Loader())

@@ -18,6 +18,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.describe import options_of
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.planning.topology import Topology
+from recd_plugins.registry import Registry
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import SLOTS
 
@@ -88,6 +89,11 @@ WRITTEN_BY_HAND = [page for page in PAGES if page.name not in ("CHANGELOG.md", "
 PLUGINS = ["recd_dlrm", "recd_dedup", "recd_dsi", "recd_flexshard", "recd_scars"]
 ENTRY_POINTS = {"recd_plugins.commands"}
 """Groups of entry points that are called as modules are."""
+FOLDERS = [ROOT, *(ROOT / one for one in ("src/recd_plugins", "plugins", "docs", "examples"))]
+FOLDERS += sorted(ROOT.glob("plugins/recd_*"))
+"""The folders that the paths of pages start from."""
+MEASURED = "topology.yaml"
+"""What `recd topology measure` writes."""
 BESIDE = {"use", "others", "features"}
 """What stands beside the options of a record."""
 
@@ -162,6 +168,18 @@ def test_a_registry_that_a_page_shows_names_what_there_is(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_registry_that_a_page_shows_loads(page: Path) -> None:
+    """A part of one does too; not by files and plugins that the page has its reader make."""
+    for block in fenced(page.read_text(), "yaml"):
+        for read in yaml.safe_load_all(block):
+            slots = isinstance(read, dict) and read.keys() <= {*options_by_slot(), "plugins"}
+            if not slots or read.get("topology") == MEASURED:
+                continue
+            if {*read.get("plugins", ())} <= {*PLUGINS}:
+                assert Registry.load({"plugins": PLUGINS, **read}, folder=ROOT)
+
+
+@pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
 def test_an_option_that_a_page_names_with_its_slot_exists(page: Path) -> None:
     """As `train.steps` or `topology.mapped_ns`; or an option of a record that the page writes."""
     text, known = page.read_text(), options_by_slot()
@@ -184,7 +202,8 @@ def test_what_a_page_imports_can_be_imported(page: Path) -> None:
                 module = import_module(node.module or "")
                 for one in node.names:
                     assert hasattr(module, one.name), f"{node.module}.{one.name}"
-    for path in set(re.findall(r"`(recd_plugins(?:\.\w+)+)`", text)) - ENTRY_POINTS:
+    ours = "|".join(["recd_plugins", *PLUGINS])
+    for path in set(re.findall(rf"`((?:{ours})(?:\.\w+)+)`", text)) - ENTRY_POINTS:
         parent, _, name = path.rpartition(".")
         if not hasattr(import_module(parent), name):
             import_module(path)
@@ -198,9 +217,10 @@ def test_files_and_tests_that_a_page_names_are_there(page: Path) -> None:
         assert f"def {test}(" in (ROOT / short.get(file, file)).read_text(), f"{file}::{test}"
     here = page.parent if (page.parent / "pyproject.toml").exists() else ROOT
     for code in [*inline(text), *fenced(text, "sh", "console")]:
-        for file in re.findall(r"(?<![\w/.])((?:tests|plugins|benchmarks)/[\w./-]+\.py)", code):
+        for file in re.findall(r"(?<![\w/.-])([\w-]+/[\w./-]*\.(?:py|md|sh|toml))\b", code):
             written = f"# {file}" in text  # by the reader, as the page says
-            assert written or (here / file).exists() or (ROOT / file).exists(), file
+            folders = [one for one in (here, *FOLDERS) if (one / file.split("/")[0]).is_dir()]
+            assert written or not folders or any((one / file).exists() for one in folders), file
         for module in re.findall(r"python -m (benchmarks[\w.]*)", code):
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

@@ -94,20 +94,24 @@ def _commands(pattern: str) -> dict[str, set[str]]:
     return found
 
 
-COMMANDS = _commands(r"(?:^|\s)recd ((?:data )?[a-z]+)\b")
+COMMANDS = _commands(r"(?:^|\s)recd ([a-z]+(?: [a-z][a-z-]*)?)\b")
 TARGETS = _commands(r"(?:^|\s)make ([a-z]+)\b")
 
 
 @pytest.mark.parametrize("page", COMMANDS)
 def test_every_recd_command_that_the_docs_name_exists(page: str) -> None:
     for command in sorted(COMMANDS[page]):
-        assert exits(command) == 0, f"{page} names `recd {command}`"
+        assert exists(command), f"{page} names `recd {command}`"
 
 
 @cache
-def exits(command: str) -> int:
-    """Many pages name a command."""
-    return CliRunner().invoke(app, [*command.split(), "--help"]).exit_code
+def exists(command: str) -> bool:
+    """Many pages name a command; behind one that has no commands of its own stand arguments."""
+    first, *more = command.split()
+    shown = CliRunner().invoke(app, [first, "--help"])
+    if more and "COMMAND [ARGS]..." in shown.output:
+        shown = CliRunner().invoke(app, [first, *more, "--help"])
+    return shown.exit_code == 0
 
 
 @pytest.mark.parametrize("page", TARGETS)

@@ -99,7 +99,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "dedup",
         "three",
         shared,
-        "its `unique_shares` are 3, where they must be one for each of its 1 groups.",
+        "its `unique_shares` are 3, where they must be one for each group, of which it has 1.",
     ),
     "preprocess": (
         "preprocess",

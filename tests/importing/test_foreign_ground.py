@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from strangers_files import clicks, text, write
@@ -23,6 +24,7 @@ from recd_plugins.data.importing import survey as surveys
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.table_files import files_of, foreign_files
+from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -287,6 +289,36 @@ def test_a_table_of_delta_lake_is_its_latest_version(tmp_path: Path) -> None:
     feature = ForeignFeature(name="item_id", num_ids=99, ids="hash")
     schema = ForeignSchema(session_id=None, timestamp=None, label="clicked", sparse=(feature,))
     assert Table.open(tmp_path / "t", schema).num_rows == 200
+
+
+def test_a_column_that_came_later_to_a_table_of_delta_lake_is_null_before(tmp_path: Path) -> None:
+    """As Delta Lake has it, of whatever type; `nulls` says what becomes of it."""
+    deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+    lake, shops = tmp_path / "lake", pa.array([f"shop {one % 7}" for one in range(100)])
+    seen = pa.array([[one % 9, one % 5] for one in range(100)], pa.list_(pa.int64()))
+    later = clicks(100, seed=1).append_column("shop", shops).append_column("seen", seen)
+    later = later.append_column("left", pa.array([0.5] * 100))
+    deltalake.write_deltalake(lake, clicks(300))
+    deltalake.write_deltalake(lake, later, mode="append", schema_mode="merge")
+    assert "(0.5; 75.0% empty)" in "".join(schema_of(lake)["doubts"])
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(
+        "{session_id: null, timestamp: null, label: clicked, dense: [{name: left, nulls: "
+        "{value: 7}}], sparse: [{name: shop, num_ids: 50, ids: hash}, {name: seen, num_ids: 9}]}"
+    )
+    recd("data", "check", lake, "--schema", schema)
+    recd("data", "import", lake, tmp_path / "made", "--schema", schema)
+    foreign = load_schema(schema)
+    for table in (Table.open(tmp_path / "made"), Table.open(lake, foreign)):
+        rows = pa.concat_tables(table.read(one) for one in table.stripes)
+        assert rows["left"].to_pylist().count(7) == 300
+        assert [pc.sum(pc.list_value_length(rows[one])).as_py() for one in ("shop", "seen")] == [
+            100,
+            200,
+        ]
+    assert Table.open(lake, foreign).select(
+        Selection(where="left == 0.5", schema=foreign.conformed, source=foreign)
+    ).num_rows == 100  # fmt: skip
 
 
 def test_two_files_of_json_may_have_other_keys_but_no_other_types(tmp_path: Path) -> None:
@@ -648,7 +680,7 @@ def test_small_files_and_row_groups_are_sampled_enough(tmp_path: Path) -> None:
     assert (found.rows, found.sampled) == (2_000, 15 * 64 + 1)
     file = text(tmp_path / "schema.yaml", "{timestamp: null, session_id: null, label: clicked}")
     init = ("init", tiny, "--test", tiny, "--schema", file, "--out", tmp_path / "registry.yaml")
-    assert "note: 2,000 stripes (row groups) of 1 rows: each is read" in recd(*init)
+    assert "note: 2,000 stripes (row groups) of 1 row: each is read" in recd(*init)
     (tmp_path / "many").mkdir()
     for number in range(100):
         write(tmp_path / "many" / f"{number}.csv", rows.slice(number * 20, 20))

@@ -20,6 +20,7 @@ from recd_plugins.data.conform.values import hashes
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing.proposal import Proposal, propose
+from recd_plugins.data.importing.schema_file import parsed
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
@@ -211,6 +212,18 @@ def test_ids_with_weights_in_text_are_scored_ids(tmp_path: Path, by: str, delimi
             hashes(pa.array(["3", "5", "7"] if name == "cart" else ["03", "05", "07"]), spot) % 100
         )
         assert made[name].to_pylist() == [ids[:2].tolist(), [], ids[2:].tolist()]
+
+
+@pytest.mark.parametrize("weight", ["{}", "{}.5", "code {}", "{}|3"])
+def test_a_column_of_the_name_of_a_features_weights_is_left_out(
+    tmp_path: Path, weight: str
+) -> None:
+    """Be it a sample weight by its name, or a feature."""
+    rows = [f"{n % 2},{n % 7}:0.5|{n % 5}:1,{weight.format(n % 11)}" for n in range(200)]
+    found = proposed(text(tmp_path / "t.csv", "\n".join(["y,cart,cart_weights", *rows]) + "\n"))
+    schema, _ = parsed(found.schema, "schema")
+    assert schema.columns == ("y", "cart")
+    assert "# - cart_weights: a table has the weights of 'cart' under this name" in found.text
 
 
 def test_parentheses_belong_to_an_element_unless_commas_part_it() -> None:

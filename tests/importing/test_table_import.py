@@ -378,7 +378,7 @@ def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, "--schema", str(tmp_path / "s.yaml")])
     assert result.exit_code == 0, result.output
     kept = 400 - clicks()["price"].null_count
-    assert f"{clicks()['price'].null_count} rows were left out: no price" in result.stdout
+    assert f"left out: {clicks()['price'].null_count} rows without price" in result.stdout
     assert f"next: recd init {tmp_path}/t" in result.stdout
     assert sum(Table.open(tmp_path / "t" / one).num_rows for one in ("train", "test")) == kept
     wrong = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "u"), "--split-by", "user"])

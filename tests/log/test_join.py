@@ -206,7 +206,7 @@ def test_the_report_in_words():
     report.missing["price"] = 2
     report.disordered = 1
     assert str(report) == (
-        f"{text}; missing: price in 2; 1 messages came further out of order than allowed"
+        f"{text}; missing: price in 2; 1 message came further out of order than allowed"
     )
 
 
@@ -283,10 +283,10 @@ def test_like_a_join_that_holds_everything(drawn, cuts):
         (JoinReport(samples=100, positives=1, events=20, orphan_events=3), "`log.route: message`"),
         (JoinReport(samples=100), "all labels are 0"),
         (JoinReport(samples=99, events=2, late_events=2), None),
-        (JoinReport(samples=100, positives=1, left_out=1), "1 messages were left out"),
+        (JoinReport(samples=100, positives=1, left_out=1), "left out: 1 message"),
         (JoinReport(samples=100, positives=1, disordered=1), "raise `join.disorder_ms`"),
         (PeriodReport(requests=1000, late_requests=100), None),
-        (PeriodReport(late_requests=101), "their period had closed.*; 101 requests were late"),
+        (PeriodReport(late_requests=101), "their period had closed.*; late: 101 requests"),
     ],
 )
 def test_what_a_log_may_not_have_meant_is_told(report: JoinReport, doubt: str | None) -> None:

@@ -315,7 +315,7 @@ def test_messages_that_are_none(tmp_path):
     with pytest.raises(DataError, match="must have the columns"):
         log.append(pa.RecordBatch.from_pydict({"session_id": [1]}))
     lacking = messages_of([(1, 2, b"")]).set_column(2, "message", pa.array([None], pa.binary()))
-    with pytest.raises(DataError, match="'message' holds 1 nulls"):
+    with pytest.raises(DataError, match="'message' holds 1 null"):
         log.append(lacking)
     with pytest.raises(DataError, match="has shards 0 to 3, not 4"):
         list(log.read(4))

@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "rank": (
         lambda plan: setattr(plan["bags"]["a"], "ranks", [7]),
-        "rank 7, and there are 1 ranks from 0. Plan for `group.size()`.",
+        "rank 7, of a group of 1 rank, counted from 0. Plan for `group.size()`.",
     ),
     "size": (sized, "shards that hold 4 numbers, and the table has 9 x 4."),
 }

@@ -524,7 +524,7 @@ def shorter(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     ("transform", "message"),
     [
         (renamed, r"renamed made the keys \['a!', 'b!'\] of \['a', 'b'\]. Keep them"),
-        (shorter, r"shorter made 1 rows of 2. Keep one row for each"),
+        (shorter, r"shorter made 1 row of 2. Keep one row for each"),
         (to_lists, "to_lists made a dict of a KeyedJaggedTensor"),
     ],
 )

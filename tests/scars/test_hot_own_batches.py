@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.slots.batch_check import kind_of
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
@@ -471,6 +473,29 @@ def test_an_order_without_a_plan_is_told() -> None:
         list(strict)
     none = {**CACHE_OF_ALL, "cache": {"use": "scars", "hot_batches": False}}
     assert rp.load(none).order(loader) is loader
+
+
+def test_a_loader_of_the_registry_is_told_alike(tmp_path: Path) -> None:
+    """Of what no plan has put in another order; not of batches in the reader's own."""
+    values = {
+        **CACHE_OF_ALL,
+        "plugins": ["recd_dlrm", "recd_scars"],
+        "folder": str(tmp_path),
+        "dataset": {"use": "sessions", "samples": 200, "test_fraction": 0.5},
+        "train": {"batch_size": 20},
+    }
+    stack = rp.load(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoticeWarning)
+        assert len(list(stack.loader(0, 1, "test"))) == 5
+        assert len(list(stack.read(0, 1))) == 10
+        loader = stack.loader(0, 1)
+        assert stack.ordered
+        assert kind_of(loader) == "HotBatches"
+    with pytest.warns(NoticeWarning, match=r"asked of stack.loader\(...\) before there is a plan"):
+        assert len(list(loader)) == len(loader) == 10
+    with pytest.raises(CapabilityError, match=r"Call `plan = stack.plan\(model, ...\)` before"):
+        list(rp.load({**values, "strict": True}).loader(0, 1))
 
 
 class HoldsStack(list[Any]):

@@ -17,6 +17,7 @@ from torch import nn
 from trio import in_mapped_files
 
 from recd_dlrm.datasets.sessions.dataset import default_features
+from recd_plugins.advise.trial_rank import trial_side
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.settings import OptimizerSettings
@@ -158,6 +159,12 @@ def ordered(values: dict[str, Any], steps: int) -> list[Batch]:
     return list(islice(loader, steps))
 
 
+def held(values: dict[str, Any]) -> list[bool]:
+    """On a rank: which batches are hot of those that a trial is fed from memory."""
+    side = trial_side(load(values), torch.device("cpu"), held=8)
+    return [batch.hot for batch in islice(side.batches, 8)]
+
+
 def test_hot_batches_come_through_the_stack_and_train_alike(
     gloo_pool: GlooPool, folder: Path
 ) -> None:
@@ -173,6 +180,9 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
     first, second = gloo_pool.run(ordered, values, STEPS)
     assert [batch.hot for batch in first] == [batch.hot for batch in second]
     assert {batch.hot for batch in first} == {True, False}
+    first_held, second_held = gloo_pool.run(held, values)
+    assert first_held == second_held
+    assert any(first_held)
     check_parity(
         gloo_pool,
         partial(model_of, values),

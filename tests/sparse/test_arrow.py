@@ -72,7 +72,7 @@ def test_the_tensor_outlives_the_column():
 
 @pytest.mark.parametrize(
     ("lists", "reason"),
-    [([[1], None, None], "2 of its rows are null"), ([[1, None]], "its lists hold 1 nulls")],
+    [([[1], None, None], "2 of its rows are null"), ([[1, None]], "its lists hold 1 null")],
 )
 def test_nulls_name_their_column(lists, reason):
     with pytest.raises(DataError, match=f"'history': .*{reason}.* where the table is made"):
@@ -105,5 +105,5 @@ def test_float32_shares_memory():
 
 
 def test_null_numbers_name_their_column():
-    with pytest.raises(DataError, match="'price': holds 1 nulls"):
+    with pytest.raises(DataError, match="'price': holds 1 null"):
         floats_from_arrow(pa.array([1.0, None]), "'price'")

@@ -374,7 +374,7 @@ def test_a_rule_of_ones_own_says_what_it_lacks():
     for groups, rows, lookups, says in (
         ((("a",),), [row], [lookup], "`rows` is a list, where it must be a mapping from each key"),
         ((("a", "b"),), {"a": row}, [lookup], "`rows` lacks b, which groups name"),
-        ((("a",),), {"a": row}, [], "there are 0 inverse lookups for 1 groups. Give one for each"),
+        ((("a",),), {"a": row}, [], "of 1 group it has 0 inverse lookups. Give one for each"),
     ):
         with pytest.raises(DataError, match=says):
             IKJT.from_rows(groups, rows, lookups)

@@ -141,7 +141,7 @@ def unsafe(indices, lists):
     [
         ({"a": pa.array([[1]])}, "'a': is list<.*must be a dictionary of lists"),
         ({"a": column([0, None], [[1]])}, "'a': 1 of its rows are null"),
-        ({"a": column([0], [[1, None]])}, "'a': its lists hold 1 nulls"),
+        ({"a": column([0], [[1, None]])}, "'a': its lists hold 1 null"),
         ({"a": column([0], [1.5])}, "'a': is double, but must be a list of integers"),
         ({"a": unsafe([0, 7], [[1]])}, "from 0 to 7, outside of its 1 unique"),
     ],

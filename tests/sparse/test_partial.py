@@ -268,7 +268,7 @@ def test_factors_are_by_key_and_of_all() -> None:
         ({"inverse_lookup": torch.tensor([[0, -1, 0]])}, r"points to unique sample \[-1\]"),
         ({"inverse_lookup": torch.tensor([0])}, "must be .groups, batch size."),
         ({"inverse_lookup": torch.zeros(2, 3, dtype=torch.int64)}, r"of shape \[2, 3\]"),
-        ({"unique_counts": (2, 1)}, "1 groups, 2 unique counts"),
+        ({"unique_counts": (2, 1)}, "1 group, 2 unique counts"),
         ({"unique_counts": (3,)}, r"make \[3, 2\]"),
         ({"groups": (("b", "b"),)}, "named twice"),
         ({"groups": ()}, "or there is none"),

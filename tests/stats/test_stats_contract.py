@@ -68,7 +68,7 @@ BROKEN = {
     "must leave the table as it is": Vandal(),
     "must be what JSON takes": Fixed(values={"rows": float("nan")}),
     "must find the same values": Drawn(),
-    "table 'rows' must be a text for each of the 1 columns": Fixed(
+    "table 'rows' must be a text for each column, of which it has 1": Fixed(
         tables=[StatsTable(title="rows", columns=["what"], rows=[["rows", "3"]])]
     ),
     "table 'counts' must be a text": Fixed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stored import put
 
 from recd_plugins.data.files import found_files
 from recd_plugins.data.importing.table_files import files_of
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Uri, location_of
 
 BOTH = pytest.mark.parametrize(
     "find", [lambda path: found_files(path), lambda path: files_of([path])]
@@ -64,6 +67,28 @@ def test_files_that_a_snapshot_has_may_be_named_by_themselves(
     assert items(found_files(delta / "day=2")) == items(files_of([delta / "day=2"])) == [3]
     monkeypatch.chdir(delta / "day=2")
     assert items(found_files(Path("."))) == items(files_of(sorted(Path(".").glob("*.parquet"))))
+
+
+@pytest.mark.slow
+def test_files_of_a_store_that_a_snapshot_has_no_more_are_refused(delta: Path, store: Any) -> None:
+    """However they are named, and by one look at the table's folder."""
+    table = location_of(f"s3://tables/{uuid.uuid4().hex}/clicks")
+    assert isinstance(table, Uri)
+    put(delta, table)
+    says = "Delta Lake keeps s3://.*/clicks, whose latest snapshot has no such file"
+    gone = table / "day=1"
+    (file,) = (one for one in gone.glob("*.parquet") if str(one) not in map(str, files_of([table])))
+    for path in (gone, gone / "*.parquet", table / "day=*" / "*.parquet", table / "**" / "*", file):
+        with pytest.raises(DataError, match=says):
+            found_files(path)
+    for path in (table.parent, gone, file):
+        with pytest.raises(DataError, match=says):
+            files_of([path])
+    store.requests.clear()
+    kept = table / "day=2"
+    assert len(found_files(kept / "*.parquet")) == len(files_of([kept])) == 1
+    looks = [one.path for one in store.requests if one.method == "GET" and "prefix" in one.path]
+    assert len([one for one in looks if "day" not in one and "_delta_log" not in one]) == 2
 
 
 def test_files_that_iceberg_keeps_no_more_are_refused(

@@ -72,7 +72,7 @@ class Bent:
         ("length", "all ranks must have as many batches as len(loader) says"),
         ("columns", "a batch must have up to 16 samples of the schema's columns"),
         ("twice", "a row must come once an epoch"),
-        ("rest", "split 'test' over 1 ranks: every row must come"),
+        ("rest", "split 'test' over 1 rank: every row must come"),
         ("state", "resumed after"),
     ],
 )

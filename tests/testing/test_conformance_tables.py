@@ -71,7 +71,7 @@ def test_a_correct_dataset_passes() -> None:
         ("schema", "its schema must be a Schema, the same whenever it is asked for"),
         ("rows", "split 'test' must have a row"),
         ("column", "lacks column 'shop'"),
-        ("null", "has 1 nulls in column 'item'"),
+        ("null", "has 1 null in column 'item'"),
         ("ids", "feature 'item' has ids from 0 to 9, outside [0, 9)"),
         ("label", "labels must be 0 or 1"),
         ("nan", "dense column 'age' holds a NaN"),

@@ -55,7 +55,7 @@ def bad_plans() -> dict[str, TierPlan]:
         "names row 44, but the table has 43": with_table(TablePlan(table="songs", per_node=beyond)),
         "names albums": with_table(TablePlan(table="albums", replicated=np.array([0]))),
         "coalesce is none": with_table(TablePlan(table="artists", coalesce="rank")),
-        "for 2 nodes of 1 ranks": dataclasses.replace(plan, n_nodes=2, ranks_per_node=1),
+        "for 2 nodes of 1 rank": dataclasses.replace(plan, n_nodes=2, ranks_per_node=1),
     }
 
 

@@ -219,7 +219,7 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
     command = ["reshard", str(folder / "two"), str(folder / "one"), "--ranks", "1"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    assert "step 3, for 1 ranks (2 before) of 32 samples" in done.stdout
+    assert "step 3, for 1 rank (2 before) of 32 samples" in done.stdout
     assert "goes on with the start of epoch 1" in done.stdout
     assert "recd train --resume --ranks 1" in done.stdout
     assert CliRunner().invoke(app, command).exit_code == 2  # it is there already

@@ -78,7 +78,7 @@ def test_batch_sizes_are_trained_to_one_loss(registry: Path) -> None:
     assert small["seconds"] > 0
     tuned = tune(registry, "--batch-size=64", "--samples=256", "--loss=5")
     assert tuned.code == 0, tuned.err
-    assert "to a loss of 5.00000, the mean of 64 samples, on 1 ranks" in tuned.out
+    assert "to a loss of 5.00000, the mean of 64 samples, on 1 rank" in tuned.out
     assert " best " in tuned.out
     # Reached at once, so no step more than the pipeline needs.
     assert [row.split("│")[4].strip() for row in tuned.out.splitlines() if " best " in row] == ["1"]

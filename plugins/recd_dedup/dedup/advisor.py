@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
 from recd_dedup.dedup.worth import Bytes, Worth
 from recd_dedup.stats.session_rows import SessionRows
+from recd_plugins.api import so_many
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 
@@ -121,8 +122,8 @@ class Advice:
         if self.samples_per_session is not None:
             each = f", {self.samples_per_session:.2f} samples of a session in each"
         yield (
-            f"{self.batches:,} batches of {self.batch_size:,} samples{each}: "
-            f"{len(self.groups)} groups"
+            f"{so_many(self.batches, 'batch')} of {so_many(self.batch_size, 'sample')}{each}: "
+            f"{so_many(len(self.groups), 'group')}"
         )
         for feature in self.features:
             measures = f"(l {feature.length:.1f})"

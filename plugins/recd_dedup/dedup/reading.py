@@ -11,7 +11,7 @@ import torch
 
 from recd_dedup.dedup.sample import rows_of_batch
 from recd_dedup.stats.session_rows import SessionRows
-from recd_plugins.api import Context, DataError, Missed, PluginError
+from recd_plugins.api import Context, DataError, Missed, PluginError, so_many
 from recd_plugins.api.batch import Groups
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ def read_sample(context: Context, features: Sequence[str] | None = None) -> Read
     keys = table.schema.sparse_names if features is None else tuple(features)
     if not keys or not table.num_rows:
         raise DataError(
-            f"{table.path}: has {table.num_rows} rows of {len(keys)} sparse features, so there is "
-            "nothing to advise on. Name `dedup.groups` by hand."
+            f"{table.path}: has {so_many(table.num_rows, 'row')} of "
+            f"{so_many(len(keys), 'sparse feature')}, so there is nothing to advise on. Name "
+            "`dedup.groups` by hand."
         )
     if table.schema.session_id is None:
         return _read(context.delivered, keys, ())

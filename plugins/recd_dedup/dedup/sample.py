@@ -16,7 +16,7 @@ from torch import Tensor
 from recd_dedup.etl.scan import require_sessions
 from recd_dedup.stats.repeats import BatchRepeats, agreement
 from recd_dedup.stats.session_rows import I64, SessionRows, batches, chunks, without_dense
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, so_many
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 from recd_plugins.api.rows import group_codes
@@ -140,8 +140,8 @@ def sample_batches(
     require_sessions(table.schema, "groups: auto", table.path)
     if not table.num_rows or not table.schema.sparse:
         raise DataError(
-            f"{table.path}: has {table.num_rows} rows of {len(table.schema.sparse)} sparse "
-            "features, so there is nothing to advise on. Name `dedup.groups` by hand."
+            f"{table.path}: has {so_many(table.num_rows, 'row')} of {len(table.schema.sparse)} "
+            "sparse features, so there is nothing to advise on. Name `dedup.groups` by hand."
         )
     runs = choose_runs(
         [stripe.num_rows for stripe in table.stripes],

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dedup.hashing import U64, salt
+from recd_plugins.api import so_many
 
 __all__ = ["Checksum", "checksum", "row_hashes"]
 
@@ -32,7 +33,7 @@ class Checksum:
         return Checksum(self.rows + other.rows, (self.total + other.total) % (1 << 64))
 
     def __str__(self) -> str:
-        return f"{self.rows:,} rows with sum {self.total:016x}"
+        return f"{so_many(self.rows, 'row')} with sum {self.total:016x}"
 
 
 def checksum(chunks: Iterable[pa.Table]) -> Checksum:

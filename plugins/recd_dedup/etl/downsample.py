@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recd_dedup.etl.scan import require_sessions, scan
 from recd_dedup.hashing import U64, mix, salt
-from recd_plugins.api import Config, Context, Range
+from recd_plugins.api import Config, Context, Range, so_many
 from recd_plugins.api.data import Progress, Schema, Table, silent, write_table
 
 __all__ = [
@@ -47,7 +47,7 @@ class Population:
 
     def __str__(self) -> str:
         mean = self.samples_per_session
-        return f"{self.samples:,} samples" + ("" if mean is None else f" (S = {mean:.2f})")
+        return f"{so_many(self.samples, 'sample')}" + ("" if mean is None else f" (S = {mean:.2f})")
 
 
 class SessionCount:

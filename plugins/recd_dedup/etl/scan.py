@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import Location, Schema, Stripe, Table, check_columns
 
 __all__ = ["checked_rows", "decoded_bytes", "require_sessions", "scan"]
@@ -67,8 +67,8 @@ def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
             nulls += pc.list_flatten(chunk[name]).null_count
         if nulls:
             raise DataError(
-                f"{where}: column {name!r} holds {nulls} nulls. Give them a value; a missing "
-                "list of ids is an empty one."
+                f"{where}: column {name!r} holds {so_many(nulls, 'null')}. Give them a value; a "
+                "missing list of ids is an empty one."
             )
     try:
         return chunk.cast(arrow, safe=False)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_dedup.log.codec import Decoder, Requests
-from recd_plugins.api import Config, NoticeWarning, Range
+from recd_plugins.api import Config, NoticeWarning, Range, so_many
 from recd_plugins.api.data import IDS, LogRoute, Schema
 
 __all__ = [
@@ -309,16 +309,19 @@ class JoinReport:
 
     def __str__(self) -> str:
         text = (
-            f"{self.requests:,} requests -> {self.samples:,} samples "
-            f"({self.duplicate_requests:,} duplicates); {self.events:,} events -> "
-            f"{self.positives:,} positives ({self.duplicate_events:,} duplicates, "
-            f"{self.late_events:,} late, {self.orphan_events:,} orphans)"
+            f"{so_many(self.requests, 'request')} -> {so_many(self.samples, 'sample')} "
+            f"({so_many(self.duplicate_requests, 'duplicate')}); {so_many(self.events, 'event')} "
+            f"-> {so_many(self.positives, 'positive')} "
+            f"({so_many(self.duplicate_events, 'duplicate')}, {self.late_events:,} late, "
+            f"{so_many(self.orphan_events, 'orphan')})"
         )
         if self.missing:
             parts = (f"{name} in {count:,}" for name, count in sorted(self.missing.items()))
             text += f"; missing: {', '.join(parts)}"
         if self.left_out:
-            text += f"; {self.left_out:,} messages were left out"
+            text += f"; left out: {so_many(self.left_out, 'message')}"
         if self.disordered:
-            text += f"; {self.disordered:,} messages came further out of order than allowed"
+            text += (
+                f"; {so_many(self.disordered, 'message')} came further out of order than allowed"
+            )
         return text

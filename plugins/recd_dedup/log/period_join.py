@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from recd_dedup.hashing import I64
 from recd_dedup.log.codec import Decoder
 from recd_dedup.log.join import ENOUGH, MOST_LOST, JoinConfig, JoinReport, as_samples
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import Placed
 
 __all__ = ["COUNTS", "PeriodBounds", "PeriodJoin", "PeriodReport"]
@@ -79,7 +79,7 @@ class PeriodReport(JoinReport):
             )
 
     def __str__(self) -> str:
-        late = f"; {self.late_requests:,} requests were late" if self.late_requests else ""
+        late = f"; late: {so_many(self.late_requests, 'request')}" if self.late_requests else ""
         return super().__str__() + late
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recd_dedup.log.shard_file import Damaged, Sealed, name_of, sync_folder
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import Location
 
 __all__ = ["SealedFiles", "Unsealed", "write_sealed"]
@@ -39,8 +39,9 @@ class Unsealed(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"its writer has not sealed it: {self.blocks:,} blocks with {self.messages:,} messages "
-            f"are whole, and the {self.tail:,} bytes after them cannot be read"
+            f"its writer has not sealed it: {so_many(self.blocks, 'block')} with "
+            f"{so_many(self.messages, 'message')} can be read, and not the {self.tail:,} bytes "
+            "after them"
         )
 
 
@@ -106,7 +107,7 @@ def _listed(file: Location, damaged: Damaged) -> dict[str, Sealed]:
 
 
 def _is_as_sealed(path: Location, sealed: Sealed, damaged: Damaged) -> bool:
-    there = f"it was sealed with {sealed.messages:,} messages in {sealed.bytes:,} bytes"
+    there = f"it was sealed with {so_many(sealed.messages, 'message')} in {sealed.bytes:,} bytes"
     if not path.exists():
         _report(path, f"is not there; {there}", damaged)
         return False

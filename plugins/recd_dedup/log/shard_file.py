@@ -37,7 +37,7 @@ import pyarrow as pa
 import zstandard
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import MESSAGES, Location
 
 __all__ = [
@@ -256,8 +256,8 @@ def _check_trailer(seal: Frame, opened: IO[bytes], found: bytes, damaged: Damage
     else:
         sealed_blocks, sealed, _ = TRAILER.unpack(trailer)
         what = (
-            f"{blocks:,} blocks with {messages:,} messages are before it, and "
-            f"{sealed_blocks:,} with {sealed:,} were when it was sealed"
+            f"{so_many(blocks, 'block')} with {so_many(messages, 'message')} before it, where "
+            f"{sealed_blocks:,} with {sealed:,} were sealed"
         )
     if damaged == "raise":
         raise DataError(

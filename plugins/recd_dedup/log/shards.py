@@ -57,7 +57,7 @@ from recd_dedup.log.shard_file import (
     shard_of,
 )
 from recd_dedup.log.snapshot import End
-from recd_plugins.api import Config, Context, DataError, Range
+from recd_plugins.api import Config, Context, DataError, Range, so_many
 from recd_plugins.api.data import MESSAGES, Cuts, Location, LogRoute, Placed
 
 __all__ = [
@@ -325,8 +325,9 @@ class ZstdShards:
             return self._within(file, found[:-1], up_to)
         if sealed is not None:
             what = (
-                f"{file}: its end is damaged: it was sealed with {sealed.blocks:,} blocks of "
-                f"{sealed.messages:,} messages, and {len(found):,} blocks can be read"
+                f"{file}: its end is damaged: it was sealed with {so_many(sealed.blocks, 'block')} "
+                f"of {so_many(sealed.messages, 'message')}, and {so_many(len(found), 'block')} can "
+                "be read"
             )
             if damaged == "raise":
                 raise DataError(
@@ -525,7 +526,9 @@ def check_messages(messages: pa.RecordBatch) -> None:
         )
     for name, column in zip(MESSAGES.names, messages.columns, strict=True):
         if column.null_count:
-            raise DataError(f"log messages: column {name!r} holds {column.null_count} nulls.")
+            raise DataError(
+                f"log messages: column {name!r} holds {so_many(column.null_count, 'null')}."
+            )
 
 
 def _columns_of(schema: pa.Schema) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from recd_dedup.stats.measure import SessionCounts
 from recd_dedup.stats.repeats import agreement, groups
+from recd_plugins.api import so_many
 from recd_plugins.api.data import StatsReport, StatsTable
 
 if TYPE_CHECKING:
@@ -106,12 +107,12 @@ def _summary(values: Mapping[str, Any]) -> StatsTable:
     notes = []
     if values["measured_rows"] < values["rows"]:
         notes.append(
-            f"Of {values['rows']:,} rows, {values['measured_rows']:,} were measured: whole "
-            "sessions, and batches evenly spaced."
+            f"Of {so_many(values['rows'], 'row')}, {values['measured_rows']:,} were measured: "
+            "whole sessions, and batches evenly spaced."
         )
     return StatsTable(
-        title=f"{values['measured_rows']:,} samples of {sizes['table']['sessions']:,} sessions, "
-        f"batches of {values['batch_size']:,}",
+        title=f"{so_many(values['measured_rows'], 'sample')} of "
+        f"{so_many(sizes['table']['sessions'], 'session')}, batches of {values['batch_size']:,}",
         columns=["", "here", "RecD's paper"],
         rows=[
             [what, here, paper] for (what, paper), here in zip(PAPER.items(), found, strict=True)

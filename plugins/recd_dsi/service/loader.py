@@ -12,7 +12,7 @@ from recd_dsi.service.fetching import Fetching, FetchingOptions, NobodyAnswers
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import BatchJob, Turns
 from recd_dsi.service.worker import TRIES
-from recd_plugins.api import DataError, NoticeWarning, RecdError
+from recd_plugins.api import DataError, NoticeWarning, RecdError, so_many
 from recd_plugins.api.batch import Batch, LocalLoader
 from recd_plugins.api.reading import DamagedStripe
 
@@ -189,8 +189,8 @@ class ServiceLoader:
         stripes = len(self._local.source.order.stripe_rows)
         if len(left_out) > max(1, stripes * MOST_LEFT_OUT) or left_out == self.job.left_out:
             raise DataError(
-                f"reader: {len(left_out)} of {stripes} stripes cannot be read, and `damaged: skip` "
-                f"leaves out {MOST_LEFT_OUT:.0%} at most. The last: {error}"
+                f"reader: {len(left_out)} of {so_many(stripes, 'stripe')} cannot be read, and "
+                f"`damaged: skip` leaves out {MOST_LEFT_OUT:.0%} at most. The last: {error}"
             ) from error
         warnings.warn(
             f"reader: rank {self._rank} leaves out stripe {error.stripe} from batch {self._batch} "

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
-from recd_plugins.api import CapabilityError, RecdError
+from recd_plugins.api import CapabilityError, RecdError, so_many
 from recd_plugins.api.reading import Delivery, die_with_parent, fork_server
 
 __all__ = ["LocalBackend"]
@@ -58,8 +58,8 @@ class LocalBackend:
         """Return once a worker serves; an error if none can."""
         if not self._first.wait(START):
             raise CapabilityError(
-                f"reader: none of {len(self._processes)} workers served within {START:g} s. See "
-                "what `recd serve worker` says, or choose `reader: local`."
+                f"reader: none of {so_many(len(self._processes), 'worker')} served within "
+                f"{START:g} s. See what `recd serve worker` says, or choose `reader: local`."
             )
         if self._error is not None:
             raise self._error

@@ -21,7 +21,7 @@ from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import HOST, Credentials
 from recd_dsi.service.coordinator import join
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
-from recd_plugins.api import CapabilityError, RecdError
+from recd_plugins.api import CapabilityError, RecdError, so_many
 from recd_plugins.api.reading import Delivery
 
 if TYPE_CHECKING:
@@ -77,8 +77,9 @@ class RayBackend:
             self.close()
             free = self._ray.available_resources().get("CPU", 0)
             raise CapabilityError(
-                f"reader: none of {len(self._actors)} actors served within {START:g} s. Each takes "
-                f"one CPU of Ray's, of which {free:g} are free: lower reader.workers, or add nodes."
+                f"reader: none of {so_many(len(self._actors), 'actor')} served within {START:g} s. "
+                f"Each takes one CPU of Ray's, of which {free:g} are free: lower reader.workers, "
+                "or add nodes."
             )
         if self._error is not None:
             self.close()

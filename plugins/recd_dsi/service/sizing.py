@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.api import CapabilityError, RegistryError
+from recd_plugins.api import CapabilityError, RegistryError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins import Stack
@@ -262,10 +262,11 @@ def sizing_lines(found: Sizings) -> Iterator[str]:
         for name, one in sides.items()
     )
     yield (
-        f"measured on {found.cores} cores (load {found.load:.1f} before), the trainer on "
-        f"{found.device}: {found.rounds} rounds of {found.steps} steps of {first.ranks} ranks, "
-        f"each fed from {found.held} batches of {first.batch_size:,} samples in memory; then "
-        f"batches of one worker, over the wire: {stretches}"
+        f"measured on {so_many(found.cores, 'core')} (load {found.load:.1f} before), the trainer "
+        f"on {found.device}: {so_many(found.rounds, 'round')} of {so_many(found.steps, 'step')} of "
+        f"{so_many(first.ranks, 'rank')}, each fed from {so_many(found.held, 'batch')} of "
+        f"{so_many(first.batch_size, 'sample')} in memory; then batches of one worker, over the "
+        f"wire: {stretches}"
     )
     rows: dict[str, Callable[[Sizing], str]] = {
         "the trainer takes, samples/s": lambda one: f"{one.demand * one.batch_size:,.0f}",
@@ -285,5 +286,5 @@ def sizing_lines(found: Sizings) -> Iterator[str]:
         yield "registry.yaml deduplicates nothing: `recd advise` says whether it would pay."
     yield (
         f"reader: {{use: service, workers: {first.workers_of_a_rank}}}  # of each of "
-        f"{first.ranks} ranks, {next(iter(sides))}"
+        f"{so_many(first.ranks, 'rank')}, {next(iter(sides))}"
     )

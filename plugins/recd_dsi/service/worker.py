@@ -39,7 +39,7 @@ from recd_dsi.service.calls import (
 )
 from recd_dsi.service.job import MOST_BATCHES, BatchJob, Request
 from recd_dsi.service.shared_memory import SharedRing
-from recd_plugins.api import DataError, PluginError, RecdError
+from recd_plugins.api import DataError, PluginError, RecdError, so_many
 from recd_plugins.api.batch import (
     WIRED_SCHEMA,
     Batch,
@@ -232,7 +232,8 @@ class Worker(flight.FlightServerBase):
                 self._jobs[job.digest] = found
         if request.stop > found.length:
             raise DataError(
-                f"batch {request.stop - 1} was asked for, but an epoch has {found.length} batches."
+                f"batch {request.stop - 1} was asked for, but an epoch has "
+                f"{so_many(found.length, 'batch')}."
             )
         return found
 

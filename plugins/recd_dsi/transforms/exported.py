@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.api import Config, Context, DataError, Range, RegistryError
+from recd_plugins.api import Config, Context, DataError, Range, RegistryError, so_many
 from recd_plugins.api.data import Schema, whole_file
 from recd_plugins.api.rows import with_ids
 
@@ -88,9 +88,9 @@ class Exported(nn.Module):
     def _check(self, ids: Tensor, lengths: Tensor, given: Tensor) -> None:
         if lengths.shape != given.shape or int(lengths.sum()) != len(ids):
             raise DataError(
-                f"{self._name} made {len(ids)} ids and {len(lengths)} rows of "
-                f"{int(lengths.sum())}, of {len(given)} rows. Let it return (ids, lengths) of as "
-                "many rows."
+                f"{self._name} made {so_many(len(ids), 'id')} and {so_many(len(lengths), 'row')} "
+                f"of {int(lengths.sum())}, of {so_many(len(given), 'row')}. Let it return (ids, "
+                "lengths) of as many rows."
             )
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_ids):
             raise DataError(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from recd_dsi.transforms.in_place import OfIds
-from recd_dsi.transforms.mixing import fold, key_of
-from recd_plugins.api import Config, Context, Range, RegistryError
+from recd_dsi.transforms.mixing import SPREAD, fold, key_of
+from recd_plugins.api import Config, Context, Range, RegistryError, so_many
 from recd_plugins.api.data import Schema
 from recd_plugins.api.rows import kernel
 
@@ -259,7 +259,7 @@ class MapId(OfIds):
         return _with_num_ids(schema, self.num_ids)
 
     def extra_repr(self) -> str:
-        return f"{len(self._named)} ids, other={self.other}"
+        return f"{so_many(len(self._named), 'id')}, other={self.other}"
 
 
 ARRAY, ARRAY_SHARE = 1 << 16, 8
@@ -273,9 +273,6 @@ def _hash_table(named: I64, becomes: I64) -> tuple[I64, I64, npt.NDArray[np.bool
     cells = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
     _fill(named, becomes, *cells)
     return cells
-
-
-SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_dsi.transforms.lists import lengths_kept, places_in_rows
-from recd_dsi.transforms.mixing import fold, key_of, mix
+from recd_dsi.transforms.mixing import SPREAD, fold, key_of, mix
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.rows import kernel, spread_rows, with_feature
@@ -517,9 +517,6 @@ def _holds(id_: np.int64, ids: I64, begin: int, cells: I64, mask: np.uintp) -> i
             return 1
         cell = (cell + np.uintp(1)) & mask
     return 0
-
-
-SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from recd_plugins.api.rows import kernel
 
-__all__ = ["fmix64", "fold", "fold_by_torch", "key_of", "mix"]
+__all__ = ["SPREAD", "fmix64", "fold", "fold_by_torch", "key_of", "mix"]
 
 Words = npt.NDArray[np.uint64]
 
 FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 FIRST, SECOND = (np.uint64(factor) for factor in FACTORS)
 SHIFT = np.uint64(33)
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: ids times it differ in their upper bits."""
 LOW = 2**31 - 1
 """What a shift by 33 leaves, without the sign that it drags along."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recd_plugins.api import CapabilityError, DataError
+from recd_plugins.api import CapabilityError, DataError, so_many
 from recd_plugins.api.batch import (
     Batch,
     JoinedFeatures,
@@ -116,9 +116,9 @@ class BatchWindow:
         """Deal the samples out as before, after its batches were read again."""
         if (len(self), len(self.hot)) != (formed.num_batches, len(formed.hot)):
             raise DataError(
-                f"the reader's state is within a window of {formed.num_batches} batches of "
-                f"{len(formed.hot)} samples, but the loader yields {len(self)} of {len(self.hot)} "
-                "there: the table or the batch size changed. Start afresh."
+                f"the reader's state is within a window of {so_many(formed.num_batches, 'batch')} "
+                f"of {len(formed.hot)} samples, but the loader yields {len(self)} of "
+                f"{len(self.hot)} there: the table or the batch size changed. Start afresh."
             )
         self.hot, self.version, self.formed = formed.hot, formed.version, formed
 
@@ -143,7 +143,7 @@ class BatchWindow:
         size = sparse_features(batch, self._own)[0].stride()
         if size != len(self._rows[index]):
             raise DataError(
-                f"select: made a batch of {size} samples, but was asked for "
+                f"select: made a batch of {so_many(size, 'sample')}, but was asked for "
                 f"{len(self._rows[index])}: the places of samples count over all batches."
             )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.api import CapabilityError
+from recd_plugins.api import CapabilityError, so_many
 from recd_plugins.api.batch import JoinedFeatures, SparseFeatures, parts_of, with_parts
 
 __all__ = ["WindowSamples"]
@@ -76,7 +76,9 @@ def _column(
     if isinstance(first, Tensor | np.ndarray) and first.ndim:
         if [len(value) for value in values] == list(sizes):
             return _rows(values)
-        raise _refusal(path, f"has {len(first)} rows in a batch of {sizes[0]} samples")
+        raise _refusal(
+            path, f"has {so_many(len(first), 'row')} in a batch of {so_many(sizes[0], 'sample')}"
+        )
     if hasattr(first, "concat") and hasattr(first, "select"):  # an IKJT, or what is like one
         every = type(first).concat(values)
         return lambda samples: every.select(torch.from_numpy(samples))

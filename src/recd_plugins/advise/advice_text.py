@@ -10,6 +10,7 @@ from recd_plugins.advise.advice import RegistryAdvice
 from recd_plugins.advise.outlook import Outlook
 from recd_plugins.advise.walk import Weighed
 from recd_plugins.config.yaml_text import to_yaml
+from recd_plugins.errors import so_many
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.registry import KEYS
 
@@ -31,8 +32,9 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
     cluster = walk.base.ledger.prices.cluster
     yield (
         f"for {WHAT[advice.goal.objective]}, {advice.goal.budget_gb:g} GB a rank over TorchRec's "
-        f"own plan; {cluster.n_nodes} nodes of {cluster.ranks_per_node} ranks, "
-        f"{advice.batch_size:,} samples a rank and step"
+        f"own plan; {so_many(cluster.n_nodes, 'node')} of "
+        f"{so_many(cluster.ranks_per_node, 'rank')}, {so_many(advice.batch_size, 'sample')} a rank "
+        "and step"
     )
     rows: list[Sequence[str]] = [
         ("", "", "ms a step", "samples/s", "exchanged", "between nodes", "memory")
@@ -54,7 +56,7 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
         for size, other in advice.walks.items():
             chosen = "  taken" if size == advice.batch_size else ""
             yield (
-                f"{size:,} samples a rank: {other.best.ms:.3g} ms, "
+                f"{so_many(size, 'sample')} a rank: {other.best.ms:.3g} ms, "
                 f"{other.best.samples_per_second:,.0f} samples/s{chosen}"
             )
     if advice.trials:

@@ -66,11 +66,12 @@ def trial_side(stack: Stack, device: torch.device, held: int = 0) -> TrialSide:
     from recd_plugins.trainer.assemble import assemble
 
     loader = stack.loader(dist.get_rank(), dist.get_world_size())
+    pipeline = assemble(stack, device).pipeline  # its plan decides which batches are hot
     batches: Iterator[Batch] = chain.from_iterable(repeat(loader))
     if held:
         batches = cycle([*islice(loader, held)])
         loader.close()
-    side = TrialSide(assemble(stack, device).pipeline, batches)
+    side = TrialSide(pipeline, batches)
     side.seconds(WARM_UP, device)
     return side
 

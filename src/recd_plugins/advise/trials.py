@@ -15,7 +15,7 @@ from recd_plugins.advise.demand import trained_in_turns
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.walk import AdviceGoal, Walk
 from recd_plugins.config.yaml_text import to_yaml
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, so_many
 from recd_plugins.launch.command import Failure
 from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
@@ -103,8 +103,9 @@ def check_ranks_here(ranks: int, registry: Registry) -> None:
     cores = os.cpu_count() or 1
     if ranks > RANKS_A_CORE * cores:
         raise CapabilityError(
-            f"--try: {ranks:,} ranks would train at once on this machine, which has {cores} cores. "
-            f"Advise without --try, or for at most {RANKS_A_CORE * cores:,} ranks (`--ranks`)."
+            f"--try: {so_many(ranks, 'rank')} would train at once on this machine, which has "
+            f"{so_many(cores, 'core')}. Advise without --try, or for at most "
+            f"{so_many(RANKS_A_CORE * cores, 'rank')} (`--ranks`)."
         )
 
 

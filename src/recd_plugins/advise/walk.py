@@ -21,7 +21,7 @@ from typing import Any, Literal
 from recd_plugins.additions import NotHere, Objective, Situation, Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, PluginError, RecdError, listed, nearest
+from recd_plugins.errors import CapabilityError, PluginError, RecdError, listed, nearest, so_many
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import GB
@@ -477,7 +477,7 @@ class _OnTheWay:
         more = outlook.memory - before.memory
         words.append(f"{in_bytes(more, sign=True)} of memory a rank")
         if outlook.groups and outlook.groups != before.groups:
-            words.append(f"{outlook.groups} groups of features on unique samples")
+            words.append(f"{so_many(outlook.groups, 'group')} of features on unique samples")
         if outlook.hot:
             words.append(f"{outlook.hot:.0%} of batches hot")
         if outlook.mapped != before.mapped:

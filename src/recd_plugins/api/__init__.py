@@ -15,6 +15,7 @@ from recd_plugins.errors import (
     RegistryError,
     VersionError,
     nearest,
+    so_many,
 )
 from recd_plugins.hooks.markers import hookimpl
 from recd_plugins.notices import GivesNotices, Missed, Notice, NoticeWarning, Slower, Unused
@@ -107,4 +108,5 @@ __all__ = [
     "hookimpl",
     "matching",
     "nearest",
+    "so_many",
 ]

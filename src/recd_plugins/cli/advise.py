@@ -13,6 +13,7 @@ import typer
 
 from recd_plugins.cli.init import SchemaFile, Test, registry_of_table
 from recd_plugins.cli.options import (
+    REGISTRY,
     AsJson,
     Debug,
     Overrides,
@@ -104,12 +105,10 @@ Tries = Annotated[
 Rounds = Annotated[int, typer.Option("--rounds", help="Turns that each of them takes.", min=1)]
 Steps = Annotated[int, typer.Option("--steps", help="Steps of a turn.", min=1)]
 
-DEFAULT = Path("registry.yaml")
-
 
 def advise(
     overrides: Overrides = None,
-    registry: RegistryFile = DEFAULT,
+    registry: RegistryFile = REGISTRY,
     table: OfTable = None,
     test: Test = None,
     schema: SchemaFile = None,
@@ -150,7 +149,7 @@ def advise(
             raise DataError("--trainer has a loader of its own: leave --table out.")
         if table is None and (test is not None or schema is not None):
             raise DataError("--test and --schema are for a --table.")
-        if trainer is not None and registry == DEFAULT and not registry.exists():
+        if trainer is not None and registry == REGISTRY and not registry.exists():
             chosen = Registry.load({}, overrides or ())  # it need not say anything
         else:
             chosen = _registry(registry, overrides, table, test, schema)

@@ -6,9 +6,9 @@ import re
 from importlib.metadata import Distribution, distributions
 from typing import Any
 
-__all__ = ["bill_of_materials"]
+from recd_plugins.compat.packages import OURS
 
-OURS = "recd-plugins"
+__all__ = ["bill_of_materials"]
 
 
 def bill_of_materials() -> dict[str, Any]:

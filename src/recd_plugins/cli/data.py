@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data_check import check
@@ -23,6 +24,7 @@ from recd_plugins.cli.options import (
 )
 from recd_plugins.cli.profile import profile
 from recd_plugins.cli.stats import stats
+from recd_plugins.errors import so_many
 
 __all__ = ["data"]
 
@@ -51,7 +53,7 @@ def prepare(
         stack = load(registry, overrides or ())
         with progress() as show:
             tables = stack.prepare(show)
-        found = {
+        found: dict[str, dict[str, Any]] = {
             "train": {"path": str(tables.train.path), "rows": tables.train.num_rows},
             "test": {"path": str(tables.test.path), "rows": tables.test.num_rows},
         }
@@ -59,7 +61,7 @@ def prepare(
             print(json.dumps(found))
             return
         for split, table in found.items():
-            print(f"{split}: {table['rows']:,} rows in {table['path']}")
+            print(f"{split}: {so_many(table['rows'], 'row')} in {table['path']}")
 
 
 @data.command()
@@ -94,8 +96,9 @@ def show(
         from rich.table import Table as Drawn
 
         drawn = Drawn(
-            title=f"{table}: {opened.num_rows:,} rows, {len(opened.files)} files, "
-            f"{len(opened.stripes)} stripes, {size / 2**20:,.1f} MiB",
+            title=f"{table}: {so_many(opened.num_rows, 'row')}, "
+            f"{so_many(len(opened.files), 'file')}, {so_many(len(opened.stripes), 'stripe')}, "
+            f"{size / 2**20:,.1f} MiB",
             title_justify="left",
         )
         for column in ("column", "what", "ids", "table"):

@@ -21,7 +21,7 @@ from recd_plugins.cli.options import (
     reported,
     text_form,
 )
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, so_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def check(
         print(json.dumps(values))
     else:
         for name, one in checked.items():
-            print(f"{name}: {one.rows:,} rows, {_counted(len(one.problems))}")
+            print(f"{name}: {so_many(one.rows, 'row')}, {_counted(len(one.problems))}")
             for number, problem in enumerate(one.problems, 1):
                 print(f"  {number}. {problem}")
     if any(problems.values()):
@@ -105,7 +105,7 @@ def check(
 
 
 def _counted(problems: int) -> str:
-    return "no problem" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"
+    return so_many(problems, "problem") if problems else "no problem"
 
 
 def _check_says_nothing(given: TextForm, registry: Path) -> None:

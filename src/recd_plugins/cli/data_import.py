@@ -24,7 +24,7 @@ from recd_plugins.cli.options import (
     text_form,
 )
 from recd_plugins.cli.output_paths import check_makable
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError, RegistryError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
@@ -266,9 +266,9 @@ def _show(table: Path, imported: Imported, as_json: bool) -> None:
         )
         return
     for (split, path), rows in zip(imported.tables.items(), imported.rows.values(), strict=True):
-        print(f"{split + ': ' if split else ''}{rows:,} rows in {path}")
+        print(f"{split + ': ' if split else ''}{so_many(rows, 'row')} in {path}")
     for column, count in imported.dropped.items():
-        print(f"{count:,} rows were left out: no {column}")
+        print(f"left out: {so_many(count, 'row')} without {column}")
     if imported.resumed:
         print("an import that had been killed went on where it was")
     print(f"next: recd init {table}")

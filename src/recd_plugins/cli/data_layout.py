@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import (
+    REGISTRY,
     AsJson,
     Debug,
     RegistryFile,
@@ -21,6 +22,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.output_paths import check_makable
+from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.layout import Reading, TableLayout
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["layout", "rewrite"]
 
-REGISTRY = Path("registry.yaml")
-"""The registry of those who name none."""
 Wanted = Annotated[
     list[str] | None,
     typer.Option(
@@ -181,8 +181,9 @@ def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
 
     console = Console()
     columns = Drawn(
-        title=f"{found.path}: {found.num_rows:,} rows in {found.files} files and {found.stripes} "
-        f"stripes of {found.rows_per_stripe:,.0f} rows, {found.size / MIB:,.1f} MiB",
+        title=f"{found.path}: {so_many(found.num_rows, 'row')} in {so_many(found.files, 'file')} "
+        f"and {so_many(found.stripes, 'stripe')} of {so_many(found.rows_per_stripe, 'row')}, "
+        f"{found.size / MIB:,.1f} MiB",
         title_justify="left",
     )
     for name in ("place", "column", "type", "MiB", "packed", "codec", "read"):
@@ -253,4 +254,4 @@ def rewrite(
     if as_json:
         print(json.dumps({"path": str(target), "rows": rows, "first": list(config.first)}))
         return
-    print(f"{rows:,} rows in {target}; recd data layout {target} shows how they lie")
+    print(f"{so_many(rows, 'row')} in {target}; recd data layout {target} shows how they lie")

@@ -22,6 +22,7 @@ from recd_plugins.cli.options import (
     text_form,
 )
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.errors import so_many
 from recd_plugins.storage.whole_file import write_whole
 
 __all__ = ["schema"]
@@ -79,4 +80,4 @@ def schema(
             print(proposal.text, end="")
         else:
             doubts = len(proposal.doubts)
-            print(f"{out}: {doubts} doubt{'s' * (doubts != 1)} to settle", file=sys.stderr)
+            print(f"{out}: {so_many(doubts, 'doubt')} to settle", file=sys.stderr)

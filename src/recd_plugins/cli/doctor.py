@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, RegistryFile
-from recd_plugins.errors import RecdError, RegistryError, shortened
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile
+from recd_plugins.errors import RecdError, RegistryError, shortened, so_many
 
 __all__ = ["doctor"]
 
@@ -20,12 +20,8 @@ Bill = Annotated[
 ]
 
 
-DEFAULT = Path("registry.yaml")
-"""The registry that is checked where it is there."""
-
-
 def doctor(
-    registry: RegistryFile = DEFAULT,
+    registry: RegistryFile = REGISTRY,
     ranks: Ranks = 2,
     debug: Debug = False,
     as_json: AsJson = False,
@@ -103,7 +99,7 @@ def _devices() -> str:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} CUDA: {', '.join(sorted(set(names)))}"
-    return f"CPU, {os.cpu_count()} cores; torch sees no CUDA device"
+    return f"CPU, {so_many(os.cpu_count() or 1, 'core')}; torch sees no CUDA device"
 
 
 def _collectives(ranks: int) -> str:
@@ -116,13 +112,13 @@ def _collectives(ranks: int) -> str:
             f"{failure}\nCheck that the loopback interface is up and that no firewall closes it; "
             "GLOO_SOCKET_IFNAME names another interface."
         )
-    return f"all-to-all and all-reduce over {ranks} ranks"
+    return f"all-to-all and all-reduce over {so_many(ranks, 'rank')}"
 
 
 def _registry(path: Path) -> str:
     from recd_plugins.registry import Registry
 
-    if not path.exists() and path != DEFAULT:
+    if not path.exists() and path != REGISTRY:
         raise RegistryError(f"{path}: there is no such registry. Name one that is there.")
     if not path.exists():
         return f"{path} is not here; name one with --registry"

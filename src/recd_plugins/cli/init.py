@@ -12,6 +12,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.errors import so_many
 from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def init(
     else:
         if why := why_rewrite(rows, len(opened.stripes)):
             print(f"note: {why}", file=sys.stderr)
-        print(f"{out}: {model} on {rows:,} rows; next: recd train -r {out}")
+        print(f"{out}: {model} on {so_many(rows, 'row')}; next: recd train -r {out}")
 
 
 def registry_of_table(
@@ -165,7 +166,8 @@ def registry_text(
         "train:",
         f"  ranks: {ranks}",
         f"  batch_size: {batch}  # of each rank; `recd tune batch` finds the largest that fits",
-        f"  steps: {steps}  # {_epochs(steps * ranks * batch / max(rows, 1))} of {rows:,} rows",
+        f"  steps: {steps}  # {_epochs(steps * ranks * batch / max(rows, 1))} of "
+        f"{so_many(rows, 'row')}",
         "  optimizer: {tables: rowwise_adagrad, tables_lr: 0.05, dense: adam, dense_lr: 0.001}",
     ]
     return "\n".join(lines) + "\n"

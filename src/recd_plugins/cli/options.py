@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from recd_plugins.stack import Stack
 
 __all__ = [
+    "DPI",
+    "REGISTRY",
     "AsJson",
     "Debug",
     "Delimiter",
@@ -49,6 +51,10 @@ RegistryFile = Annotated[
     Path, typer.Option("--registry", "-r", help="The registry to read.", show_default=True)
 ]
 """The registry that a command reads: `--registry`, or `-r`."""
+REGISTRY = Path("registry.yaml")
+"""The registry of those who name none."""
+DPI = 150
+"""The pixels of an inch of a picture."""
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value over the registry's, as train.batch_size=512."),

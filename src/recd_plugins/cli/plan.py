@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.options import (
+    DPI,
     AsJson,
     Debug,
     Overrides,
@@ -21,6 +22,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.output_paths import PICTURES, check_writable
+from recd_plugins.errors import so_many
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import whole_file
 
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from recd_plugins.stack import Stack
 
 __all__ = ["Ranks", "overrides_with_ranks", "plan"]
-
-DPI = 150
 
 Ranks = Annotated[
     int | None, typer.Option("--ranks", help="World size to plan for; by default train.ranks.")
@@ -111,8 +111,8 @@ def plan(
         print(planner.explain())
         for name, one in drifted.items():
             print(
-                f"{name}: the {one.rows:,} hottest rows of before took {one.then:.1%} of lookups "
-                f"then and take {one.now:.1%} now; re-tiering would give {one.best:.1%}"
+                f"{name}: the {so_many(one.rows, 'hottest row')} of before took {one.then:.1%} of "
+                f"lookups then and take {one.now:.1%} now; re-tiering would give {one.best:.1%}"
             )
         for name, change in changed.items():
             print(f"{name}: against {against}: {change}")

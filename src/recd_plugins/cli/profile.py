@@ -19,6 +19,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile
@@ -123,12 +124,12 @@ def profile(
         return
     for name, one in counts.items():
         print(
-            f"{name}: {one['rows']:,} rows, of which {one['looked_up']:,} were seen; "
+            f"{name}: {so_many(one['rows'], 'row')}, of which {one['looked_up']:,} were seen; "
             f"{one['lookups']:,.3g} lookups a sample, "
             f"{in_share(one['hottest_percent'], one['hottest_percent_interval'])} of them of the "
             "hottest 1% of rows"
         )
-    print(f"{save}: {found.samples:,} samples")
+    print(f"{save}: {so_many(found.samples, 'sample')}")
 
 
 def _of_batches(
@@ -185,7 +186,7 @@ def _placed(
     if not places:
         if len(tables) != num_tables:
             raise RegistryError(
-                f"--trace: has {num_tables} tables, but the model has {len(tables)}: "
+                f"--trace: has {so_many(num_tables, 'table')}, but the model has {len(tables)}: "
                 f"{', '.join(tables)}. Say which is which by --table NAME=NUMBER, once for each."
             )
         return {name: place for place, name in enumerate(tables)}
@@ -199,7 +200,8 @@ def _placed(
             )
         if not number.isdecimal() or int(number) >= num_tables:
             raise RegistryError(
-                f"--table: {assignment!r}: the trace has {num_tables} tables, numbered from 0."
+                f"--table: {assignment!r}: the trace has {so_many(num_tables, 'table')}, numbered "
+                "from 0."
             )
         found[name] = int(number)
     return found

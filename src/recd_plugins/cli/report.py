@@ -87,12 +87,11 @@ def _show(
     from rich.console import Console
     from rich.table import Table
 
+    from recd_plugins.report.kit import number
     from recd_plugins.trainer.measure.runs_compared import COLUMNS
 
     def cell(value: float | None) -> str:
-        if value is None:
-            return ""
-        return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+        return "" if value is None else number(value, 4)
 
     table = Table()
     table.add_column("")

@@ -10,6 +10,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, progress, reported
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.errors import so_many
 
 __all__ = ["reshard"]
 
@@ -54,7 +55,8 @@ def reshard(
         print(json.dumps({"path": str(found.checkpoint), **values}))
         return
     print(
-        f"{found.checkpoint}: step {found.step}, for {found.ranks} ranks ({found.ranks_before} "
-        f"before) of {found.batch_size} samples\n{found.goes_on()}\nrecd train --resume "
-        f"--ranks {found.ranks} train.run={target} train.batch_size={found.batch_size}"
+        f"{found.checkpoint}: step {found.step}, for {so_many(found.ranks, 'rank')} "
+        f"({found.ranks_before} before) of "
+        f"{so_many(found.batch_size, 'sample')}\n{found.goes_on()}\nrecd train --resume --ranks "
+        f"{found.ranks} train.run={target} train.batch_size={found.batch_size}"
     )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import (
+    DPI,
+    REGISTRY,
     AsJson,
     Debug,
     RegistryFile,
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["stats"]
 
-REGISTRY = Path("registry.yaml")
-DPI = 150
 MANY = 1 << 62
 """Ids among which hashes hardly ever meet."""
 

@@ -16,6 +16,7 @@ import typer
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.errors import so_many
 from recd_plugins.notices import NOTICE
 from recd_plugins.storage.lock_file import Held, LockFile
 from recd_plugins.storage.own_folder import own_folder
@@ -81,8 +82,8 @@ def measure(
         check_writable(save, "--save")
         if "RANK" not in os.environ and ranks % (ranks_per_node or 1):
             raise RegistryError(
-                f"--ranks-per-node: {ranks} ranks do not fill whole nodes of {ranks_per_node}. "
-                "Name a divisor of --ranks."
+                f"--ranks-per-node: {so_many(ranks, 'rank')} do not fill whole nodes of "
+                f"{ranks_per_node}. Name a divisor of --ranks."
             )
         node = {} if ranks_per_node is None else {"ranks_per_node": ranks_per_node}
         stack = load({"train": {"ranks": ranks, "device": device}, "topology": node})

@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
     reported,
     server_of_ranks,
 )
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -141,7 +141,8 @@ def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{summary['run']}: {summary['step']} steps", title_justify="left")
+    title = f"{summary['run']}: {so_many(summary['step'], 'step')}"
+    table = Table(title=title, title_justify="left")
     for column in ("split", "loss", "NE", "AUC", "samples"):
         table.add_column(column, justify="left" if column == "split" else "right")
     first, last = summary["train_steps"]
@@ -158,7 +159,8 @@ def _show(summary: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"{summary['samples_per_second']:,.0f} samples/s on {summary['world_size']} ranks of "
+        f"{summary['samples_per_second']:,.0f} samples/s on "
+        f"{so_many(summary['world_size'], 'rank')} of "
         f"{summary['batch_size']}; "
         f"tensorboard --logdir {summary['run']}",
         highlight=False,

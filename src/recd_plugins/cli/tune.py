@@ -24,6 +24,7 @@ from recd_plugins.cli.options import (
     server_of_ranks,
 )
 from recd_plugins.cli.tune_loss import loss
+from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -116,7 +117,7 @@ def _search(
     consumers = settings.ranks * getattr(stack.registry.one("reader").config, "consumers", 1)
 
     def attempt(size: int) -> Trial:
-        with console.status(f"{name}: {size:,} samples a rank"):
+        with console.status(f"{name}: {so_many(size, 'sample')} a rank"):
             trial = run_trial(
                 registry,
                 overrides,
@@ -197,8 +198,8 @@ def _show(found: dict[str, Any]) -> None:
     )
     console = Console(highlight=False)
     console.print(
-        f"the largest batch of each of {found['ranks']} ranks on {found['device']} within "
-        f"{found['budget_mib']:,.0f} MiB ({what})",
+        f"the largest batch of each of {so_many(found['ranks'], 'rank')} on {found['device']} "
+        f"within {found['budget_mib']:,.0f} MiB ({what})",
         soft_wrap=True,
     )
     table = Table()

@@ -22,6 +22,7 @@ from recd_plugins.cli.options import (
     reported,
     server_of_ranks,
 )
+from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -174,8 +175,8 @@ def _show(found: dict[str, Any]) -> None:
         console.print("no batch size fits")
         return
     console.print(
-        f"to a loss of {found['loss']:.5f}, the mean of {found['window']:,} samples, on "
-        f"{found['ranks']} ranks",
+        f"to a loss of {found['loss']:.5f}, the mean of {so_many(found['window'], 'sample')}, on "
+        f"{so_many(found['ranks'], 'rank')}",
         soft_wrap=True,
     )
     table = Table("", "batch per rank", "MiB", "steps", "seconds", "")

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from recd_plugins.errors import VersionError
 
-__all__ = ["check_packages"]
+__all__ = ["OURS", "check_packages"]
 
 OURS = "recd-plugins"
 

@@ -59,8 +59,9 @@ class AbsentColumns:
         for name, lacked in self._lacked.items():
             if len(lacked) == self._files:
                 raise DataError(
-                    f"{table}: none of its {self._files} files has column {name!r}, which the "
-                    f"schema names; {nearest(name, self.types)} Take it out of the schema."
+                    f"{table}: none of its files ({self._files}) has column {name!r}, which the "
+                    f"schema names; {nearest(name, self.types)} Take it out of the "
+                    "schema."
                 )
         self.types = {name: kind for name, kind in self.types.items() if name in self._lacked}
 

@@ -31,7 +31,7 @@ from recd_plugins.data.parquet_file import OpenedFile
 from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.stripes import DamagedStripe, Stripe
 from recd_plugins.data.table import Table, id_ranges
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
 from recd_plugins.storage.uri import Location
@@ -258,8 +258,8 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
     """[N] int64, of a column that has a whole number in each row."""
     if not pa.types.is_integer(column.type) or column.null_count:
         raise DataError(
-            f"column {name!r} has {column.null_count} nulls and type {column.type}, but a "
-            "converter takes whole numbers alone. Write the table again with such."
+            f"column {name!r} has {so_many(column.null_count, 'null')} and type {column.type}, but "
+            "a converter takes whole numbers alone. Write the table again with such."
         )
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugins.data.conform.keys import PER_SECOND
 from recd_plugins.errors import RegistryError, nearest
 
 __all__ = ["Expression", "Known", "Verdict", "expression"]
@@ -31,7 +32,6 @@ Mask = npt.NDArray[np.bool_]
 TRUE, FALSE, NULL = 1, 2, 4
 """What a row may make of an expression; a set of these is their sum."""
 
-PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 UTC = datetime.UTC
 
 TOKENS = re.compile(

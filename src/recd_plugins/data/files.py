@@ -47,6 +47,8 @@ VOCABULARIES = "vocabularies"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
+PART_OF_TABLE = re.compile(r".*=.*|[\d_-]+|data")
+"""The names of folders within a table's: partitions, days, and where Iceberg has its files."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ class FileFacts:
     """The `key=value` of its folders."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
     """Columns that have one value in all of its rows, which the file itself need not have."""
+
+    def beside(self, own: Collection[str]) -> FileFacts:
+        """The facts without the partitions that the file has among its `own` columns, which
+        count."""
+        if self.partitions.keys().isdisjoint(own):
+            return self
+        left = {name: one for name, one in self.partitions.items() if name not in own}
+        return replace(self, partitions=left)
 
 
 class NoSuchTable(DataError):
@@ -160,16 +170,19 @@ def place_of(file: Location) -> str:
     return os.path.realpath(file) if isinstance(file, Path) else str(file)
 
 
-def check_none_left_behind(files: Iterable[Location]) -> None:
+def check_none_left_behind(files: Iterable[Location], known: Collection[Uri] = ()) -> None:
     """`DataError` for files, found by another way than its log, that a log of their folder does not
-    list any more."""
+    list any more; of `known` folders of a store it is known that they need no look."""
     above: dict[Path, Path | None] = {}
-    kept: dict[Path, list[Path]] = {}
+    stored: dict[Uri, Uri | None] = dict.fromkeys(known)
+    kept: dict[Location, list[Location]] = {}
     for file in files:
         if isinstance(file, Path):
-            folder = _kept_above(Path(os.path.abspath(file.parent)), above)
-            if folder is not None:
-                kept.setdefault(folder, []).append(file)
+            folder: Location | None = _kept_above(Path(os.path.abspath(file.parent)), above)
+        else:
+            folder = _kept_on_store(file.parent, stored)
+        if folder is not None:
+            kept.setdefault(folder, []).append(file)
     for folder, some in kept.items():
         from recd_plugins.data.snapshots import check_latest
 
@@ -184,6 +197,18 @@ def _kept_above(folder: Path, known: dict[Path, Path | None]) -> Path | None:
         else:
             top = folder == folder.parent
             known[folder] = None if top else _kept_above(folder.parent, known)
+    return known[folder]
+
+
+def _kept_on_store(folder: Uri, known: dict[Uri, Uri | None]) -> Uri | None:
+    """The table's folder, if a program keeps a log of its files. A look is a request: it is the
+    first above whose name is not that of a part, and one that may not be listed has none."""
+    while PART_OF_TABLE.fullmatch(folder.name) and len(folder.parts) > 2:
+        folder = folder.parent
+    if folder not in known:
+        known[folder] = None
+        with suppress(DataError):
+            known[folder] = folder if snapshot_kind(folder, folder.listing()[1]) else None
     return known[folder]
 
 
@@ -225,7 +250,7 @@ def _note_below(folder: Path) -> None:
     ]
     if below:
         _note(
-            f"{folder}: its own .parquet files are read; {len(below):,} more lie in its folders, "
+            f"{folder}: its own .parquet files are read, and not {len(below):,} in its folders, "
             f"as {min(below).relative_to(folder)}. To read all, name {folder}/**/*.parquet."
         )
 
@@ -266,9 +291,11 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
             from recd_plugins.data.snapshots import check_latest
 
             check_latest(base, list(stats))
+        check_none_left_behind(stats, [base])
         return _partitioned(base, stats)
     kind = path.kind()
     if kind == "File":
+        check_none_left_behind([path])
         return {path: FileFacts()}
     top, folders = path.listing() if kind == "Directory" else ({}, frozenset[str]())
     if any(file.name == UNFINISHED for file in top):
@@ -284,6 +311,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
         if file.name.endswith(".parquet") and not is_hidden([file.name])
     }
     if files:
+        check_none_left_behind(files, [path])
         return files
     deep = path.matching("**/*.parquet") if kind == "Directory" else {}
     if not deep and not top:
@@ -295,6 +323,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
             )
         raise NoSuchTable(path)
     shown = {file: one for file, one in deep.items() if not is_hidden(file.below(path).split("/"))}
+    check_none_left_behind(shown, [path])
     return _in_partitions(path, _partitioned(path, shown))
 
 

@@ -18,7 +18,7 @@ from recd_plugins.data.coalesced_reads import coalesced
 from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.parquet_file import first_byte
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -124,8 +124,8 @@ def why_rewrite(rows: int, stripes: int) -> str:
     if stripes <= FEW_STRIPES or rows >= SMALL_STRIPE * stripes:
         return ""
     return (
-        f"{stripes:,} stripes (row groups) of {rows / stripes:,.0f} rows: each is read and decoded "
-        "by itself, which takes most of the time. `recd data rewrite` makes larger ones"
+        f"{stripes:,} stripes (row groups) of {so_many(rows / stripes, 'row')}: each is read and "
+        "decoded by itself, which takes most of the time. `recd data rewrite` makes larger ones"
     )
 
 

@@ -14,7 +14,7 @@ from recd_plugins.data.dataset import Split
 from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
 from recd_plugins.data.read_log import note_reading
 from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError, RegistryError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -120,8 +120,9 @@ class LocalReader:
             )
         if train and not order.num_batches:
             raise DataError(
-                f"{table.path}: its {table.num_rows} rows fill no batch of {batch_size} on each "
-                f"of {consumers} consumers. Lower train.batch_size, or set reader.tail to pad."
+                f"{table.path}: its {so_many(table.num_rows, 'row')} fill no batch of {batch_size} "
+                f"on each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set "
+                "reader.tail to pad."
             )
         if config.read_log is not None and train and rank == 0:
             schema = table.schema

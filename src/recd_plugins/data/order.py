@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, so_many
 
 __all__ = [
     "Order",
@@ -58,7 +58,8 @@ class Shares:
         if self.streams % self.consumers:
             raise RegistryError(
                 f"reader.streams is {self.streams}, but must be a multiple of {self.consumers} "
-                f"({self.world_size} ranks of {max(1, self.workers)} consumers each)."
+                f"({so_many(self.world_size, 'rank')} of "
+                f"{so_many(max(1, self.workers), 'consumer')} each)."
             )
 
     @property
@@ -75,8 +76,9 @@ class Shares:
         each = self.streams // self.consumers
         if batch_size % each:
             raise RegistryError(
-                f"train.batch_size is {batch_size}, but a batch is drawn from {each} streams "
-                f"evenly: make it a multiple of {each}, or change reader.streams."
+                f"train.batch_size is {batch_size}, but a batch is drawn from "
+                f"{so_many(each, 'stream')} evenly: make it a multiple of {each}, or change "
+                "reader.streams."
             )
         return batch_size // each
 

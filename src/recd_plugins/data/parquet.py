@@ -23,7 +23,7 @@ from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
@@ -142,8 +142,8 @@ class ParquetTables(Dataset, GivesNotices):
         return [
             NotHeldOut(
                 what="dataset.test",
-                why=f"{both:,} of its {len(tested):,} files are files of dataset.train, so that "
-                "its metrics say little of rows that are new",
+                why=f"of its {so_many(len(tested), 'file')} dataset.train has {both:,} too, so "
+                "that its metrics say little of rows that are new",
                 cure="Name files of its own, or have `where` and `where_test` part the rows.",
             )
         ]
@@ -162,7 +162,7 @@ class ParquetTables(Dataset, GivesNotices):
         if rows:
             each = ", ".join(f"{count:,} in {name!r}" for name, count in dropped.items() if count)
             warnings.warn(
-                f"{table.path}: {rows:,} of {table.num_rows:,} rows are left out of split "
+                f"{table.path}: {rows:,} of {so_many(table.num_rows, 'row')} are left out of split "
                 f"{split!r}, as `nulls: drop` of dataset.schema has it: nulls are {each}.",
                 NoticeWarning,
                 stacklevel=2,

@@ -240,9 +240,10 @@ def arrow_schema(
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
-    for name, value in ({} if facts is None else facts.partitions).items():
-        if name not in schema.names:
-            schema = schema.append(pa.field(name, value.type))
+    if facts is None:
+        return schema
+    for name, value in facts.beside(schema.names).partitions.items():
+        schema = schema.append(pa.field(name, value.type))
     return schema
 
 

@@ -30,7 +30,7 @@ from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.parquet_file import arrow_schema, opened
 from recd_plugins.data.stripes import Stripe, read_stripe
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.storage.uri import Location
 
 if TYPE_CHECKING:
@@ -133,8 +133,9 @@ class Selection:
         column = rows[name]
         if not pa.types.is_integer(column.type) or column.null_count:
             raise DataError(
-                f"{where}: column {name!r} is {column.type} with {column.null_count} nulls, but "
-                "sessions_share takes whole numbers alone. Give the table a dataset.schema."
+                f"{where}: column {name!r} is {column.type} with "
+                f"{so_many(column.null_count, 'null')}, but sessions_share takes whole numbers "
+                "alone. Give the table a dataset.schema."
             )
         sessions = column.combine_chunks().to_numpy().astype(np.int64)
         below = min(int(self.sessions_share * 2**64), 2**64 - 1)

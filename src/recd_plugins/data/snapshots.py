@@ -162,6 +162,12 @@ def _delta(table: Location, version: int | None) -> Found:
     if "partition" in actions.schema.names:
         column = actions["partition"].combine_chunks()
         partitions = {field.name: column.field(field.name) for field in column.type}
+    # A file of before a column came lacks it: it is null there. Fields of structs go by others.
+    nulls = {
+        field.name: pa.scalar(None, field.type)
+        for field in pa.schema(found.schema())
+        if not pa.types.is_struct(field.type)
+    }
     files: dict[Location, FileFacts] = {}
     rows = zip(
         *(actions[name].to_pylist() for name in ("path", "size_bytes", "modification_time")),
@@ -169,9 +175,8 @@ def _delta(table: Location, version: int | None) -> Found:
     )
     for at, (path, size, changed) in enumerate(rows):
         file = location_of(path) if "://" in path else table / unquote(path)
-        files[file] = FileFacts(
-            size, changed * 10**6, partitions={name: one[at] for name, one in partitions.items()}
-        )
+        own = {name: one[at] for name, one in partitions.items()}
+        files[file] = FileFacts(size, changed * 10**6, partitions={**nulls, **own})
     return _any(files, table), f"version {found.version()}"
 
 

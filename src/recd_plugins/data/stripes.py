@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location
 
 __all__ = ["DamagedStripe", "Stripe", "read_stripe"]
@@ -51,7 +51,7 @@ def read_stripe(
     stored = stripe.num_rows if stripe.stored is None else stripe.stored
     if rows.num_rows != stored:
         raise DataError(
-            f"{stripe}: has {rows.num_rows} rows, but had {stored} when the table "
+            f"{stripe}: has {so_many(rows.num_rows, 'row')}, but had {stored} when the table "
             "was opened. Do not write to a table while it is read."
         )
     return rows

@@ -48,7 +48,7 @@ from recd_plugins.data.schema import METADATA_KEY, Schema
 from recd_plugins.data.selection import Selection, kept_rows
 from recd_plugins.data.side_table import PAIRS, SideTable
 from recd_plugins.data.stripes import Stripe, read_stripe
-from recd_plugins.errors import DataError, listed, nearest
+from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
@@ -161,8 +161,11 @@ class Table:
         stripes: list[Stripe] = []
         columns = AbsentColumns(absent)
         facts: dict[Location, FileFacts] = {}
-        for file, facts[file], (footer, *_) in footers_of(files, cache):
-            arrow = arrow_schema(footer, file, facts[file])
+        for file, known, (footer, *_) in footers_of(files, cache):
+            arrow = arrow_schema(footer, file)
+            facts[file] = known.beside(arrow.names)
+            if facts[file].partitions:
+                arrow = arrow_schema(footer, file, facts[file])
             if not stripes and isinstance(schema, ForeignSchema):
                 _check_is_foreign(schema, file, footer)
             schema = schema or _schema_of(file, footer)
@@ -262,7 +265,7 @@ class Table:
             )
             asked += [share] * (selection.sessions_share < 1)
             raise DataError(
-                f"{self.path}: none of its {self.num_rows:,} rows is left by "
+                f"{self.path}: none of its {so_many(self.num_rows, 'row')} is left by "
                 f"{' and '.join(asked)}. Ask for others (dataset.where_test is for the test split "
                 "alone), or name another table."
             )
@@ -568,8 +571,8 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str, first_row: int) -
     for name, count in nulls.items():
         if count:
             raise DataError(
-                f"{where}: column {name!r} holds {count} nulls. Give them a value; a missing "
-                "list of ids is an empty one."
+                f"{where}: column {name!r} holds {so_many(count, 'null')}. Give them a value; a "
+                "missing list of ids is an empty one."
             )
     for name in schema.float_columns:
         if name not in schema.without_target:

@@ -17,7 +17,7 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import DataError, PluginError, listed, naming, nearest
+from recd_plugins.errors import DataError, PluginError, listed, naming, nearest, so_many
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -219,7 +219,7 @@ class DenseStep:
         ):
             raise PluginError(
                 f"{self._who} made {_shape(result)}, but its `schema` says a KeyedJaggedTensor of "
-                f"{', '.join(self._names)} with {num_rows} rows"
+                f"{', '.join(self._names)} with {so_many(num_rows, 'row')}"
                 + (", behind dense columns: let it return a pair of both." if both else ".")
             )
         return columns, made
@@ -244,7 +244,8 @@ def _shape(result: Any) -> str:
     if isinstance(result, Tensor):
         return f"a tensor {list(result.shape)} {result.dtype}"
     if isinstance(result, KeyedJaggedTensor):
-        return f"a KeyedJaggedTensor of {', '.join(result.keys())} with {result.stride()} rows"
+        rows = so_many(result.stride(), "row")
+        return f"a KeyedJaggedTensor of {', '.join(result.keys())} with {rows}"
     return f"a {type(result).__name__}"
 
 

@@ -26,7 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.wired_numbers import ALIGNED, NARROW, Narrowed, widen
-from recd_plugins.errors import DataError, PluginError
+from recd_plugins.errors import DataError, PluginError, so_many
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
@@ -104,8 +104,8 @@ def batches_from_record(
     """
     if not record.schema.equals(WIRED_SCHEMA) or not record.num_rows:
         raise DataError(
-            f"a record batch has {record.num_rows} rows of {', '.join(record.schema.names)}, so it "
-            "is no batch. Make it by batch_to_record."
+            f"a record batch has {so_many(record.num_rows, 'row')} of "
+            f"{', '.join(record.schema.names)}, so it is no batch. Make it by batch_to_record."
         )
     try:
         record.validate(full=True)
@@ -395,7 +395,7 @@ class _Unpacked:
         if lengths.dtype.kind not in "iu" or lengths.ndim != 2 or len(lengths) != len(keys):
             raise ValueError(
                 f"{name}: its lengths are {lengths.dtype} of shape {lengths.shape}, for "
-                f"{len(keys)} keys"
+                f"{so_many(len(keys), 'key')}"
             )
         total = len(values)
         if not _add_up(lengths.reshape(-1), total):

@@ -20,6 +20,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences
+from recd_plugins.errors import so_many
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups
 
@@ -147,7 +148,7 @@ def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
     keys = _keys(tables)
     unique = {key for group in groups for key in group}
     count = sum(key in unique for key in keys)
-    return _part(tables, tables, f"{count} of {len(keys)} features on unique samples")
+    return _part(tables, tables, f"{count} of {so_many(len(keys), 'feature')} on unique samples")
 
 
 def bag_parts(

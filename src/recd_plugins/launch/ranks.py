@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recd_plugins.errors import so_many
 from recd_plugins.launch.environment import HOST, die_with_parent, rank_environment
 from recd_plugins.launch.fork_server import fork_server
 from recd_plugins.launch.packed import Reference, pack, unpack
@@ -277,7 +278,8 @@ def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
         if text := ranks[rank].output():
             failures[rank] = f"{why.rstrip()}\n  It printed:\n{text}"
     if failures:
-        raise RanksFailed(f"{what} failed on {len(failures)} of {len(ranks)} ranks", failures)
+        where = f"{len(failures)} of {so_many(len(ranks), 'rank')}"
+        raise RanksFailed(f"{what} failed on {where}", failures)
     return [results[rank] for rank in range(len(ranks))]
 
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from recd_plugins.errors import PluginError, listed, nearest, shown
+from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
 from recd_plugins.planning.embedding_collections import has_sequences
 from recd_plugins.planning.sharders import sharded_modules
 
@@ -163,8 +163,8 @@ def _check_place(place: Any, table: Tensor, world_size: int, whose: str) -> None
     ranks = {*(place.ranks or ()), *(one.placement.rank() for one in shards if one.placement)}
     if outside := sorted(rank for rank in ranks if not 0 <= rank < world_size):
         raise PluginError(
-            f"{whose} {listed(outside, kind='rank')}, and there are {world_size} ranks from 0. "
-            "Plan for `group.size()`."
+            f"{whose} {listed(outside, kind='rank')}, of a group of "
+            f"{so_many(world_size, 'rank')}, counted from 0. Plan for `group.size()`."
         )
     if place.compute_kernel in IN_PART:
         return

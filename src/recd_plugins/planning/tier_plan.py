@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.errors import CapabilityError, DataError, nearest
+from recd_plugins.errors import CapabilityError, DataError, nearest, so_many
 from recd_plugins.planning.access.distribution import RowDistribution, named_twice
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
@@ -137,15 +137,15 @@ class TablePlan:
         again = "Plan again: take `plan` out of registry.yaml."
         if self.num_rows is not None and self.num_rows != num_rows:
             raise CapabilityError(
-                f"{where} was made of a table {self.table!r} of {self.num_rows:,} rows, but the "
-                f"model's has {num_rows:,}. {again}"
+                f"{where} was made of a table {self.table!r} of {so_many(self.num_rows, 'row')}, "
+                f"but the model's has {num_rows:,}. {again}"
             )
         tiers = (self.replicated, self.per_node)
         highest = max((int(rows.max()) for rows in tiers if len(rows)), default=-1)
         if highest >= num_rows:
             raise CapabilityError(
                 f"{where} names row {highest:,} of table {self.table!r}, but the model's has "
-                f"{num_rows:,} rows. {again}"
+                f"{so_many(num_rows, 'row')}. {again}"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -178,7 +178,8 @@ class TierPlan:
                 raise DataError(f"tier plan: table {table.table!r} is filed under {name!r}.")
         if self.n_nodes < 1 or self.ranks_per_node < 1:
             raise DataError(
-                f"tier plan: {self.n_nodes} nodes of {self.ranks_per_node} ranks make no cluster."
+                f"tier plan: {so_many(self.n_nodes, 'node')} of "
+                f"{so_many(self.ranks_per_node, 'rank')} make no cluster."
             )
 
     @property
@@ -200,7 +201,8 @@ class TierPlan:
         """`CapabilityError` where the plan is for another cluster, or for tables that are not among
         these of so many rows; `where` opens it."""
         made, here = (
-            f"{one.n_nodes} nodes of {one.ranks_per_node} ranks" for one in (self, cluster)
+            f"{so_many(one.n_nodes, 'node')} of {so_many(one.ranks_per_node, 'rank')}"
+            for one in (self, cluster)
         )
         if made != here:
             raise CapabilityError(
@@ -224,13 +226,13 @@ class TierPlan:
     def in_words(self) -> str:
         """The cluster, the rows of each table in each tier, and the tables in mapped files."""
         tables = (
-            f"{name}: {len(table.replicated):,} rows in DP, {len(table.per_node):,} in Flex, "
-            f"coalesced: {table.coalesce}"
+            f"{name}: {so_many(len(table.replicated), 'row')} in DP, {len(table.per_node):,} in "
+            f"Flex, coalesced: {table.coalesce}"
             for name, table in self.tables.items()
         )
-        cluster = f"{self.n_nodes} nodes of {self.ranks_per_node} ranks"
+        cluster = f"{so_many(self.n_nodes, 'node')} of {so_many(self.ranks_per_node, 'rank')}"
         homes = [f"in mapped files: {', '.join(self.mapped)}"] if self.mapped else []
-        return "\n".join([f"{cluster}, {len(self.tables)} tables", *tables, *homes])
+        return "\n".join([f"{cluster}, {so_many(len(self.tables), 'table')}", *tables, *homes])
 
     def save(self, path: Path) -> None:
         """One Arrow IPC file: a row per table with replicas, the rest in its metadata."""

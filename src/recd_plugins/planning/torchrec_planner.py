@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from weakref import ref
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed, so_many
 from recd_plugins.launch.environment import ranks_of_a_node
 from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise
 from recd_plugins.patterns import fitting
@@ -488,8 +488,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         )
         return CapabilityError(
             f"sharding: tables of {needed / GB:.3g} GB, with optimizer states and batches on top, "
-            f"do not fit on {on.world_size} ranks of {has / GB:.3g} GB {where} memory. Set "
-            f"topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
+            f"do not fit on {so_many(on.world_size, 'rank')} of {has / GB:.3g} GB {where} memory. "
+            f"Set topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
             f"train.batch_size, or make the tables smaller. {answer}",
             mapped if on.compute_device == "cpu" and not self._in_files else "",
         )

@@ -26,6 +26,7 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.compat.torchrec import own_fused_params
+from recd_plugins.errors import so_many
 from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
@@ -293,7 +294,7 @@ class BestOptions:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         count, placed = len(self._proposals.compared), len(self._proposals.placed)
-        head = f"plan: cheapest of {count:,} proposals by TorchRec's performance model"
+        head = f"plan: cheapest of {so_many(count, 'proposal')} by TorchRec's performance model"
         if placed < count:
             head += f"; {placed:,} were placed on ranks, the others are no faster wherever they are"
         return "\n".join([head, *lines])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.dataset import SPLITS
-from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown, so_many
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,8 @@ def check_share(rank: Any, world_size: Any, split: Any) -> None:
             )
     if rank >= world_size:
         raise RegistryError(
-            f"stack.loader: rank {rank} is none of {world_size} ranks, which are counted from 0."
+            f"stack.loader: rank {rank} is none of {so_many(world_size, 'rank')}, which are "
+            "counted from 0."
         )
     if split not in SPLITS:
         raise RegistryError(f"stack.loader: there is no split {shown(split)}; {_splits(split)}")

@@ -373,8 +373,8 @@ class FeatureSteps:
         if shares is not None and not (isinstance(shares, Sequence) and len(shares) == len(of)):
             who = f"{self._registry.one('dedup').who}: its `unique_shares`"
             raise PluginError(
-                f"{who} are {shown(shares)}, where they must be one for each of its {len(of)} "
-                "groups. Give as many, or have no such attribute."
+                f"{who} are {shown(shares)}, where they must be one for each group, of which "
+                f"it has {len(of)}. Give as many, or have no such attribute."
             )
         if shares is not None and not all(0 < share <= 1 for share in shares):
             who = f"{self._registry.one('dedup').who}: its `unique_shares`"

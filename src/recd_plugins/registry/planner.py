@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.planning.planner_bases import OrdersBatches, TakesContext
 from recd_plugins.planning.sharders import (
     check_planned,
@@ -161,6 +161,7 @@ class RegistryPlanner:
         if brought.batches and found and found != chosen:
             raise RegistryError(
                 f"train.batch_size is {chosen}, but the batches that stack.plan was given have "
-                f"{found} samples. Take it out of registry.yaml: a trainer's batches say it."
+                f"{so_many(found, 'sample')}. Take it out of registry.yaml: a trainer's batches "
+                "say it."
             )
         return chosen

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.preprocessing import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import DataError, nearest, shown
+from recd_plugins.errors import DataError, nearest, shown, so_many
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import Context
 
@@ -111,9 +111,9 @@ class TransformProgram:
             other = schema.feature(feature.name)
             if (other.num_ids, other.scored) != (feature.num_ids, feature.scored):
                 raise DataError(
-                    f"the program is for a feature {feature.name!r} of {feature.num_ids} ids"
-                    f"{' with weights' if feature.scored else ''}, but here it has "
-                    f"{other.num_ids}{' with weights' if other.scored else ''}."
+                    f"the program is for a feature {feature.name!r} of "
+                    f"{so_many(feature.num_ids, 'id')}{' with weights' if feature.scored else ''}, "
+                    f"but here it has {other.num_ids}{' with weights' if other.scored else ''}."
                 )
 
     def transform(self, schema: Schema | None = None) -> BatchTransform:

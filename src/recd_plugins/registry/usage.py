@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from recd_plugins.errors import listed, nearest
+from recd_plugins.errors import listed, nearest, so_many
 from recd_plugins.notices import (
     Empty,
     GivesNotices,
@@ -229,8 +229,8 @@ class Usage:
             self._give(
                 Otherwise(
                     what=f"{optimizer.where}: {optimizer.record.name}",
-                    why=f"it leaves out {left} of the {of} dense parameters that it was given, "
-                    "which stay as they are",
+                    why=f"it leaves out {left} of the {so_many(of, 'dense parameter')} that it was "
+                    "given, which stay as they are",
                     cure="Have its factory put all of them into groups, or freeze them in the "
                     "model by `requires_grad_(False)`.",
                 )

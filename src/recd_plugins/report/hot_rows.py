@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recd_plugins.errors import so_many
 from recd_plugins.report.kit import Bar, Figure, Plot, Scale, bars, number, quantity, share
 from recd_plugins.report.sources import Sources
 
@@ -56,7 +57,9 @@ def _tiers(plan: Mapping[str, Any], of: str) -> Figure:
                     for tier, (words, ink) in TIERS.items()
                     if tier in table and table[tier]["share"] > 0
                 ],
-                total=f"{copied:,} of {_rows(table):,} rows copied" if copied else "no copies",
+                total=f"{copied:,} of {so_many(_rows(table), 'row')} copied"
+                if copied
+                else "no copies",
             )
         )
     return Figure(
@@ -173,15 +176,15 @@ def _curve(values: Mapping[str, Any]) -> Iterator[Figure]:
     plot.level(none, f"no cache: {quantity(none)}")
     plot.line([(one["cached"], one["bytes_per_sample"]) for one in points], "orange")
     plot.dot(best["cached"], best["bytes_per_sample"], "orange", size=5.5)
-    words = f"{best['cached']:,} rows: {quantity(best['bytes_per_sample'])}"
+    words = f"{so_many(best['cached'], 'row')}: {quantity(best['bytes_per_sample'])}"
     plot.word(best["cached"], best["bytes_per_sample"], words, below=True)
     yield Figure(
         title=f"SCARS: bytes of a sample by the cache ({values.get('source', '')})",
         says=f"Bytes of a sample against rows cached: the least at {words}; without a cache "
         f"{quantity(none)}.",
         drawing=plot.svg(),
-        note=f"Of {values['rows']:,} rows; memory of {number(values['memory_mib'])} MiB for cache "
-        "and batch together, so that a larger cache leaves a smaller batch.",
+        note=f"Of {so_many(values['rows'], 'row')}; memory of {number(values['memory_mib'])} MiB "
+        "for cache and batch together, so that a larger cache leaves a smaller batch.",
         columns=["rows cached", "hits", "batch", "bytes a sample"],
         rows=[
             [

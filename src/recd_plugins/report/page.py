@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from importlib.resources import files
 from statistics import median
 
+from recd_plugins.errors import so_many
 from recd_plugins.report import (
     forecasts,
     hot_rows,
@@ -86,8 +87,8 @@ def _head(sources: Sources, links: list[tuple[str, str]]) -> str:
     for run in sources.runs[:1]:
         where = run.environment
         if where:
-            ranks = f"{where['ranks']} rank{'s' if where['ranks'] != 1 else ''}"
-            about.append(f"{ranks}, {where['backend']}, {where['device']}, {where['cores']} cores")
+            ranks, cores = so_many(where["ranks"], "rank"), so_many(where["cores"], "core")
+            about.append(f"{ranks}, {where['backend']}, {where['device']}, {cores}")
             about.append(where["begun"])
         if not run.summary:
             step = max((line.get("step", 0) for line in run.lines), default=0)

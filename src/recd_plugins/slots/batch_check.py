@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, nearest
+from recd_plugins.errors import PluginError, nearest, so_many
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.slots.builds import Loader
 from recd_plugins.slots.built import check_made
@@ -59,13 +59,15 @@ class BatchCheck:
         shared = batch.dedup if isinstance(batch.dedup, DeduplicatedFeatures) else None
         if not features.variable_stride_per_key() and features.keys() and features.stride() != size:
             raise PluginError(
-                f"{self._whose} features of {features.stride()} rows for {size} labels. Give each "
-                "sample a row of every feature: one without ids is an empty one."
+                f"{self._whose} features of {so_many(features.stride(), 'row')} for "
+                f"{so_many(size, 'label')}. Give each sample a row of every feature: one without "
+                "ids is an empty one."
             )
         if shared is not None and shared.inverse_lookup.shape[-1] != size:
             raise PluginError(
-                f"{self._whose} a `dedup` of {shared.inverse_lookup.shape[-1]} samples for {size} "
-                "labels. Let the converter give each sample a place in its inverse lookup."
+                f"{self._whose} a `dedup` of {so_many(shared.inverse_lookup.shape[-1], 'sample')} "
+                f"for {size} labels. Let the converter give each sample a place in its inverse "
+                "lookup."
             )
         converted = shared.kjt if shared is not None else batch.dedup
         kjts = [one for one in (features, converted) if isinstance(one, KeyedJaggedTensor)]
@@ -105,7 +107,7 @@ class BatchCheck:
             if tuple(parts[name].shape) != wanted:
                 raise PluginError(
                     f"{self._whose} {name} of shape {list(parts[name].shape)}, where the schema "
-                    f"asks for {list(wanted)} in a batch of {size} samples."
+                    f"asks for {list(wanted)} in a batch of {so_many(size, 'sample')}."
                 )
         return size
 
@@ -192,4 +194,8 @@ def checked(
 
 def kind_of(loader: object) -> str:
     """The class of a loader, as whoever wrote it knows it."""
-    return type(loader._loader if isinstance(loader, CheckedLoader) else loader).__name__
+    from recd_plugins.data.conversion import ConvertedLoader
+
+    if isinstance(loader, CheckedLoader | ConvertedLoader):
+        loader = loader._loader
+    return type(loader).__name__

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.sparse.jagged import Jagged
 
 __all__ = [
@@ -72,8 +72,8 @@ def floats_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Tensor:
     """A column of numbers as float32 [B]; one chunk of float32 shares its memory."""
     if column.null_count:
         raise DataError(
-            f"{name}: holds {column.null_count} nulls. Fill them (with 0, say) where the table "
-            "is made."
+            f"{name}: holds {so_many(column.null_count, 'null')}. Fill them (with 0, say) where "
+            "the table is made."
         )
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [torch.from_dlpack(chunk).float() for chunk in chunks if len(chunk)]
@@ -104,8 +104,8 @@ def _jagged(
     values = chunk.flatten()  # minds the slice, which .values does not
     if values.null_count:
         raise DataError(
-            f"{name}: its lists hold {values.null_count} nulls. Leave them out, or give them an "
-            "id of their own, where the table is made."
+            f"{name}: its lists hold {so_many(values.null_count, 'null')}. Leave them out, or give "
+            "them an id of their own, where the table is made."
         )
     if values.type not in types:
         values = values.cast(types[0])

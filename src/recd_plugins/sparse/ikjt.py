@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import DataError, listed, nearest
+from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.sparse import wire
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups, real_rows
@@ -281,8 +281,8 @@ def _check_of_groups(
         raise DataError(f"from_rows: `rows` lacks {listed(sorted(lacking))}, which groups name.")
     if len(lookups) != len(groups):
         raise DataError(
-            f"from_rows: there are {len(lookups)} inverse lookups for {len(groups)} groups. Give "
-            "one for each."
+            f"from_rows: of {so_many(len(groups), 'group')} it has "
+            f"{so_many(len(lookups), 'inverse lookup')}. Give one for each."
         )
 
 
@@ -294,8 +294,8 @@ def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
     _hold(kjt.keys() == keys, f"its keys are {kjt.keys()}, but those of its groups {keys}")
     _hold(
         lookup.dim() == 2 and len(lookup) == len(ikjt.groups) == len(counts),
-        f"it has {len(ikjt.groups)} groups, {len(counts)} unique counts and an inverse lookup of "
-        f"shape {list(lookup.shape)}, which must be [groups, batch size]",
+        f"it has {so_many(len(ikjt.groups), 'group')}, {so_many(len(counts), 'unique count')} and "
+        f"an inverse lookup of shape {list(lookup.shape)}, which must be [groups, batch size]",
     )
     _hold(lookup.dtype == torch.int64, f"its inverse lookup is {lookup.dtype}, not int64")
     _hold(min(counts) >= 0, f"its unique counts are {counts}")
@@ -310,7 +310,7 @@ def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
     for index in unordered.nonzero().flatten().tolist():
         raise _broken(
             f"the inverse lookup of group {ikjt.groups[index]} does not number its "
-            f"{counts[index]} unique samples in the order in which they first appear"
+            f"{so_many(counts[index], 'unique sample')} in the order in which they first appear"
         )
 
 
@@ -321,7 +321,7 @@ def check_lookup(lookup: Tensor, count: int, group: Sequence[str]) -> None:
         _hold(
             low >= 0 and high < count,
             f"the inverse lookup of group {tuple(group)} reaches from {low} to {high}, outside "
-            f"of its {count} unique samples",
+            f"of its {so_many(count, 'unique sample')}",
         )
 
 
@@ -330,15 +330,16 @@ def _check_rows(ikjt: InverseKeyedJaggedTensor, keys: Sequence[str]) -> None:
     lengths, weights = kjt.lengths(), kjt.weights_or_none()
     _hold(
         kjt.stride() == stride and lengths.numel() == len(keys) * stride,
-        f"it has {lengths.numel()} lengths and stride {kjt.stride()}, but {len(keys)} keys with "
-        f"{stride} unique samples in the largest group",
+        f"it has {so_many(lengths.numel(), 'length')} and stride {kjt.stride()}, but "
+        f"{so_many(len(keys), 'key')} with {so_many(stride, 'unique sample')} in the largest group",
     )
     _hold(not lengths.numel() or int(lengths.min()) >= 0, "one of its lengths is negative")
     total = int(lengths.sum())
     _hold(
         kjt.values().numel() == total and (weights is None or weights.numel() == total),
-        f"its lengths add up to {total}, but it has {kjt.values().numel()} values"
-        + ("" if weights is None else f" and {weights.numel()} weights"),
+        f"its lengths add up to {total}, but it has "
+        f"{so_many(kjt.values().numel(), 'value')}"
+        + ("" if weights is None else f" and {so_many(weights.numel(), 'weight')}"),
     )
     behind = lengths.bool() & ~real_rows(ikjt.groups, ikjt.unique_counts, lengths.device)
     for place in behind.nonzero().flatten().tolist():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.errors import DataError, nearest, so_many
 from recd_plugins.sparse import wire
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
@@ -212,8 +212,9 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         _hold(self.kjt.stride() == 1, f"`kjt` has {self.kjt.stride()} rows per key, not 1")
         _hold(
             len(counts) == len(self.groups) == len(self.inverse_lookup) and len(shape) == 2,
-            f"it has {len(self.groups)} groups, {len(counts)} unique counts and an inverse lookup "
-            f"of shape {shape}, which must be [groups, batch size]",
+            f"it has {so_many(len(self.groups), 'group')}, "
+            f"{so_many(len(counts), 'unique count')} and an inverse lookup of shape {shape}, which "
+            "must be [groups, batch size]",
         )
         num_rows = sum(counts[group] for group in self.group_of.values())
         _hold(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import PluginError, naming
+from recd_plugins.errors import PluginError, naming, so_many
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -263,7 +263,7 @@ class RowWise:
             )
         if num_rows != stride:
             raise PluginError(
-                f"{self.who} made {num_rows} rows of {stride}. Keep "
+                f"{self.who} made {so_many(num_rows, 'row')} of {stride}. Keep "
                 "one row for each: a row without ids is an empty one."
             )
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.sparse.arrow import jagged_from_arrow, jagged_to_arrow
 from recd_plugins.sparse.groups import Groups, agreed_groups, check_groups
 from recd_plugins.sparse.jagged import MAX_INT32, Jagged, WeightedJagged
@@ -212,7 +212,7 @@ def _padded(lengths: Numbers, groups: Groups, unique_counts: tuple[int, ...], ma
     if min(unique_counts) < 0:
         raise ValueError(f"its unique counts are {unique_counts}")
     if len(unique_counts) != len(groups):
-        raise ValueError(f"{len(groups)} groups have {len(unique_counts)} unique counts")
+        raise ValueError(f"{len(unique_counts)} unique counts of {so_many(len(groups), 'group')}")
     rows = sum(len(group) * n for group, n in zip(groups, unique_counts, strict=True))
     if rows != len(lengths):
         raise ValueError(f"it has {len(lengths)} lengths of {rows} unique samples")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.errors import so_many
 from recd_plugins.slots import Loader
 
 __all__ = ["assert_same_batch", "check_resume"]
@@ -45,13 +46,15 @@ def check_resume(
     if not first:
         raise AssertionError("the loader yields no batch, so its resuming shows nothing")
     if len(loader) != len(first):
-        raise AssertionError(f"len(loader) is {len(loader)}, but it yields {len(first)} batches")
+        raise AssertionError(
+            f"len(loader) is {len(loader)}, but it yields {so_many(len(first), 'batch')}"
+        )
     _compare(first, list(make_loader()), same, "a second loader, from the start")
     if positions is None:
         count = min(MOST, len(states))
         positions = sorted({round(i * len(first) / (count - 1)) for i in range(count)})
     for position in positions:
-        where = f"resumed after {position} of {len(first)} batches"
+        where = f"resumed after {position} of {so_many(len(first), 'batch')}"
         resumed = make_loader()
         resumed.load_state_dict(states[position])
         rest = list(resumed)

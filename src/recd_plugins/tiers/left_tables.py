@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import listed
+from recd_plugins.errors import listed, so_many
 from recd_plugins.notices import Missed, Notice, Unused
 from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.sharders import sharded_modules
@@ -153,15 +153,16 @@ class LeftTables:
         if over:
             return Unused(
                 what=self._what,
-                why=f"by its prices for {world_size} ranks replicas or coalescing of ids would pay "
-                f"in {listed(tables, kind='table')}, but what is fastest {over}, so that {left}",
+                why=f"by its prices for {so_many(world_size, 'rank')} replicas or coalescing of "
+                f"ids would pay in {listed(tables, kind='table')}, but what is fastest {over}, so "
+                f"that {left}",
                 cure=f"stack.explain() shows what each way takes. Take `{self._slot}` out, or give "
                 "it memory where that is what lacks, by `budget_gb`.",
             )
         return Unused(
             what=self._what,
-            why=f"by its prices for {world_size} ranks no replica and no coalescing of ids pays in "
-            f"{listed(tables, kind='table')}, so that {left}",
+            why=f"by its prices for {so_many(world_size, 'rank')} no replica and no coalescing of "
+            f"ids pays in {listed(tables, kind='table')}, so that {left}",
             cure=f"stack.explain() and `recd explain` show the prices. Take `{self._slot}` out, or "
             "tell it what the network is: `topology` in registry.yaml.",
         )

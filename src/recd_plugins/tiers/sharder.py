@@ -21,7 +21,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.compat.torchrec import module_options
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError, so_many
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection
 from recd_plugins.tiers.collections.row_bags import TierRowBagCollection, is_coalesced
@@ -64,8 +64,9 @@ class TierCluster:
             )
         if env.world_size != self.plan.world_size:
             raise RegistryError(
-                f"the tier plan is for {self.plan.n_nodes} nodes of {self.plan.ranks_per_node} "
-                f"ranks, but there are {env.world_size} ranks: plan anew."
+                f"the tier plan is for {so_many(self.plan.n_nodes, 'node')} of "
+                f"{so_many(self.plan.ranks_per_node, 'rank')}, and the job has "
+                f"{so_many(env.world_size, 'rank')}: plan anew."
             )
         if self._nodes is None:
             self._nodes = Nodes(env.process_group, self.plan.ranks_per_node)
@@ -115,8 +116,9 @@ class TierCluster:
         """
         if (plan.n_nodes, plan.ranks_per_node) != (self.plan.n_nodes, self.plan.ranks_per_node):
             raise RegistryError(
-                f"the new tier plan is for {plan.n_nodes} nodes of {plan.ranks_per_node} ranks, "
-                f"the job runs on {self.plan.n_nodes} of {self.plan.ranks_per_node}: plan anew."
+                f"the new tier plan is for {so_many(plan.n_nodes, 'node')} of "
+                f"{so_many(plan.ranks_per_node, 'rank')}, the job runs on {self.plan.n_nodes} of "
+                f"{self.plan.ranks_per_node}: plan anew."
             )
         known = set(self.plan.tables).union(*(tiers.tables for tiers in self._tiers))
         if others := sorted(set(plan.tables) - known):

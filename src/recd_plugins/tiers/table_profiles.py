@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import CapabilityError, nearest
+from recd_plugins.errors import CapabilityError, nearest, so_many
 from recd_plugins.planning.access.access_profile import Profile, Tally
 from recd_plugins.planning.access.ranks import together
 from recd_plugins.planning.access.sample import count_sample
@@ -94,8 +94,9 @@ class TableProfiles:
                 )
             if profile[name].num_rows != table.num_rows:
                 raise CapabilityError(
-                    f"{named} was made of a table {name!r} of {profile[name].num_rows:,} rows, "
-                    f"but the model's has {table.num_rows:,}. {again}"
+                    f"{named} was made of a table {name!r} of "
+                    f"{so_many(profile[name].num_rows, 'row')}, but the model's has "
+                    f"{table.num_rows:,}. {again}"
                 )
         return profile
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from recd_plugins.errors import DataError, PluginError, RecdError, listed, nearest, shown
+from recd_plugins.errors import DataError, PluginError, RecdError, listed, nearest, shown, so_many
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
@@ -368,7 +368,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         }
         chosen = self._checked_choice(model, tables, topology, world_size)
         if lacking := without_rows(chosen.sizes, self.found, world_size, homes.mapped):
-            why = f"row-wise on {world_size} ranks its collection would have no row on some"
+            ranks = so_many(world_size, "rank")
+            why = f"row-wise on {ranks} its collection would have no row on some"
             self._left.add(lacking, why)
             sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
             ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)

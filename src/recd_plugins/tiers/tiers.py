@@ -32,7 +32,7 @@ from recd_plugins.compat.torchrec import (
     purge_kernels,
     table_feature_names,
 )
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError, so_many
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.keyed import mark_of
@@ -193,9 +193,10 @@ class Tiers:
         if len(changed):
             first = changed[0, 0]
             warnings.warn(
-                f"table {feature.table!r} has {num_rows} rows, but feature {feature.feature!r} "
-                f"has the id {int(ids[first])}. Row {int(rows[first])} is looked up for it, as "
-                "TorchRec would. Map the ids into the table, or give it more rows.",
+                f"table {feature.table!r} has {so_many(num_rows, 'row')}, but feature "
+                f"{feature.feature!r} has the id {int(ids[first])}. Row {int(rows[first])} is "
+                "looked up for it, as TorchRec would. Map the ids into the table, or give it "
+                "more rows.",
                 stacklevel=2,
             )
             self._warned = True

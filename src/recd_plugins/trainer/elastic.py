@@ -24,7 +24,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
-from recd_plugins.errors import RecdError, listed
+from recd_plugins.errors import RecdError, listed, so_many
 from recd_plugins.launch.environment import ELASTIC, launchers_store
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.settings import TrainSettings
@@ -97,8 +97,8 @@ def attempt(store: Store, rank: int, world_size: int, patience: float = PATIENCE
     came = [f"agreed/{name}/{one}" if proposed else f"here/{one}" for one in range(world_size)]
     missing = [one for one in range(world_size) if not store.check([came[one]])]
     raise RecdError(
-        f"rank {rank} waited {patience:,.0f} s (train.hang_after) for the {world_size} ranks of "
-        f"its job to meet at {os.environ.get('MASTER_ADDR')}; "
+        f"rank {rank} waited {patience:,.0f} s (train.hang_after) for the "
+        f"{so_many(world_size, 'rank')} of its job to meet at {os.environ.get('MASTER_ADDR')}; "
         f"{listed(missing, NAMED, kind='rank')} did not come. See whether they were started, and "
         "what keeps them: what a rank reads before is its programs, its registry and its plugins."
     )

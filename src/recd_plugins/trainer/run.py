@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.data.pins import check_pins, write_pins
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
@@ -153,8 +153,8 @@ def _resumed(
             report.say(f"a damaged checkpoint is passed over: {one}")
         if other:
             report.say(
-                f"restarted on {other.ranks} ranks ({other.ranks_before} before) of "
-                f"{other.batch_size} samples: {other.goes_on()}"
+                f"restarted on {so_many(other.ranks, 'rank')} ({other.ranks_before} before) of "
+                f"{so_many(other.batch_size, 'sample')}: {other.goes_on()}"
             )
         again = "restarted and " if restarted else ""
         report.say(f"{again}resumed after step {reached.step}: {settings.run}")

@@ -27,7 +27,7 @@ from recd_plugins.data.conform.values import (
 )
 from recd_plugins.data.foreign import ForeignFeature
 from recd_plugins.data.schema import IDS, WEIGHTS, Fill
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 
 __all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "to_ids", "weights_of"]
 
@@ -119,8 +119,8 @@ def _by_vocabulary(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt
     found = load_vocabulary(feature.vocabulary)
     if found.num_ids > feature.num_ids:
         raise spot.error(
-            f"has a vocabulary of {found.num_ids:,} ids, {feature.vocabulary}, and num_ids is "
-            f"{feature.num_ids:,}",
+            f"has a vocabulary of {so_many(found.num_ids, 'id')}, {feature.vocabulary}, and "
+            f"num_ids is {feature.num_ids:,}",
             f"Set num_ids to {found.num_ids} in its entry of the schema.",
         )
     return found.encode(hashes(values, spot))

@@ -32,7 +32,7 @@ from recd_plugins.data.conform.values import (
 from recd_plugins.data.foreign import TimeUnit
 from recd_plugins.data.schema import Fill, Nulls
 
-__all__ = ["session_type_problem", "sessions_of", "time_type_problem", "times_of"]
+__all__ = ["PER_SECOND", "session_type_problem", "sessions_of", "time_type_problem", "times_of"]
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min

@@ -29,7 +29,7 @@ from recd_plugins.data.importing.table_files import formats_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location, input_file
 
 __all__ = ["Checked", "TableProblem", "as_foreign", "check_files", "schema_in_footer"]
@@ -484,7 +484,7 @@ class _Reading:
         assert self._schema is not None
         whole = self._schema.conformed
         if one.nulls:
-            share = f"{one.nulls:,} of {self._found.rows:,} rows"
+            share = f"{one.nulls:,} of {so_many(self._found.rows, 'row')}"
             self._found.add(
                 one.first_null,
                 name,

@@ -14,7 +14,7 @@ from typing import Literal
 from recd_plugins.data.importing.escaped_quotes import doubled, has_escapes
 from recd_plugins.data.importing.foreign_file import ForeignFile, own_names
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS, TextForm
-from recd_plugins.errors import DataError, shown
+from recd_plugins.errors import DataError, shown, so_many
 from recd_plugins.storage.uri import Location
 
 __all__ = ["HEAD_LINES", "check_delimiter", "delimited_file"]
@@ -161,7 +161,7 @@ def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delim
                 f"sed -E 's/{re.escape(delimiter)} +\"/{delimiter}\"/g' {rest}"
             )
         line = text.lstrip("\r\n").split("\n", 1)[0].strip()
-        fields = f"{len(rows[0])} field{'s' * (len(rows[0]) != 1)}"
+        fields = f"{so_many(len(rows[0]), 'field')}"
         raise DataError(
             f"{path}: its first line has {fields}, {shown(line[:80])}, and those below have "
             f"{usual}. If it names the columns, let it name each; if it is none of the table's, "

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugins.data.conform.values import MOST_EXACT
 from recd_plugins.data.importing.column_entry import (
     ColumnEntry,
     empty_share,
@@ -31,8 +32,9 @@ from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, ha
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey, is_text
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
 from recd_plugins.data.importing.whole_numbers import Kind, kind_of
+from recd_plugins.data.schema import SparseFeature
 
-__all__ = ["feature_entry", "share_tables"]
+__all__ = ["feature_entry", "share_tables", "unless_weights"]
 
 AMOUNT = r"^\s*[-+]?(\d*\.\d+|\p{Sc}\s?[-+]?\d[\d.,]*|\d[\d.,]*\s?(\p{Sc}|%))\s*$"
 """As $12.50, 12,50 \u20ac, 3.5% or 3.5."""
@@ -42,8 +44,6 @@ PRINTED = (
 )
 """As {'a': 5}, [{'id': 3}], (1.5, 3.2) or tensor([0.5])."""
 CATEGORY = r"[Cc](at|ate)?_?\d+"
-MOST_EXACT = 2**53
-"""Beyond it a float does not hold each integer: such numbers count nothing."""
 MOST_VOCABULARY = 5_000_000
 """Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
 FEWEST_ELEMENTS = 100
@@ -311,6 +311,18 @@ def _rounded(number: float) -> int:
     """Up to two figures."""
     unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
     return math.ceil(number / unit) * unit
+
+
+def unless_weights(entry: ColumnEntry, entries: Sequence[ColumnEntry]) -> ColumnEntry:
+    """The entry, unless the weights of a scored feature have its column's name in a table."""
+    if entry.part not in ("session", "time", "out"):  # for which a table finds another name
+        for one in entries_of(entries, "sparse"):
+            name = one.column.name
+            weights = SparseFeature(name=name, num_ids=1).weights_name
+            if one.value.get("scored") and weights == entry.column.name:
+                why = f"a table has the weights of {name!r} under this name: rename one of the two"
+                return left_out(entry.column, why)
+    return entry
 
 
 def share_tables(entries: Sequence[ColumnEntry]) -> None:

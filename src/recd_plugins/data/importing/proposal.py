@@ -18,7 +18,11 @@ from recd_plugins.data.importing.column_entry import (
     left_out,
 )
 from recd_plugins.data.importing.column_names import SESSION_WORDS, WEIGHT_WORDS, is_called
-from recd_plugins.data.importing.feature_columns import feature_entry, share_tables
+from recd_plugins.data.importing.feature_columns import (
+    feature_entry,
+    share_tables,
+    unless_weights,
+)
 from recd_plugins.data.importing.label_columns import (
     is_sole,
     label_entry,
@@ -30,6 +34,7 @@ from recd_plugins.data.importing.leaks import unless_leak
 from recd_plugins.data.importing.schema_file import options_of_form
 from recd_plugins.data.importing.survey import ColumnSurvey, Survey
 from recd_plugins.data.importing.time_columns import time_among, time_entry
+from recd_plugins.errors import so_many
 
 __all__ = ["Proposal", "propose"]
 
@@ -111,6 +116,7 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
     entries = [unless_leak(one, entries, survey) for one in entries]
     if not labels:
         entries = [unless_grades(one) for one in entries]
+    entries = [unless_weights(one, entries) for one in entries]
     share_tables(entries)
     return entries
 
@@ -121,8 +127,8 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
     about = "" if survey.exact_rows else "about "
     yield f"# {named}: {first}"
     yield (
-        f"# {about}{survey.rows:,} rows, {survey.sampled:,} of which were looked at; "
-        f"{len(survey.columns)} columns"
+        f"# {about}{so_many(survey.rows, 'row')}, {survey.sampled:,} of which were looked at; "
+        f"{so_many(len(survey.columns), 'column')}"
     )
     yield "# Read this through: each `doubt` is a guess that a person should settle."
     for doubt in survey.doubts:

@@ -26,7 +26,7 @@ from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.formats import format_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
-from recd_plugins.errors import DataError, listed
+from recd_plugins.errors import DataError, listed, so_many
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Stat, Uri
 
@@ -104,7 +104,7 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
             inside = {path: FileFacts()}
         found |= inside
         by_no_log += inside
-    check_none_left_behind(by_no_log)
+    check_none_left_behind(by_no_log, [path for path in paths if isinstance(path, Uri)])
     return typed_partitions(each_once(found))
 
 
@@ -182,7 +182,7 @@ def _foreign_file(
     if size is None:
         stat = path.stat()
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
-    own = {name: one for name, one in facts.partitions.items() if name not in file.names}
+    own = facts.beside(file.names).partitions
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
 
 
@@ -214,9 +214,9 @@ def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
     """The file of text, its columns under these names."""
     if not len({*names} - {""}) == len(names) == len(file.names):
         raise DataError(
-            f"{file.path}: is {file}, with {len(file.names)} columns, and {len(names)} names are "
-            "given. Give one of its own to each column of text, by `--names` or `text` of the "
-            "schema."
+            f"{file.path}: is {file}, with {so_many(len(file.names), 'column')}, and {len(names)} "
+            "names are given. Give one of its own to each column of text, by `--names` or `text` "
+            "of the schema."
         )
     own = dict(zip(file.names, names, strict=True))
     return replace(

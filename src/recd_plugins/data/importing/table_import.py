@@ -194,7 +194,7 @@ class TableImport:
                     f"--absent: the schema names no {name!r}; {nearest(name, self._schema.columns)}"
                 )
             raise DataError(
-                f"--absent: none of the {len(self._files)} files has {name!r}. Take it out of "
+                f"--absent: none of the files ({len(self._files)}) has {name!r}. Take it out of "
                 "the schema."
             )
 

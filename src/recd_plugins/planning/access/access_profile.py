@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.errors import DataError, nearest, so_many
 from recd_plugins.planning.access.counting import (
     EXACT_ROWS,
     Counter,
@@ -226,7 +226,7 @@ class Tally:
     def explain(self) -> str:
         """The counts, in words."""
         share = f", {self.counted_share:.1%} of an epoch" if self.epoch else ""
-        counted = f"{self.samples:,} samples{share}"
+        counted = f"{so_many(self.samples, 'sample')}{share}"
         if not self.in_order or self.counted_share == 1:
             return f"counted: {counted}, from all over it" if share else f"counted: {counted}"
         return (
@@ -296,7 +296,8 @@ def _check_ids(name: str, rows: RowDistribution) -> None:
     low, high = int(rows.ids.min()), int(rows.ids.max())
     if low < 0 or high >= rows.num_rows:
         raise DataError(
-            f"{name!r} names row {low if low < 0 else high:,}, but has {rows.num_rows:,} rows."
+            f"{name!r} names row {low if low < 0 else high:,}, but has "
+            f"{so_many(rows.num_rows, 'row')}."
         )
     if named_twice(rows.ids):
         raise DataError(f"{name!r} names a row twice.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from recd_plugins.errors import so_many
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cost import COLLECTIVES
@@ -195,8 +196,9 @@ class PlanReport:
         prices = self.ledger.prices
         cluster = prices.cluster
         yield (
-            f"tier plan: goal {self.goal}; {cluster.n_nodes} nodes of {cluster.ranks_per_node} "
-            f"ranks, {prices.batch_size:,} samples a rank and step, k = {prices.k:.3g}"
+            f"tier plan: goal {self.goal}; {so_many(cluster.n_nodes, 'node')} of "
+            f"{so_many(cluster.ranks_per_node, 'rank')}, {so_many(prices.batch_size, 'sample')} a "
+            f"rank and step, k = {prices.k:.3g}"
         )
         if cluster.unmeasured:
             nobody = " and ".join(cluster.unmeasured)
@@ -236,7 +238,7 @@ class PlanReport:
         axes.set_xlabel("memory over row-wise, MB a rank")
         axes.set_ylabel("expected ms a step")
         tables = len(self.ledger.tables)
-        axes.set_title(f"{self.goal}: {tables} table{'s' * (tables != 1)}")
+        axes.set_title(f"{self.goal}: {so_many(tables, 'table')}")
         axes.legend()
 
     def _all(self, sizes: TableSizes) -> Ledger:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recd_plugins.errors import so_many
 from recd_plugins.planning import bag_cost, cost
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags
@@ -59,9 +60,10 @@ class PriceList:
         nodes, ranks = prices.cluster.n_nodes, prices.cluster.ranks_per_node
         yield (
             f"a row of {self.width} bytes, {self.p:g} lookups a sample, deduplicated by a factor "
-            f"of {self.dedupe_factor:g}; {nodes} nodes of {ranks} ranks, {prices.batch_size:,} "
-            f"samples a rank and step, k = {prices.k:.3g}, gradients of replicas reduced: "
-            f"{prices.reduce}; and a bag a sample of so many lookups, whose sum travels"
+            f"of {self.dedupe_factor:g}; {so_many(nodes, 'node')} of {so_many(ranks, 'rank')}, "
+            f"{so_many(prices.batch_size, 'sample')} a rank and step, k = {prices.k:.3g}, "
+            f"gradients of replicas reduced: {prices.reduce}; and a bag a sample of so many "
+            "lookups, whose sum travels"
         )
         ways = list(values)
         widths = [max(10, len(way)) for way in ways]

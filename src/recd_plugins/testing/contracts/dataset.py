@@ -11,7 +11,7 @@ from recd_plugins.data.dataset import SPLITS, Dataset, Split
 from recd_plugins.data.growing import GrowingDataset
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import check_columns
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.slots import DatasetRecord
 from recd_plugins.testing.contracts.subject import Subject
 
@@ -106,7 +106,7 @@ def _checked(
                 nulls += pc.list_flatten(column).null_count
             subject.hold(
                 nulls == 0,
-                f"{where} has {nulls} nulls in column {name!r}",
+                f"{where} has {so_many(nulls, 'null')} in column {name!r}",
                 "Write an empty list, or a number, where a value is missing.",
             )
         yield chunk.select(arrow.names).cast(arrow)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.errors import so_many
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.slots import ModelRecord
 from recd_plugins.testing.batches import random_batch
@@ -79,8 +80,8 @@ def _check_tables(subject: Subject, model: nn.Module) -> None:
         if feature.name in largest:
             subject.hold(
                 largest[feature.name] >= feature.num_ids,
-                f"the table of {feature.name!r} must have {feature.num_ids} rows or more, but has "
-                f"{largest[feature.name]}",
+                f"the table of {feature.name!r} must have {so_many(feature.num_ids, 'row')} or "
+                f"more, but has {largest[feature.name]}",
                 "Size tables by context.schema.table_sizes().",
             )
     subject.hold(

@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.preprocessing import ChosenTransform, steps_of, takes_dense
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.transform import DenseStep
+from recd_plugins.errors import so_many
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
@@ -182,7 +183,7 @@ def _check_shape(
         and result.keys() == keys
         and result.stride() == features.stride(),
         f"it must return a KeyedJaggedTensor of the keys that its `schema` says, {keys}, and "
-        f"{features.stride()} rows",
+        f"{so_many(features.stride(), 'row')}",
         "Keep the keys, their order and the number of rows; new ones are in `schema` too.",
     )
 

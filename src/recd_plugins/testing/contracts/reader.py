@@ -9,6 +9,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import SparseFeature
 from recd_plugins.data.table import Table
+from recd_plugins.errors import so_many
 from recd_plugins.slots import Loader
 from recd_plugins.testing.batches import random_table, shape_of_labels
 from recd_plugins.testing.contracts.subject import Subject
@@ -43,7 +44,7 @@ def _loader(subject: Subject, table: Table, rank: int, world_size: int, split: S
 
 
 def _check_epoch(subject: Subject, table: Table, world_size: int, split: Split) -> None:
-    where = f"split {split!r} over {world_size} ranks"
+    where = f"split {split!r} over {so_many(world_size, 'rank')}"
     loaders = [_loader(subject, table, rank, world_size, split) for rank in range(world_size)]
     ranks = [list(loader) for loader in loaders]
     lengths = {len(loader) for loader in loaders} | {len(batches) for batches in ranks}

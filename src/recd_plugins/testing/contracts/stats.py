@@ -38,8 +38,8 @@ def check_stats(subject: Subject) -> None:
         subject.hold(
             all(len(row) == len(part.columns) for row in part.rows)
             and all(isinstance(text, str) for row in part.rows for text in row),
-            f"each row of its table {part.title!r} must be a text for each of the "
-            f"{len(part.columns)} columns",
+            f"each row of its table {part.title!r} must be a text for each column, of "
+            f"which it has {len(part.columns)}",
             "Format numbers where the table is made.",
         )
     _check_figures(subject, report)

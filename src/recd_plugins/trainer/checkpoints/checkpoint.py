@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
-from recd_plugins.errors import DataError, RecdError, RegistryError, listed
+from recd_plugins.errors import DataError, RecdError, RegistryError, listed, so_many
 from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
@@ -291,7 +291,7 @@ class Checkpoints:
     def _check(self, path: Path, saved: Mapping[str, Any]) -> None:
         if saved["world_size"] != dist.get_world_size():
             raise RegistryError(
-                f"{path}: was made by {saved['world_size']} ranks, this job has "
+                f"{path}: was made by {so_many(saved['world_size'], 'rank')}, this job has "
                 f"{dist.get_world_size()}: resume with --ranks {saved['world_size']}, or let "
                 "`recd reshard` write it for another number."
             )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = [
@@ -121,7 +121,7 @@ def read_job(path: Path) -> dict[str, Any]:
     file = path / "job.json"
     saved = _read(file, {"step": int, "world_size": int, "registry": dict})
     if saved["step"] < 0 or saved["world_size"] < 1:
-        raise damaged(file, f"step {saved['step']} of {saved['world_size']} ranks")
+        raise damaged(file, f"step {saved['step']} of {so_many(saved['world_size'], 'rank')}")
     if not isinstance(saved["registry"].get("train", {}), dict):
         raise damaged(file, "registry.train is no mapping")
     return saved

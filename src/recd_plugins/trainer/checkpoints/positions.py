@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from recd_plugins.data.period_loader import PeriodLoader
-from recd_plugins.errors import DataError, PluginError, shown
+from recd_plugins.errors import DataError, PluginError, shown, so_many
 from recd_plugins.slots import Loader
 from recd_plugins.slots.batch_check import kind_of
 
@@ -68,8 +68,8 @@ class Positions:
         if not isinstance(self._loader, PeriodLoader):
             raise DataError(
                 f"the loader of the train split ({kind_of(self._loader)}) says that an epoch "
-                f"has {len(self._loader)} batches, and yielded none in two: there is nothing to "
-                "train on. See what its `__iter__` leaves out."
+                f"has {so_many(len(self._loader), 'batch')}, and yielded none in two: there is "
+                "nothing to train on. See what its `__iter__` leaves out."
             )
 
     def __iter__(self) -> Positions:
