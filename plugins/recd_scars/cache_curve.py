@@ -118,11 +118,11 @@ class CacheCurve:
         sizes = {0, self.optimum.cached, most, *between.tolist()}
         return [self.at(cached) for cached in sorted(sizes) if cached <= most]
 
-    def by_batch(self, points: int = POINTS) -> list[tuple[float, float, float]]:
+    def by_batch(self) -> list[tuple[float, float, float]]:
         """(b, bytes for a sample without a cache, and with one of all that the batch leaves)."""
         most = self.memory.capacity / self.memory.per_sample
-        sizes = {*np.geomspace(self.memory.least, most, points).tolist()}
-        sizes |= {point.batch_size for point in self.by_cache(points)}
+        sizes = {*np.geomspace(self.memory.least, most, POINTS).tolist()}
+        sizes |= {point.batch_size for point in self.by_cache(POINTS)}
         return [(size, self._with(0, size), self._with(None, size)) for size in sorted(sizes)]
 
     def values(self) -> Mapping[str, Any]:

@@ -206,7 +206,7 @@ def _check(
 
 
 def columns_after(
-    source: Location | Sequence[Location], config: RewriteConfig, progress: Progress = silent
+    source: Location | Sequence[Location], config: RewriteConfig, progress: Progress
 ) -> tuple[str, ...]:
     """The columns that a rewrite makes."""
     facts = found_files(source)
@@ -221,7 +221,7 @@ def columns_after(
     return tuple(made)
 
 
-def map_keys(files: Sequence[Location], column: str, progress: Progress = silent) -> list[str]:
+def map_keys(files: Sequence[Location], column: str, progress: Progress) -> list[str]:
     """Every key of a map column, in ascending order of their texts: one pass over that column."""
     found: set[str] = set()
     for done, file in enumerate(files):

@@ -172,7 +172,7 @@ def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> StackP
     return found
 
 
-def read_trace(path: Path, limit: int | None = None) -> I64:
+def read_trace(path: Path, limit: int) -> I64:
     """The first `limit` ids of a text file, parted by spaces, commas or line ends."""
     return np.fromiter(islice(_ids(path), limit), dtype=np.int64)
 
