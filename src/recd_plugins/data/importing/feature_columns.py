@@ -26,9 +26,10 @@ from recd_plugins.data.importing.column_names import (
     is_index,
     is_split,
 )
+from recd_plugins.data.importing.column_survey import ColumnSurvey, is_text
 from recd_plugins.data.importing.filled_lists import LARGEST
 from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
-from recd_plugins.data.importing.survey import ColumnSurvey, Survey, is_text
+from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
 from recd_plugins.data.importing.whole_numbers import Kind, kind_of
 

@@ -20,8 +20,9 @@ from recd_plugins.data.importing.column_names import (
     is_stay,
     words_of,
 )
+from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.label_columns import answer_in
-from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+from recd_plugins.data.importing.survey import Survey
 
 __all__ = ["describes", "filled_by", "tells", "unless_leak"]
 
