@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -96,10 +96,7 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
     values = column
     nulls = column.null_count
     if lists:
-        counted = pc.list_value_length(column).drop_null().to_numpy()
-        if counted.size:
-            lengths = (int(counted.min()), float(counted.mean()), int(counted.max()))
-            width = lengths[0] if lengths[0] == lengths[2] and lengths[0] > 0 else None
+        lengths, width = _lengths(column)
         values = pa.chunked_array([one.flatten() for one in column.chunks], kind.value_type)
     elif pa.types.is_map(kind):
         scored = _is_number(kind.item_type)
@@ -133,19 +130,9 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
     different = counted.field("values")
     expected = rows * (1.0 if lengths is None else lengths[1])
     expected = round(expected * len(present) / max(len(values), 1))
-    low = high = mean = None
-    whole = ascending = False
+    numbers = _Numbers()
     if len(present) and seems in ("integers", "numbers", "times"):
-        bounds = pc.min_max(present).as_py()
-        low, high = bounds["min"], bounds["max"]
-        numbers = present
-        if seems == "times":  # a date is of 32 bits
-            numbers = present.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        array = numbers.to_numpy()
-        ascending = not lists and array.size > 1 and bool(np.all(array[1:] >= array[:-1]))
-        if seems != "times":
-            mean = float(array.mean())
-            whole = bool(np.all(np.mod(array, 1) == 0))
+        numbers = _numbers(present, seems)
     return ColumnSurvey(
         name=name,
         type=kind,
@@ -158,21 +145,55 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
         distinct=len(counts),
         estimate=_estimate(counts, expected),
         most=_most(counts, expected),
-        low=low,
-        high=high,
+        low=numbers.low,
+        high=numbers.high,
         lengths=lengths,
         fills=fills,
         gaps=len(values) - len(present) if lists and fills is None else 0,
         examples=tuple(_shown(one.as_py()) for one in different[:EXAMPLES]),
         two_valued=seems in ("integers", "numbers", "booleans")
         and set(pc.unique(different).to_pylist()[:3]) == {0, 1},
-        whole=whole,
-        mean=mean,
+        whole=numbers.whole,
+        mean=numbers.mean,
         seen=different,
         counts=counts,
-        ascending=ascending,
+        ascending=numbers.ascending and not lists,
         dates=text_dates(different) if seems == "texts" and not lists else (),
     )
+
+
+def _lengths(lists: pa.ChunkedArray) -> tuple[tuple[int, float, int] | None, int | None]:
+    """The shortest, mean and longest length of lists, if there is any; and the one that all
+    have."""
+    counted = pc.list_value_length(lists).drop_null().to_numpy()
+    if not counted.size:
+        return None, None
+    shortest, longest = int(counted.min()), int(counted.max())
+    width = shortest if shortest == longest and shortest > 0 else None
+    return (shortest, float(counted.mean()), longest), width
+
+
+class _Numbers(NamedTuple):
+    """Bounds of numbers or times, and what the numbers are."""
+
+    low: Any = None
+    high: Any = None
+    mean: float | None = None
+    whole: bool = False
+    ascending: bool = False
+
+
+def _numbers(present: pa.ChunkedArray, seems: Seems) -> _Numbers:
+    bounds = pc.min_max(present).as_py()
+    low, high = bounds["min"], bounds["max"]
+    if seems == "times":  # a date is of 32 bits
+        present = present.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    array = present.to_numpy()
+    ascending = array.size > 1 and bool(np.all(array[1:] >= array[:-1]))
+    if seems == "times":
+        return _Numbers(low, high, ascending=ascending)
+    whole = bool(np.all(np.mod(array, 1) == 0))
+    return _Numbers(low, high, float(array.mean()), whole, ascending)
 
 
 def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
