@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from imported_tables import recd, rows_of
 from strangers_files import clicks, text, write
 from typer.testing import CliRunner
 
@@ -27,23 +28,11 @@ from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
 
-def recd(*words: object, fails: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == fails, result.output
-    assert result.exception is None or fails
-    return result.output
-
-
 def schema_of(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         CliRunner().invoke(app, ["data", "schema", str(path), "--json"]).stdout
     )
     return found
-
-
-def rows_of(table: Path) -> pa.Table:
-    opened = Table.open(table)
-    return pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
 
 
 @pytest.fixture
