@@ -49,6 +49,8 @@ def error_at(text: str, where: str, span: TextRange, message: str) -> RegistryEr
 
 @dataclass(frozen=True)
 class Token:
+    """A word, a literal or a sign of the text."""
+
     kind: str
     text: str
     span: TextRange
