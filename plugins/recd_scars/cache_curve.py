@@ -36,7 +36,6 @@ __all__ = [
     "CacheCurve",
     "CurveSource",
     "Point",
-    "draw_hits",
     "merged_rows",
     "of_law",
     "of_profile",
@@ -148,7 +147,7 @@ class CacheCurve:
         cache, batch, hits = figure.subplots(1, 3)
         self._draw_cache(cache)
         self._draw_batch(batch)
-        draw_hits(hits, {"": self.rows})
+        _draw_hits(hits, {"": self.rows})
         portion = self.optimum.cached / self.rows.num_rows
         hits.plot(100 * portion, 100 * self.rows.coverage(self.optimum.cached), "o", color=CACHED)
         for axes in (cache, batch, hits):
@@ -202,7 +201,7 @@ class CacheCurve:
         return BYTES * numbers
 
 
-def draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
+def _draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
     """The share of lookups that the hottest rows take, by their share of the rows (figure 4)."""
     for name, one in rows.items():
         sizes: ArrayLike = np.unique(np.geomspace(1, one.num_rows, POINTS).astype(int))
