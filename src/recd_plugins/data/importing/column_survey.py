@@ -14,8 +14,7 @@ from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import TextDates
 from recd_plugins.data.importing.filled_lists import filling
-from recd_plugins.data.importing.sample import undressed
-from recd_plugins.data.importing.struct_fields import is_pair
+from recd_plugins.data.importing.struct_fields import is_pair, undressed
 
 __all__ = ["ColumnSurvey", "Seems", "column_survey", "is_text"]
 
