@@ -46,7 +46,7 @@ ODD_PATHS = (
     300 * "n",
     5_000 * "n/",
 )
-"""`odd_files` makes those that are relative."""
+"""A job makes those that are relative."""
 
 ODD_YAML = (
     *ODD_NUMBERS,

@@ -36,7 +36,6 @@ __all__ = [
     "CacheCurve",
     "CurveSource",
     "Point",
-    "draw_hits",
     "merged_rows",
     "of_law",
     "of_profile",
@@ -118,11 +117,11 @@ class CacheCurve:
         sizes = {0, self.optimum.cached, most, *between.tolist()}
         return [self.at(cached) for cached in sorted(sizes) if cached <= most]
 
-    def by_batch(self, points: int = POINTS) -> list[tuple[float, float, float]]:
+    def by_batch(self) -> list[tuple[float, float, float]]:
         """(b, bytes for a sample without a cache, and with one of all that the batch leaves)."""
         most = self.memory.capacity / self.memory.per_sample
-        sizes = {*np.geomspace(self.memory.least, most, points).tolist()}
-        sizes |= {point.batch_size for point in self.by_cache(points)}
+        sizes = {*np.geomspace(self.memory.least, most, POINTS).tolist()}
+        sizes |= {point.batch_size for point in self.by_cache(POINTS)}
         return [(size, self._with(0, size), self._with(None, size)) for size in sorted(sizes)]
 
     def values(self) -> Mapping[str, Any]:
@@ -148,7 +147,7 @@ class CacheCurve:
         cache, batch, hits = figure.subplots(1, 3)
         self._draw_cache(cache)
         self._draw_batch(batch)
-        draw_hits(hits, {"": self.rows})
+        _draw_hits(hits, {"": self.rows})
         portion = self.optimum.cached / self.rows.num_rows
         hits.plot(100 * portion, 100 * self.rows.coverage(self.optimum.cached), "o", color=CACHED)
         for axes in (cache, batch, hits):
@@ -202,7 +201,7 @@ class CacheCurve:
         return BYTES * numbers
 
 
-def draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
+def _draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
     """The share of lookups that the hottest rows take, by their share of the rows (figure 4)."""
     for name, one in rows.items():
         sizes: ArrayLike = np.unique(np.geomspace(1, one.num_rows, POINTS).astype(int))

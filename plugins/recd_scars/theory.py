@@ -10,6 +10,9 @@ from recd_plugins.api.planning import RowDistribution
 
 __all__ = ["CacheSize", "Memory", "coalesced", "epoch", "optimal_cache", "plain"]
 
+TOLERANCE = 1e-6
+"""The share of the least cost by which that of the cache that is found may be too high."""
+
 
 def plain(rows: RowDistribution, *, batch_size: float, width: int) -> float:
     """Every lookup's row: b L d."""
@@ -77,8 +80,6 @@ class CacheSize:
     """b = (M - |C| d) / a."""
     per_sample: float
     """Numbers that cross the link for one sample of an epoch."""
-    evaluations: int
-    """The number of times that the cost was computed to find it."""
 
 
 def cost(rows: RowDistribution, memory: Memory, cached: int) -> float:
@@ -92,8 +93,8 @@ def cost(rows: RowDistribution, memory: Memory, cached: int) -> float:
     )
 
 
-def optimal_cache(rows: RowDistribution, memory: Memory, *, tolerance: float = 1e-6) -> CacheSize:
-    """The |C| of least cost, of any distribution; its cost is at most `tolerance` too high.
+def optimal_cache(rows: RowDistribution, memory: Memory) -> CacheSize:
+    """The |C| of least cost, of any distribution; its cost is at most `TOLERANCE` too high.
 
     The paper halves on the sign of what one more row saves, which is right where that changes
     once; a distribution with several plateaus changes it several times. So intervals are halved,
@@ -111,7 +112,7 @@ def optimal_cache(rows: RowDistribution, memory: Memory, *, tolerance: float = 1
     open_ = [(bound(0, most), 0, most)]
     while open_:
         least, low, high = heapq.heappop(open_)
-        if least >= known[best] * (1 - tolerance):
+        if least >= known[best] * (1 - TOLERANCE):
             break
         middle = (low + high) // 2
         for cached in (middle, middle + 1):
@@ -124,5 +125,4 @@ def optimal_cache(rows: RowDistribution, memory: Memory, *, tolerance: float = 1
         cached=best,
         batch_size=memory.batch_size(best),
         per_sample=known[best],
-        evaluations=len(known),
     )

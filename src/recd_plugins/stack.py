@@ -591,7 +591,6 @@ class Stack(LooksAtBatches):
         tables have replicas where they leave row-wise plans with the fused kernel.
         """
         import torch.distributed as dist
-        from torchrec.distributed.types import ShardingPlan
 
         from recd_plugins.planning.exchanges import exchange_as_measured
 
@@ -626,28 +625,9 @@ class Stack(LooksAtBatches):
             # What a trainer brought is called in it, and an error of that is the trainer's.
             with planning.choice.named("when it planned") if not given else nullcontext():
                 plan = planner.plan(model, on, group)
-        whose = f"{planning.choice.who}: its `plan` returned"
-        check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
-        device = on.device or self.device
-        check_plan(plan, model, planning.sharders(), group.size(), whose, device)
-        check_same(plan, group, whose)
-        if device == "cuda":
-            on_machines(plan, group.size())
-        elif has := machine_memory():
-            here = neighbours(group.rank(), group.size())
-            held = bytes_held(plan, model, planning.sharders(), here, planner)
-            self._usage.too_large(planning.choice, held, has, len(here))
+        self._check_planned(plan, planner, model, on, group)
         planning.planned = True
-        self._usage.not_kept(planning.choice, not_kept(plan, constraints or {}))
-        if planned := tables_of(plan):  # of a model without tables the planner has said so
-            self._usage.of_no_table(sorted((constraints or {}).keys() - planned), planned)
-        if not isinstance(planner, GivesNotices):  # else it says so itself
-            fused = fused_by_table(model, planning.sharders())
-            dense = [name for name in dense_tables(plan) if fused.get(name)]
-            self._usage.stepped_densely(planning.choice, dense)
-        self._usage.left_whole(
-            planning.choice, left_whole(model, planning.sharders(), plan) if plan.plan else []
-        )
+        self._tell_of_tables(plan, planner, model, constraints or {})
         self._rows = {}
         self.dense_bytes = _bytes_beside(model, plan)
         self._planned_on = on
@@ -660,6 +640,48 @@ class Stack(LooksAtBatches):
         if plan.plan:  # of a model without tables the planner has said so
             self._usage.watch(model, planner, planning.choice, unique)
         return plan
+
+    def _check_planned(
+        self,
+        plan: ShardingPlan,
+        planner: Planner,
+        model: nn.Module,
+        topology: Topology,
+        group: ProcessGroup,
+    ) -> None:
+        """Hold what the planner returned to what TorchRec takes, and to the memory here."""
+        from torchrec.distributed.types import ShardingPlan
+
+        planning = self._planning
+        whose = f"{planning.choice.who}: its `plan` returned"
+        check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
+        device = topology.device or self.device
+        check_plan(plan, model, planning.sharders(), group.size(), whose, device)
+        check_same(plan, group, whose)
+        if device == "cuda":
+            on_machines(plan, group.size())
+        elif has := machine_memory():
+            here = neighbours(group.rank(), group.size())
+            held = bytes_held(plan, model, planning.sharders(), here, planner)
+            self._usage.too_large(planning.choice, held, has, len(here))
+
+    def _tell_of_tables(
+        self,
+        plan: ShardingPlan,
+        planner: Planner,
+        model: nn.Module,
+        constraints: Mapping[str, ParameterConstraints],
+    ) -> None:
+        """Tell which tables are not as the trainer's constraints and sharders have them."""
+        choice, sharders = self._planning.choice, self._planning.sharders
+        self._usage.not_kept(choice, not_kept(plan, constraints))
+        if planned := tables_of(plan):  # of a model without tables the planner has said so
+            self._usage.of_no_table(sorted(constraints.keys() - planned), planned)
+        if not isinstance(planner, GivesNotices):  # else it says so itself
+            fused = fused_by_table(model, sharders())
+            dense = [name for name in dense_tables(plan) if fused.get(name)]
+            self._usage.stepped_densely(choice, dense)
+        self._usage.left_whole(choice, left_whole(model, sharders(), plan) if plan.plan else [])
 
     @contextmanager
     def _looking(self) -> Iterator[None]:

@@ -170,7 +170,7 @@ def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
     assert build_movielens(config, Context()).fingerprint() != first
 
 
-def test_config_errors() -> None:
+def test_options_that_cannot_be() -> None:
     with pytest.raises(RegistryError, match="option 'path' is required"):
         parse(MovieLensConfig, {}, "dataset")
     with pytest.raises(RegistryError, match=r"dataset\.history: unknown value 'frosen'; did you"):

@@ -133,7 +133,7 @@ def test_what_a_run_left_out_stays_as_it_was() -> None:
         ("NE", 4.3, True),
     ],
 )
-def test_two_commits(unit: str, after: float, worse: bool) -> None:
+def test_what_got_worse_between_two_commits_is_found(unit: str, after: float, worse: bool) -> None:
     results = [
         result("abc", figure("a step", 4.0, unit=unit)),
         result("def", figure("a step", after, unit=unit)),

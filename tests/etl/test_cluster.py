@@ -67,7 +67,7 @@ def test_rows_and_their_order_are_the_same_under_any_memory(tmp_path, memory_gb)
         pytest.param([3], [0], id="one row"),
     ],
 )
-def test_extremes(tmp_path, sessions, timestamps):
+def test_the_largest_and_the_smallest_keys_are_sorted(tmp_path, sessions, timestamps):
     rows = rows_of(sessions, timestamps)
     assert clustered(tmp_path, rows).equals(expected(rows))
 

@@ -87,7 +87,7 @@ def test_a_higher_share_keeps_what_a_lower_one_kept(tmp_path):
 
 
 @by_either
-def test_keep_all(tmp_path, name):
+def test_a_share_of_1_keeps_every_row(tmp_path, name):
     rows = mixed_rows(1_000)
     kept, report = run(name, table_of(tmp_path / "t", rows), tmp_path / "d", keep=1.0)
     assert kept.equals(rows)

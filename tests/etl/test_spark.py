@@ -149,7 +149,7 @@ def test_without_the_package():
 
 
 @pytest.mark.skipif(not HAS_SPARK, reason="needs pyspark (an extra)")
-def test_without_java(monkeypatch):
+def test_without_java_the_message_names_it(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(CapabilityError, match="needs Java 17 or later"):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "all_together.py"
 
 
 def test_each_sends_less_and_learns_alike(run_example: Callable[..., str]) -> None:
@@ -25,7 +22,3 @@ def test_each_sends_less_and_learns_alike(run_example: Callable[..., str]) -> No
     for losses in (recd[3:], flexshard[3:]):
         assert losses == pytest.approx(plain[3:], abs=2e-6)
     assert scars[4] == pytest.approx(plain[4], rel=0.02)
-
-
-def test_it_stays_thin() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60

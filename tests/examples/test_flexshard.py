@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flexshard.py"
 
 
 def test_replicas_send_less_and_learn_alike(run_example: Callable[..., str]) -> None:
@@ -32,7 +29,3 @@ def test_too_few_steps_are_one_message(
     # Python prints such a message on stderr, and ends with 1.
     with pytest.raises(SystemExit, match=rf"^{steps}: say 8 steps at least"):
         run_example(name, steps)
-
-
-def test_it_stays_thin() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "recd_data.py"
 
 
 def test_every_step_saves(run_example: Callable[..., str]) -> None:
@@ -16,7 +13,3 @@ def test_every_step_saves(run_example: Callable[..., str]) -> None:
     assert all(float(saved) > 1 for saved in steps.values()), printed
     assert "60,000 requests -> 60,000 samples (0 duplicates)" in printed
     assert re.search(r"samples a session, in the table +1\d\.\d\d", printed)
-
-
-def test_it_stays_thin() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60

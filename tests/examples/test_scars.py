@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "scars.py"
-
 
 @pytest.mark.parametrize("log", ["made up", "real"])
 def test_a_cache_sends_less_and_learns_alike(
@@ -27,7 +25,3 @@ def test_a_cache_sends_less_and_learns_alike(
     assert sum(plain[1:3]) > 1.5 * sum(ours[1:3])  # and with the replicas' gradients
     # Equal but for the order in which floats are added, in each of the steps.
     assert ours[3:] == pytest.approx(plain[3:], abs=2e-5)
-
-
-def test_it_stays_thin() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60

@@ -19,6 +19,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own_trainer"
 
 
+@pytest.mark.parametrize("script", sorted(one.stem for one in EXAMPLES.glob("*.py")))
+def test_a_script_stays_thin(script: str) -> None:
+    most = 90 if script == "my_cache" else 60  # a whole planner, which no script is
+    assert len((EXAMPLES / f"{script}.py").read_text().splitlines()) < most
+
+
 def test_a_trainer_with_recd_plugins_dropped_in_learns(tmp_path: Path) -> None:
     script = str(OWN / "after.py")
     done = run_module("torch.distributed.run", *TORCHRUN, script, folder=tmp_path)

@@ -6,14 +6,11 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from forked import start_server
 
 from recd_dsi.service.reader import end_workers
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "service.py"
 
 
 @pytest.fixture
@@ -37,7 +34,3 @@ def test_losses_are_the_local_readers_to_the_bit(run_example: Callable[..., str]
     ).groups()
     assert int(same) == int(of) == int(steps) > 50
     assert float(last) < float(first)  # it learns
-
-
-def test_it_stays_thin() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60

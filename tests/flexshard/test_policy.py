@@ -46,7 +46,7 @@ def within(found: int, printed: int, share: float) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_table_5(name: str) -> None:
+def test_sizes_gain_what_the_papers_table_5_has(name: str) -> None:
     model = MODELS[name]
     tables = model.tables()
     plain = Ledger.of(tables, {}, PRICES).ms_by_collective["a2a_global"]

@@ -188,7 +188,7 @@ def nothing(own: Job) -> Seen:
     return {}
 
 
-def test_autocast(gloo_pool: GlooPool) -> None:
+def test_what_autocast_casts_is_cast_alike(gloo_pool: GlooPool) -> None:
     gloo_pool.run(casts_alike)
 
 

@@ -60,7 +60,7 @@ def outcomes(cases: Mapping[str, Case]) -> dict[str, str]:
     ],
     ids=lambda value: " ".join(value.values()) if "by" in value else "",
 )
-def test_sharding(
+def test_torchrecs_own_sharding_test_passes(
     gloo_pool: GlooPool, way: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]
 ) -> None:
     cases = {name: Case(**way, **kind) for name, kind in kinds.items()}

@@ -215,7 +215,7 @@ if MINOR < 8:  # which has no such option
 
 
 @pytest.mark.parametrize("train", PIPELINES.values(), ids=PIPELINES.keys())
-def test_pipelines(gloo_pool: GlooPool, train: Train) -> None:
+def test_every_pipeline_trains_as_plainly(gloo_pool: GlooPool, train: Train) -> None:
     gloo_pool.run(trains, train, a_loop)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from imported_tables import recd, rows_of
 from strangers_files import clicks, text, write
 from typer.testing import CliRunner
 
@@ -29,23 +30,11 @@ from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
 
-def recd(*words: object, fails: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == fails, result.output
-    assert result.exception is None or fails
-    return result.output
-
-
 def schema_of(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         CliRunner().invoke(app, ["data", "schema", str(path), "--json"]).stdout
     )
     return found
-
-
-def rows_of(table: Path) -> pa.Table:
-    opened = Table.open(table)
-    return pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
 
 
 @pytest.fixture

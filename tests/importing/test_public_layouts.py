@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from imported_tables import recd, rows_of
 from strangers_files import text
 from typer.testing import CliRunner
 
@@ -25,14 +26,7 @@ from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing import whole_lines
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
-from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
-
-
-def recd(*words: object, fails: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == fails, result.output
-    return result.output
 
 
 def imported(path: Path, *options: str, **changes: Any) -> tuple[pa.Table, dict[str, Any]]:
@@ -43,8 +37,7 @@ def imported(path: Path, *options: str, **changes: Any) -> tuple[pa.Table, dict[
     schema = text(path.with_suffix(".yaml"), json.dumps(found["schema"] | changes))
     assert "no problem" in recd("data", "check", path, "--schema", schema, *options)
     recd("data", "import", path, path.with_suffix(""), "--schema", schema, *options)
-    table = Table.open(path.with_suffix(""))
-    return pa.concat_tables(table.read(stripe) for stripe in table.stripes), found
+    return rows_of(path.with_suffix("")), found
 
 
 def values_of(table: Path, feature: str) -> list[str]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from imported_tables import recd, rows_of
 from strangers_files import text
 from typer.testing import CliRunner
 
@@ -26,21 +27,9 @@ from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def recd(*words: object, fails: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == fails, result.output
-    return result.output
-
-
-def rows_of(table: Path) -> pa.Table:
-    opened = Table.open(table)
-    return pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)
 
 
 def proposed(path: Path, *options: str) -> dict[str, Any]:

@@ -48,13 +48,13 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_ids(name: str) -> None:
+def test_numbers_that_name_something_are_ids(name: str) -> None:
     assert kind(IDS[name]).ids
     assert kind(IDS[name]).why
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts(name: str) -> None:
+def test_numbers_that_count_something_are_no_ids(name: str) -> None:
     assert kind(COUNTS[name]) == Kind(ids=False)
 
 
@@ -74,7 +74,9 @@ def test_ids_by_how_common_they_are_may_be_either(ids: int, exponent: float) -> 
         assert kind(np.minimum(counts, 2_000)) == Kind(ids=False)  # cut off
 
 
-def test_real_files(real_data: Callable[[str], Path]) -> None:
+def test_columns_of_public_files_are_taken_for_what_they_are(
+    real_data: Callable[[str], Path],
+) -> None:
     """Criteo's 13 counts, and the ids of MovieLens and Yoochoose, from a few rows on."""
     for name in ("kaggle_2k", "terabyte_day11_3k"):
         lines = real_data(f"criteo/{name}.tsv").read_text().splitlines()

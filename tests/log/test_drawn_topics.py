@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,6 @@ SPAN = 4_000
 DISORDER = 200
 Sample = tuple[int, float, int, tuple[int, ...], float]
 """Time, label, session, ids of items, price."""
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    """Brokers that live as long as the client that they are part of."""
-    client = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "none"})
-    brokers = client.list_topics(timeout=60).brokers.values()
-    yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
-    del client
 
 
 @dataclass(frozen=True)
@@ -182,9 +172,9 @@ def _hash(item: Any) -> int:
 class Writer:
     """The services of a seed: they fill topics of its own."""
 
-    def __init__(self, servers: str, seed: int, topics: Topics) -> None:
+    def __init__(self, brokers: str, seed: int, topics: Topics) -> None:
         self.names = tuple(f"drawn-{seed}-{n}" for n in range(topics.topics))
-        self._producer = kafka.Producer({"bootstrap.servers": servers})
+        self._producer = kafka.Producer({"bootstrap.servers": brokers})
         for name in self.names:
             self._producer.list_topics(name, timeout=60)
         self._topics = topics
@@ -230,21 +220,21 @@ def samples_of(rows: list[Any], session: str) -> dict[int, Sample]:
 @pytest.mark.filterwarnings("ignore::recd_plugins.notices.NoticeWarning")
 @pytest.mark.parametrize("seed", [5, 13, 24, 34])
 def test_topics_become_the_samples_of_a_plain_join(
-    seed: int, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, brokers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(seed, servers, tmp_path, monkeypatch)
+    check(seed, brokers, tmp_path, monkeypatch)
 
 
-def check(seed: int, servers: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(seed: int, brokers: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw, topics = random.Random(seed), drawn(seed)
     monkeypatch.setattr("recd_dedup.log.kafka.BLOCK", draw.choice([3, 40, 1024]))
-    writer = Writer(servers, seed, topics)
+    writer = Writer(brokers, seed, topics)
 
     def opened() -> KafkaLog:
         client = {"fetch.message.max.bytes": draw.choice([1000, 1 << 20]), "check.crcs": True}
         return KafkaLog(
             KafkaConfig(
-                servers=servers,
+                servers=brokers,
                 topic=writer.names,
                 shards=PARTITIONS,
                 route=topics.route,

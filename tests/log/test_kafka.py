@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -39,15 +38,6 @@ kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (ex
 
 SHARDS = 4
 """What these brokers give a topic when somebody asks for it."""
-
-
-@pytest.fixture(scope="module")
-def brokers() -> Iterator[str]:
-    """Brokers that live as long as the client that they are part of."""
-    client = kafka.Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "none"})
-    brokers = client.list_topics(timeout=60).brokers.values()
-    yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
-    del client
 
 
 def opened(brokers, topic, **options) -> KafkaLog:

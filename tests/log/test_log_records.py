@@ -26,7 +26,7 @@ def test_shard_files(route, block_bytes):
 
 
 @pytest.mark.slow
-def test_kafka():
+def test_a_topic_keeps_the_contract_of_logs():
     kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (extra `kafka`)")
     from recd_dedup.log.kafka import KafkaConfig, build_kafka
 

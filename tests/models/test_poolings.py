@@ -122,7 +122,7 @@ def check(name: str, lengths: list[int]) -> None:
 @pytest.mark.parametrize(
     "lengths", [[3], [1], [0], [0, 0, 0], [5, 0, 2, 2, 0, 9, 1]], ids=lambda lengths: str(lengths)
 )
-def test_edges(name: str, lengths: list[int]) -> None:
+def test_a_pooling_of_few_rows_equals_a_loop(name: str, lengths: list[int]) -> None:
     check(name, lengths)
 
 
@@ -137,7 +137,7 @@ def test_a_batch_of_more_values_than_a_chunk_holds() -> None:
 @pytest.mark.parametrize("name", CASES)
 @settings(deadline=None, max_examples=at_most(15), derandomize=True)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=20))
-def test_equals_a_loop(name: str, lengths: list[int]) -> None:
+def test_a_pooling_equals_a_loop(name: str, lengths: list[int]) -> None:
     check(name, lengths)
 
 
@@ -227,7 +227,7 @@ def test_products_of_histories_equal_a_loop(
 
 
 @pytest.mark.parametrize("record", recd_pooling(), ids=lambda record: record.name)
-def test_contract(record: PoolingRecord[Any]) -> None:
+def test_poolings_keep_the_contract_of_their_slot(record: PoolingRecord[Any]) -> None:
     check_record(record)
 
 

@@ -63,7 +63,7 @@ def by_hand(net: nn.Module, batch: Batch, query: str) -> Tensor:
 @pytest.mark.parametrize(
     ("named", "query"), [({}, "item"), ({"history": "tags"}, "tags")], ids=["shared", "named"]
 )
-def test_logits(named: Mapping[str, str], query: str) -> None:
+def test_logits_are_those_made_by_hand(named: Mapping[str, str], query: str) -> None:
     """The default query shares the history's table; a named one may be a bag's vector."""
     config = replace(SMALL, query=named)
     model = Build("sequence_dlrm", SCHEMA, config, {"history": "attention"}).on_cpu()

@@ -33,9 +33,10 @@ from recd_dsi.service.coordinator import (
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
+from recd_dsi.service.maker import AHEAD, Maker, _Announced
 from recd_dsi.service.reader import end_workers
 from recd_dsi.service.shared_memory import SharedReader, WrittenOver
-from recd_dsi.service.worker import AHEAD, Maker, Worker, WorkerOptions, _Announced
+from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.read_seconds import HandedOver
 from recd_plugins.data.wired_batch import batch_to_record
@@ -258,7 +259,7 @@ def test_a_worker_that_ends_lets_go_of_calls_that_wait(tables: Path) -> None:
 def test_what_a_trainer_waits_for_leaves_at_once_and_all_else_together(
     tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recd_dsi.service.worker.LINGER", 120.0)
+    monkeypatch.setattr("recd_dsi.service.maker.LINGER", 120.0)
     loader = loader_of(tables)
     job = Gated(next(iter(stack_of(tables, {"use": "local"}).loader(0, 1))))
     maker = Maker(Buffer(1 << 20, None))
@@ -322,7 +323,7 @@ def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(
     there = replace(asked, client="there", epoch=1, ahead=((0, 3),))
     maker.announce(job, there)
     assert (maker.made, buffer.wanted_bytes) == (4, 4 * size)  # it asked a moment ago
-    monkeypatch.setattr("recd_dsi.service.worker.STALE", 0.0)
+    monkeypatch.setattr("recd_dsi.service.maker.STALE", 0.0)
     maker.announce(job, there)
     until(lambda: maker.made == 7)
     found = [(key.epoch, key.batch) for key in [*buffer._given, *buffer._wanted]]

@@ -192,7 +192,7 @@ def test_many_equal_ids_take_linear_time() -> None:
     assert found.rows.tolist() == [[0, 2 * half], [half, 2 * half]]
 
 
-def test_it_travels() -> None:
+def test_it_is_the_same_after_each_way_that_it_travels() -> None:
     features = kjt({**PAPER, "c": [[1], [], [1]]}, weights=[float(n) for n in range(11)])
     partial = Partial.from_kjt(features)
     leaves, spec = pytree.tree_flatten({"dedup": partial})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Table
 from recd_plugins.storage.uri import Uri
 
 SCHEMA = Schema(
@@ -23,6 +24,10 @@ def rows(count: int, seed: int = 0) -> pa.Table:
     for n in range(6):
         made[f"f{n}"] = [[(i * 3 + n + seed) % 100] * (1 + i % 3) for i in range(count)]
     return pa.table(made).select(SCHEMA.arrow().names)
+
+
+def everything(table: Table) -> pa.Table:
+    return pa.concat_tables(table.read(stripe) for stripe in table.stripes)
 
 
 def put(folder: Path, target: Uri) -> None:

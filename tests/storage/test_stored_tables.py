@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 
-import pyarrow as pa
 import pytest
-from stored import SCHEMA, put, rows
+from stored import SCHEMA, everything, put, rows
 from typer.testing import CliRunner
 
 from benchmarks.s3_endpoint import seeded
@@ -24,10 +23,6 @@ from recd_plugins.storage.uri import location_of
 @pytest.fixture(params=["s3://tables", "memory://tables"])
 def target(request, store):
     return location_of(f"{request.param}/{uuid.uuid4().hex}")
-
-
-def everything(table):
-    return pa.concat_tables(table.read(stripe) for stripe in table.stripes)
 
 
 def test_a_table_is_there_once_its_writer_closes(target):

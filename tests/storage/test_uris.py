@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stored import SCHEMA, put, rows
+from stored import SCHEMA, everything, put, rows
 
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.config import Config, parse
@@ -38,10 +38,6 @@ def remote(store, on_disk):
     put(on_disk, target)
     store.forget()
     return target
-
-
-def everything(table: Table) -> pa.Table:
-    return pa.concat_tables(table.read(stripe) for stripe in table.stripes)
 
 
 class TestUris:

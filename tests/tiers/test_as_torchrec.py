@@ -192,7 +192,9 @@ def by_a_copy(model: Model) -> None:
         looked_up_before_the_backward_before,
     ],
 )
-def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None]) -> None:
+def test_what_torchrec_takes_trains_as_it_does_there(
+    gloo_pool: GlooPool, train: Callable[[Model], None]
+) -> None:
     gloo_pool.run(alike, train)
 
 

@@ -108,7 +108,7 @@ def test_nothing_is_left_in_the_folder(disk: Path) -> None:
     assert list(disk.iterdir()) == []
 
 
-def test_no_room(disk: Path) -> None:
+def test_a_disk_without_room_is_named(disk: Path) -> None:
     with pytest.raises(CapabilityError, match=r"cannot be had .*larger disk"):
         MappedFile(1 << 50, torch.float32, disk)
 

@@ -105,7 +105,9 @@ def forward_without_backward(model: Model) -> None:
         forward_without_backward,
     ],
 )
-def test_parity(gloo_pool: GlooPool, train: Callable[[Model], None], kind: str) -> None:
+def test_all_else_that_training_does_is_as_torchrec_does_it(
+    gloo_pool: GlooPool, train: Callable[[Model], None], kind: str
+) -> None:
     gloo_pool.run(both, train, kind, world_size=4)
 
 

@@ -32,7 +32,7 @@ def step(loss: float, batch_size: int, seed: int, *, weighted: bool = True) -> S
 
 
 def measured(windows: list[list[list[Step]]], auc_samples: int | None = 1 << 20) -> list[Metrics]:
-    """On a rank: the metrics of each of `windows[window][rank]`, through one `Window`."""
+    """On a rank: the metrics of each of `windows[window][rank]`, through one `MetricsWindow`."""
     window = MetricsWindow(CPU, auc_samples=auc_samples)
     found = []
     for steps in windows:

@@ -50,10 +50,10 @@ class Limits:
 
     min_factor: float
     """The least DedupeFactor of a feature, alone, that is deduplicated."""
-    together: float
+    together: float = 0.9
     """Two features may share a group if, of the samples in which either changes, both change
     in this share."""
-    tolerance: float
+    tolerance: float = 0.05
     """The largest share of its DedupeFactor that a feature may lose to its group."""
 
 
@@ -188,8 +188,6 @@ def advise_batches(
     features: Sequence[KeyedJaggedTensor],
     *,
     min_factor: float = 1.5,
-    together: float = 0.9,
-    tolerance: float = 0.05,
     worth_of: WorthOf | None = None,
 ) -> Advice:
     """Advise on the batches of a trainer's own reader, by the features of some of them.
@@ -198,7 +196,7 @@ def advise_batches(
     a batch to the next, and what they would lose by it is measured as in a table.
     """
     keys = features[0].keys()
-    limits = Limits(min_factor=min_factor, together=together, tolerance=tolerance)
+    limits = Limits(min_factor=min_factor)
     rows = [rows_of_batch(batch, keys) for batch in features]
     advice = advise_rows(rows, keys, features[0].stride(), limits, worth_of)
     return dataclasses.replace(advice, samples_per_session=None)
@@ -227,7 +225,7 @@ def advise_sampled(
     sampled: tuple[SampledBatches, SampledBatches],
     batch_size: int,
     limits: Limits,
-    worth_of: WorthOf | None = None,
+    worth_of: WorthOf | None,
 ) -> Advice:
     """Advise on `halves` of batches: the first chooses, the second judges."""
     chosen_by, judged_by = sampled

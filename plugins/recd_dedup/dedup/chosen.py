@@ -156,7 +156,7 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicate
     sample = remembered(("read", digest), lambda: read_sample(context))
     sampled = remembered(("sampled", digest), lambda: halves(sample.rows, names))
     weigh, notices = _weighing(config, context, sample.features, deduplicated)
-    limits = Limits(min_factor=config.min_factor, together=0.9, tolerance=0.05)
+    limits = Limits(min_factor=config.min_factor)
     advice = advise_sampled(sampled, sample.batch_size, limits, weigh)
     if table.schema.session_id is None:
         advice = dataclasses.replace(advice, samples_per_session=None)

@@ -28,7 +28,7 @@ from recd_plugins.api.data import Progress, Schema, Table, silent
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["ClusterWithSpark", "check_that_it_listens", "require_spark"]
+__all__ = ["ClusterWithSpark", "check_that_it_listens"]
 
 STANDALONE = "spark://"
 LISTENS = 5.0
@@ -43,7 +43,7 @@ MEND = (
 CURE = "Name a master that is there, as local[2] or spark://HOST:7077, or take engine: pyarrow."
 
 
-def require_spark() -> None:
+def _require_spark() -> None:
     """`CapabilityError` unless the package and a Java are here."""
     who = "etl: cluster_by_session with engine: spark needs"
     if importlib.util.find_spec("pyspark") is None:
@@ -63,7 +63,7 @@ class ClusterWithSpark:
     """The Spark pass takes the place of the bucket pass; its files are the parts."""
 
     def __init__(self, master: str, memory_gb: float, compression_level: int) -> None:
-        require_spark()
+        _require_spark()
         self._master = master
         self._memory_gb = memory_gb
         self._compression_level = compression_level

@@ -193,7 +193,7 @@ def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[F
 
 
 def frames_between(
-    file: Location, shard: int, begin: int, end: int | None, damaged: Damaged = "raise"
+    file: Location, shard: int, begin: int, end: int | None, damaged: Damaged
 ) -> Iterator[Frame]:
     """The blocks between two places where frames begin or end; with no `end`, up to the seal or a
     torn tail. What was once there and cannot be read is damage."""

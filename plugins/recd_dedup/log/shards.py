@@ -315,7 +315,7 @@ class ZstdShards:
                 self._tell(frame.file, Unsealed(left.blocks - 1, messages_left, lost))
 
     def _frames(
-        self, file: Location, shard: int, sealed: Sealed | None, up_to: int | None = None
+        self, file: Location, shard: int, sealed: Sealed | None, up_to: int | None
     ) -> list[Frame]:
         """The blocks of a file up to a place, its seal left out; without one, what is read of it is
         counted."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_duplicates", "draw_samples_per_session", "report"]
+__all__ = ["report"]
 
 PAPER = {
     "samples a session, in the table": "16.5",
@@ -38,8 +38,8 @@ def report(measured: SessionCounts) -> StatsReport:
         values=values,
         tables=[_summary(values), _duplicates(values), _dedupe(values), _groups(values)],
         figures={
-            "samples_per_session": partial(draw_samples_per_session, values),
-            "duplicates": partial(draw_duplicates, values),
+            "samples_per_session": partial(_draw_samples_per_session, values),
+            "duplicates": partial(_draw_duplicates, values),
         },
     )
 
@@ -190,7 +190,7 @@ NAMED = 3.0
 """A bar is named from this width on, in % of all."""
 
 
-def draw_samples_per_session(values: Mapping[str, Any], figure: Figure) -> None:
+def _draw_samples_per_session(values: Mapping[str, Any], figure: Figure) -> None:
     """Figure 3: sessions by their samples, in the table and in a batch."""
     sizes, batch = values["samples_per_session"], values["batch_size"]
     figure.set_size_inches(9, 3.6)
@@ -224,7 +224,7 @@ def draw_samples_per_session(values: Mapping[str, Any], figure: Figure) -> None:
     left.set_ylabel("sessions (%)")
 
 
-def draw_duplicates(values: Mapping[str, Any], figure: Figure) -> None:
+def _draw_duplicates(values: Mapping[str, Any], figure: Figure) -> None:
     """Figure 4: the share of duplicates of each feature, exact and partial.
 
     A bar is as wide as its feature's share of all ids.

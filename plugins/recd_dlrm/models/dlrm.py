@@ -41,7 +41,6 @@ __all__ = [
     "bag_tables",
     "build_dlrm",
     "build_dlrm_dcn",
-    "label_loss",
     "sequence_tables",
     "weighted_loss",
 ]
@@ -90,10 +89,10 @@ class ClickModel(nn.Module):
         outputs = self.net(dense, batch.features)
         if len(self.labels) == 1:
             outputs = outputs.squeeze(-1)
-            loss = label_loss(outputs, batch.labels, batch.weights, self.labels[0])
+            loss = _label_loss(outputs, batch.labels, batch.weights, self.labels[0])
         else:
             losses = [
-                label_loss(outputs[:, task], batch.labels[:, task], batch.weights, label)
+                _label_loss(outputs[:, task], batch.labels[:, task], batch.weights, label)
                 for task, label in enumerate(self.labels)
             ]
             loss = torch.stack(losses).sum()
@@ -105,7 +104,7 @@ class ClickModel(nn.Module):
         )
 
 
-def label_loss(outputs: Tensor, labels: Tensor, weights: Tensor, label: Label) -> Tensor:
+def _label_loss(outputs: Tensor, labels: Tensor, weights: Tensor, label: Label) -> Tensor:
     """The loss of one label, all [B], times its weight; samples that lack it do not count."""
     if label.nulls == "empty":
         lacking = labels.isnan()

@@ -234,7 +234,7 @@ def _lay(
     return source, rows, ages, cells, places, mask
 
 
-def self_attention(packed: Tensor, num_heads: int, chunk: Chunk, only_last: bool = False) -> Tensor:
+def self_attention(packed: Tensor, num_heads: int, chunk: Chunk, only_last: bool) -> Tensor:
     """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last queries."""
     if packed.is_cpu and not only_last:
         seen: Tensor = _SelfAttention.apply(packed, num_heads, chunk)

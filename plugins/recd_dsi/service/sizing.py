@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recd_plugins.api.batch import Batch
     from recd_plugins.api.data import Progress
 
-__all__ = ["Sizing", "Sizings", "Supply", "measured_sizings", "measured_supply", "sizing_lines"]
+__all__ = ["Sizing", "Sizings", "Supply", "measured_sizings", "sizing_lines"]
 
 WITH, WITHOUT = "with dedup", "without dedup"
 SAME = ("shuffle", "window", "sessions", "tail", "streams")
@@ -163,7 +163,7 @@ def measured_sizings(
     train, found = stack.registry.train, {}
     for (name, side), each in zip(sides.items(), seconds, strict=True):
         one = load(registry, [*side, service])
-        supply = measured_supply(one, batches, partial(show, f"batches {name}"))
+        supply = _measured_supply(one, batches, partial(show, f"batches {name}"))
         found[name] = Sizing(
             ranks=train.ranks,
             batch_size=train.batch_size,
@@ -182,7 +182,7 @@ def measured_sizings(
     )
 
 
-def measured_supply(stack: Stack, batches: int, met: Callable[[int, int], None]) -> Supply:
+def _measured_supply(stack: Stack, batches: int, met: Callable[[int, int], None]) -> Supply:
     """The work that the one worker of a registry does while somebody takes all that it makes, so
     many batches at least, once it has begun. It makes some ahead: what it served counts."""
     loader: Any = stack.loader(0, stack.registry.train.ranks)

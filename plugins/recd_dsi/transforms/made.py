@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from recd_dsi.transforms.lists import lengths_kept, places_in_rows
-from recd_dsi.transforms.mixing import SPREAD, fold, key_of, mix
+from recd_dsi.transforms.mixing import fold, key_of, mix
+from recd_dsi.transforms.row_sets import in_others, intersected, united
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.rows import kernel, spread_rows, with_feature
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Words = tuple[I64, I64]
 """Ids and lengths of a feature's rows, as compiled loops take them."""
 
@@ -344,7 +344,7 @@ class Intersection(NewFeature):
         if features.values().is_cpu and features.weights_or_none() is None:
             a, b = _words(features, self.takes)
             made, lengths = np.empty_like(a[0]), np.empty_like(a[1])
-            return Rows.of_words(made[: _intersected(*a, *b, made, lengths)], lengths)
+            return Rows.of_words(made[: intersected(*a, *b, made, lengths)], lengths)
         left, right = (Rows.of(features, name) for name in self.takes)
         return _kept(left, in_rows(left, right))
 
@@ -370,7 +370,7 @@ class Union(NewFeature):
         if features.values().is_cpu and features.weights_or_none() is None:
             a, b = _words(features, self.takes)
             made, lengths = np.empty(len(a[0]) + len(b[0]), np.int64), np.empty_like(a[1])
-            return Rows.of_words(made[: _united(*a, *b, made, lengths)], lengths)
+            return Rows.of_words(made[: united(*a, *b, made, lengths)], lengths)
         left, right = (Rows.of(features, name) for name in self.takes)
         more = _kept(right, ~in_rows(right, left))
         joined = _side_by_side([left, more])
@@ -399,49 +399,12 @@ def _kept(rows: Rows, kept: Tensor) -> Rows:
     return Rows(rows.ids[kept], lengths_kept(rows.lengths, kept), weights)
 
 
-@kernel
-def _intersected(
-    ids: I64, lengths: I64, others: I64, other_lengths: I64, out: I64, left: I64
-) -> int:
-    """Row by row the ids that are among the others beside them; how many they are."""
-    cells = _cells(other_lengths)
-    at = begin = made = 0
-    for row in range(len(lengths)):
-        before, mask = made, _enter(others, begin, other_lengths[row], cells)
-        for i in range(at, at + lengths[row]):
-            out[made] = ids[i]  # no branch: what is not kept is written over
-            made += _holds(ids[i], others, begin, cells, mask)
-        left[row] = made - before
-        at += lengths[row]
-        begin += other_lengths[row]
-    return made
-
-
-@kernel
-def _united(ids: I64, lengths: I64, others: I64, other_lengths: I64, out: I64, left: I64) -> int:
-    """Row by row the ids, then those of the others that are not among them; how many they are."""
-    cells = _cells(lengths)
-    at = begin = made = 0
-    for row in range(len(lengths)):
-        before, mask = made, _enter(ids, at, lengths[row], cells)
-        for i in range(at, at + lengths[row]):
-            out[made + i - at] = ids[i]
-        made += lengths[row]
-        for j in range(begin, begin + other_lengths[row]):
-            out[made] = others[j]
-            made += 1 - _holds(others[j], ids, at, cells, mask)
-        left[row] = made - before
-        at += lengths[row]
-        begin += other_lengths[row]
-    return made
-
-
 def in_rows(rows: Rows, others: Rows) -> Tensor:
     """[rows.lengths.sum()] bool: whether each id is in the row of `others` beside its own."""
     if not rows.ids.is_cpu:
         return in_rows_by_torch(rows, others)
     found = torch.empty(len(rows.ids), dtype=torch.bool)
-    _in_rows(
+    in_others(
         *(part.contiguous().numpy() for part in (rows.ids, rows.lengths)),
         *(part.contiguous().numpy() for part in (others.ids, others.lengths)),
         found.numpy(),
@@ -457,71 +420,6 @@ def in_rows_by_torch(rows: Rows, others: Rows) -> Tensor:
     row = torch.cat([torch.repeat_interleave(number, each.lengths) for each in (rows, others)])
     pairs = row * max(len(both), 1) + codes
     return torch.isin(pairs[: len(rows.ids)], pairs[len(rows.ids) :])
-
-
-SPARE = 16
-"""Cells of a row's table for each of its ids, at least: one in so many is taken by another id."""
-
-
-@kernel
-def _in_rows(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Bools) -> None:
-    cells = _cells(other_lengths)
-    at = begin = 0
-    for row in range(len(lengths)):
-        mask = _enter(others, begin, other_lengths[row], cells)
-        for i in range(at, at + lengths[row]):
-            found[i] = _holds(ids[i], others, begin, cells, mask)
-        at += lengths[row]
-        begin += other_lengths[row]
-
-
-@kernel
-def _cells(lengths: I64) -> I64:
-    """A table for any of the rows. A cell holds the place of an id among those of all rows: it is
-    of an earlier row, so that the cell is free, where it lies before the row's own. So no row
-    has to empty the table for the next."""
-    longest = 0
-    for length in lengths:
-        longest = max(longest, length)
-    return np.full(np.int64(_mask(longest)) + 1, -1, np.int64)
-
-
-@kernel
-def _mask(length: np.int64) -> Any:
-    """The number of cells for so many ids, which is a power of two, less 1."""
-    mask = np.uintp(SPARE * length) | np.uintp(63)
-    for shift in (1, 2, 4, 8, 16):
-        mask |= mask >> np.uintp(shift)
-    return mask
-
-
-@kernel
-def _enter(ids: I64, begin: int, length: int, cells: I64) -> Any:
-    """Note a row of ids in the table, each in the first free cell from its hash on; the mask that
-    finds it there."""
-    mask = _mask(length)
-    for at in range(begin, begin + length):
-        cell = _hash(ids[at]) & mask
-        while cells[cell] >= begin and ids[cells[cell]] != ids[at]:
-            cell = (cell + np.uintp(1)) & mask
-        cells[cell] = at
-    return mask
-
-
-@kernel
-def _holds(id_: np.int64, ids: I64, begin: int, cells: I64, mask: np.uintp) -> int:
-    """1 where an id is in the row that begins there and was noted last, else 0."""
-    cell = _hash(id_) & mask
-    while cells[cell] >= begin:
-        if ids[cells[cell]] == id_:
-            return 1
-        cell = (cell + np.uintp(1)) & mask
-    return 0
-
-
-@kernel
-def _hash(id_: np.int64) -> Any:
-    return np.uintp((np.uint64(id_) * SPREAD) >> np.uint64(32))
 
 
 @dataclass(frozen=True, kw_only=True)

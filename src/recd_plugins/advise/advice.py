@@ -32,7 +32,7 @@ from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS, Topology, stated
 from recd_plugins.registry import Registry
 
-__all__ = ["RegistryAdvice", "WhatIf", "additions_of", "advise"]
+__all__ = ["RegistryAdvice", "WhatIf", "advise"]
 
 UNSURE = 0.15
 """A gain below is near to what forecasts are off by: to be tried."""
@@ -143,7 +143,7 @@ class RegistryAdvice:
         }
 
 
-def additions_of(registry: Registry) -> list[ClaimedAddition]:
+def _additions_of(registry: Registry) -> list[ClaimedAddition]:
     """The additions of the registry's plugins, and of all that are installed and not broken."""
     base = registry.source.base
     own = [_whole(one, base) for one in registry.plugins if one not in available()]
@@ -211,7 +211,7 @@ def _advised(
     trial: Callable[[Mapping[tuple[str, ...], Outlook], Outlooks], list[Tried]] | None,
     most_tried: int,
 ) -> RegistryAdvice:
-    claims = additions_of(registry)
+    claims = _additions_of(registry)
     if not claims:
         raise RegistryError(
             "no plugin has additions to weigh. Install one that does, say those of recd-plugins."

@@ -4,7 +4,6 @@ ranks take batches that lie in memory."""
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +54,7 @@ def trained_in_turns(
         failure = launch(
             [RANK, *numbers, json.dumps([(str(file), [*side]) for file, side in sides])],
             settings.ranks,
-            threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+            threads=settings.threads_of_each(settings.ranks),
             quiet=True,
             stopping="stopping",
             server=server,

@@ -19,6 +19,7 @@ from recd_plugins.cli.options import (
     location_argument,
     progress,
     reported,
+    schema_and_form,
     text_form,
 )
 from recd_plugins.errors import RegistryError, so_many
@@ -72,13 +73,8 @@ def check(
     type, nulls and NaN, labels, times, ids out of range and vocabularies of other data.
     """
     with reported(debug):
-        from recd_plugins.data.importing.schema_file import load_schema_and_form
-
-        given, asked = text_form(delimiter, header, encoding, names), None
-        form = given
-        if schema is not None:
-            asked, own = load_schema_and_form(schema)
-            form = given.over(own)
+        given = text_form(delimiter, header, encoding, names)
+        asked, form = schema_and_form(schema, given)
         with progress() as show:
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
                 _check_says_nothing(given, paths[0])

@@ -21,6 +21,7 @@ from recd_plugins.cli.options import (
     location_argument,
     progress,
     reported,
+    schema_and_form,
     text_form,
 )
 from recd_plugins.cli.output_paths import check_makable
@@ -28,7 +29,9 @@ from recd_plugins.errors import DataError, RegistryError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
+    from recd_plugins.data.importing.negatives import Negatives
     from recd_plugins.data.importing.splits import SplitBy
+    from recd_plugins.data.importing.survey import Survey
     from recd_plugins.data.importing.table_import import Imported
 
 __all__ = ["import_"]
@@ -143,9 +146,9 @@ def import_(
     """
     with reported(debug):
         from recd_plugins.data.importing.asked_types import types_asked
-        from recd_plugins.data.importing.negatives import Negatives, undrawn
+        from recd_plugins.data.importing.negatives import Negatives
         from recd_plugins.data.importing.proposal import propose
-        from recd_plugins.data.importing.schema_file import load_schema_and_form, parsed
+        from recd_plugins.data.importing.schema_file import parsed
         from recd_plugins.data.importing.splits import SplitBy
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.table_files import foreign_files
@@ -162,11 +165,8 @@ def import_(
             "--split-by" if split_by is None else "",
             "rows are parted by --split-by alone",
         )
-        given, asked = text_form(delimiter, header, encoding, names), None
-        form = given
-        if schema is not None:
-            asked, own = load_schema_and_form(schema)
-            form = given.over(own)
+        given = text_form(delimiter, header, encoding, names)
+        asked, form = schema_and_form(schema, given)
         files = foreign_files(paths, form, absent=absent or (), given=given)
         split = None if split_by is None else SplitBy.of(split_by, test_share)
         found = survey(
@@ -184,12 +184,7 @@ def import_(
             doubts, guesses = proposal.doubts, proposal.to_settle
         items = tuple(item or ())
         drawn = Negatives(count=negatives, by=by, seed=seed, items=items) if negatives else None
-        lacking = () if drawn is None else tuple(
-            f"{name}: is the same wherever an item is, and no negative has that of its own item, "
-            "which tells it from a click: say `--item` of all that describe an item, its id first, "
-            f"and of {name} too; or leave it out of the schema"
-            for name in undrawn(asked.conformed, drawn, found.sample)
-        )  # fmt: skip
+        lacking = _telling(asked, drawn, found)
         for doubt in (*doubts, *lacking):
             print(f"doubt: {doubt}", file=sys.stderr)
         if not accept_doubts:
@@ -218,6 +213,18 @@ def _check_of_use(given: Mapping[str, bool], lacks: str, why: str) -> None:
             raise RegistryError(
                 f"{option}: does nothing here, for {why}. Add {lacks}, or take {option} out."
             )
+
+
+def _telling(asked: ForeignSchema, drawn: Negatives | None, found: Survey) -> tuple[str, ...]:
+    """The columns that would tell negatives from clicks, each with its cure."""
+    from recd_plugins.data.importing.negatives import undrawn
+
+    return () if drawn is None else tuple(
+        f"{name}: is the same wherever an item is, and no negative has that of its own item, "
+        "which tells it from a click: say `--item` of all that describe an item, its id first, "
+        f"and of {name} too; or leave it out of the schema"
+        for name in undrawn(asked.conformed, drawn, found.sample)
+    )  # fmt: skip
 
 
 def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:

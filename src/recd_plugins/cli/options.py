@@ -43,6 +43,8 @@ __all__ = [
     "progress",
     "registry_schema",
     "reported",
+    "reported_trial",
+    "schema_and_form",
     "server_of_ranks",
     "text_form",
 ]
@@ -140,6 +142,17 @@ def text_form(
     return TextForm(delimiter=delimiter, header=header, encoding=encoding, names=given)
 
 
+def schema_and_form(schema: Path | None, given: TextForm) -> tuple[ForeignSchema | None, TextForm]:
+    """The schema of a file, if one is named; and how text is read, as options say or else that
+    file."""
+    if schema is None:
+        return None, given
+    from recd_plugins.data.importing.schema_file import load_schema_and_form
+
+    asked, own = load_schema_and_form(schema)
+    return asked, given.over(own)
+
+
 def opened_table(path: Location, registry: Path) -> Table:
     """The table; one that does not say what its columns mean has the schema of `dataset.schema`."""
     from recd_plugins.data.table import Table, carries_schema
@@ -204,6 +217,20 @@ def _message(error: Exception) -> str | None:
         f"there is not enough memory for what was asked{f' ({why})' if why else ''}. Ask for "
         "fewer or smaller rows, tables or batches, or see what else takes memory here."
     )
+
+
+@contextmanager
+def reported_trial() -> Iterator[None]:
+    """Print how a trial ended, other than by memory, and exit with its code where a user can mend
+    it, else with 1."""
+    from recd_plugins.trainer.tuning.trials import TrialFailed
+
+    try:
+        yield
+    except TrialFailed as error:
+        user_error = error.failure.code == 2
+        print(error.failure.output if user_error else f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2 if user_error else 1) from None
 
 
 @contextmanager

@@ -91,11 +91,10 @@ def _lead(
     with progress() as show:
         stack.prepare(show)
     stack.check()
-    threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks)
     failure = launch(
         command,
         settings.ranks,
-        threads=threads,
+        threads=settings.threads_of_each(settings.ranks),
         quiet=quiet,
         server=server,
         # A run that has begun ends by its own watchdog, which takes a while and knows more.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ from recd_plugins.cli.options import (
     loaded,
     progress,
     reported,
+    reported_trial,
     server_of_ranks,
 )
 from recd_plugins.cli.tune_loss import loss
@@ -110,7 +110,7 @@ def _search(
 ) -> Search:
     from rich.console import Console
 
-    from recd_plugins.trainer.tuning.trials import TrialFailed, largest_batch, run_trial
+    from recd_plugins.trainer.tuning.trials import largest_batch, run_trial
 
     settings = stack.registry.train
     console = Console(stderr=True, highlight=False)
@@ -125,13 +125,13 @@ def _search(
                 budget_mib=budget,
                 steps=steps,
                 ranks=settings.ranks,
-                threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+                threads=settings.threads_of_each(settings.ranks),
                 server=server,
             )
         console.print(f"{name:<5} {_line(trial, budget)}", soft_wrap=True)
         return trial
 
-    try:
+    with reported_trial():
         return largest_batch(
             attempt,
             start=settings.batch_size,
@@ -139,10 +139,6 @@ def _search(
             limit=max(1, stack.prepare().train.num_rows // (2 * consumers)),
             precision=precision,
         )
-    except TrialFailed as error:
-        user_error = error.failure.code == 2
-        print(error.failure.output if user_error else f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2 if user_error else 1) from None
 
 
 def _line(trial: Trial, budget: float) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -20,6 +18,7 @@ from recd_plugins.cli.options import (
     loaded,
     progress,
     reported,
+    reported_trial,
     server_of_ranks,
 )
 from recd_plugins.errors import so_many
@@ -120,10 +119,10 @@ def _train(
     budget: float,
     server: RankServer | None,
 ) -> Learning | None:
-    from recd_plugins.trainer.tuning.trials import TrialFailed, run_learning
+    from recd_plugins.trainer.tuning.trials import run_learning
 
     settings = stack.registry.train
-    try:
+    with reported_trial():
         return run_learning(
             registry,
             overrides,
@@ -133,13 +132,9 @@ def _train(
             until=until,
             window=window,
             ranks=settings.ranks,
-            threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.ranks),
+            threads=settings.threads_of_each(settings.ranks),
             server=server,
         )
-    except TrialFailed as error:
-        user_error = error.failure.code == 2
-        print(error.failure.output if user_error else f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2 if user_error else 1) from None
 
 
 def _found(trainings: Trainings, target: float | None, window: int, ranks: int) -> dict[str, Any]:

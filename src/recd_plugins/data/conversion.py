@@ -114,8 +114,8 @@ class Converting:
     def __init__(
         self,
         convert: Conversion,
-        make_batch: Callable[..., Any] | None = None,
-        features: FeaturesOf | None = None,
+        make_batch: Callable[..., Any] | None,
+        features: FeaturesOf | None,
     ) -> None:
         self._convert = convert
         self._make_batch = make_batch

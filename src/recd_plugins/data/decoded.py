@@ -41,7 +41,7 @@ class DecodedRows:
     """[N] of each column of sessions or times that is asked for."""
 
 
-def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str] = ()) -> DecodedRows:
+def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRows:
     """Rows in the place of those of a stripe that is left out: without ids, of weight 0."""
 
     def none(feature: SparseFeature) -> Jagged | WeightedJagged:

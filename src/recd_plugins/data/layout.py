@@ -22,7 +22,7 @@ from recd_plugins.errors import DataError, so_many
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["STORES", "ColumnBytes", "Reading", "Store", "TableLayout", "layout_of", "why_rewrite"]
+__all__ = ["ColumnBytes", "Reading", "Store", "TableLayout", "layout_of", "why_rewrite"]
 
 HOLE, MOST = 8 << 10, 32 << 20
 """Arrow's own limits: of the gap within an I/O, and of an I/O."""

@@ -113,17 +113,8 @@ class LocalReader:
                 "schema's session_id is null. Name the column there, or choose split.",
                 "reader.sessions",
             )
-        if train and not table.num_rows:
-            raise DataError(
-                f"{table.path}: holds no rows, so nothing can be trained on it. Name another, "
-                "or see which etl step or filter leaves none."
-            )
-        if train and not order.num_batches:
-            raise DataError(
-                f"{table.path}: its {so_many(table.num_rows, 'row')} fill no batch of {batch_size} "
-                f"on each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set "
-                "reader.tail to pad."
-            )
+        if train:
+            _check_fills(table, order, batch_size, consumers)
         if config.read_log is not None and train and rank == 0:
             schema = table.schema
             read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
@@ -156,6 +147,21 @@ class LocalReader:
             workers=config.workers,
             pin_memory=self._pin_memory,
             made_for=made_for,
+        )
+
+
+def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) -> None:
+    """`DataError` for a table of which training would get no batch."""
+    if not table.num_rows:
+        raise DataError(
+            f"{table.path}: holds no rows, so nothing can be trained on it. Name another, "
+            "or see which etl step or filter leaves none."
+        )
+    if not order.num_batches:
+        raise DataError(
+            f"{table.path}: its {so_many(table.num_rows, 'row')} fill no batch of {batch_size} on "
+            f"each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set reader.tail "
+            "to pad."
         )
 
 

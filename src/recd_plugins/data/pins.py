@@ -20,7 +20,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import GLOB, Location
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["PINS", "check_pins", "write_pins"]
+__all__ = ["check_pins", "write_pins"]
 
 PINS = "pins.json"
 """The file of a run's folder."""

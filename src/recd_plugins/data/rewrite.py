@@ -30,7 +30,7 @@ from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["RewriteConfig", "columns_after", "flattened", "map_keys", "rewrite"]
+__all__ = ["RewriteConfig", "columns_after", "flattened", "rewrite"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _write_files(
     total: int = sum(footer.num_rows for footer in footers.values())
     done, keys = _begun(part, facts, footers, config)
     if keys is None:
-        keys = {name: map_keys(list(facts), name, progress) for name in config.flatten}
+        keys = {name: _map_keys(list(facts), name, progress) for name in config.flatten}
         _note_keys(part, facts, footers, config, keys)
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
@@ -206,7 +206,7 @@ def _check(
 
 
 def columns_after(
-    source: Location | Sequence[Location], config: RewriteConfig, progress: Progress = silent
+    source: Location | Sequence[Location], config: RewriteConfig, progress: Progress
 ) -> tuple[str, ...]:
     """The columns that a rewrite makes."""
     facts = found_files(source)
@@ -215,13 +215,13 @@ def columns_after(
     made: list[str] = []
     for name in names:
         if name in config.flatten:
-            made += [f"{name}_{key}" for key in map_keys(files, name, progress)]
+            made += [f"{name}_{key}" for key in _map_keys(files, name, progress)]
         else:
             made.append(name)
     return tuple(made)
 
 
-def map_keys(files: Sequence[Location], column: str, progress: Progress = silent) -> list[str]:
+def _map_keys(files: Sequence[Location], column: str, progress: Progress) -> list[str]:
     """Every key of a map column, in ascending order of their texts: one pass over that column."""
     found: set[str] = set()
     for done, file in enumerate(files):

@@ -316,7 +316,7 @@ def with_side_tables(
     return arrow
 
 
-def footer_schema(files: Sequence[Location], absent: Sequence[str] = ()) -> Schema:
+def footer_schema(files: Sequence[Location], absent: Sequence[str]) -> Schema:
     """The schema that the first file's footer says; with features and dense columns that later
     files alone have, where `absent` has them by name or glob."""
     first, *later = files

@@ -33,7 +33,6 @@ __all__ = [
     "explain",
     "not_looked_up",
     "poolings_by_feature",
-    "seeing_all_features",
 ]
 
 OURS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
@@ -71,7 +70,7 @@ def adapt(
         elif pool_unique and route == "padded" and _is_pooling(path, module, poolings):
             DedupPooling(module)
     if not own_batches:
-        seeing_all_features(model)
+        _seeing_all_features(model)
     return model
 
 
@@ -194,7 +193,7 @@ class BatchView:
         return tracer.create_arg(self._batch)
 
 
-def seeing_all_features(model: nn.Module) -> None:
+def _seeing_all_features(model: nn.Module) -> None:
     """Have the model's forward, if a batch is all that it must be given, see a `BatchView` of it.
 
     The model becomes one of a subclass of its class, as torch's parametrizations do it: names,

@@ -154,7 +154,7 @@ def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
 def bag_parts(
     tables: Sequence[BaseEmbeddingConfig],
     groups: Groups,
-    unique_shares: Sequence[float] | None = None,
+    unique_shares: Sequence[float] | None,
 ) -> tuple[TablePart, ...]:
     """Tables whose features are all deduplicated, in one to three size classes; then the others.
 

@@ -28,6 +28,19 @@ Reference = dict[str, tuple[str, str]]
 """Module as pickled to (module to import, its file): where a rank finds what it is sent."""
 
 
+def pack(value: object) -> tuple[bytes, Reference]:
+    """`value` pickled, and where the modules come from that it refers to."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    return file.getvalue(), pickler.modules
+
+
+def unpack(payload: bytes, modules: Reference) -> Any:
+    """What was packed, the modules that it refers to imported from where they came."""
+    return _Unpickler(payload, modules).load()
+
+
 class _Pickler(pickle.Pickler):
     """Notes which file each module comes from that it refers to. Tensors go as arrays of numpy,
     which takes a tenth of the time that torch's own way takes for small ones."""
@@ -88,19 +101,6 @@ class _Unpickler(pickle.Unpickler):
             module, file = self._modules[module]
             _import(module, file)
         return super().find_class(module, name)
-
-
-def pack(value: object) -> tuple[bytes, Reference]:
-    """`value` pickled, and where the modules come from that it refers to."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    return file.getvalue(), pickler.modules
-
-
-def unpack(payload: bytes, modules: Reference) -> Any:
-    """What was packed, the modules that it refers to imported from where they came."""
-    return _Unpickler(payload, modules).load()
 
 
 def _import(name: str, file: str) -> None:

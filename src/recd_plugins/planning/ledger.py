@@ -424,9 +424,7 @@ def travelling_shares(
     return found
 
 
-def home_cost(
-    table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
-) -> Cost:
+def home_cost(table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None) -> Cost:
     """The cost of the rows of a table that have no replica; `share` as in `TableLedger.of`. Those
     in mapped files take no static_memory, and are paged."""
     first = sizes.replicated + sizes.per_node

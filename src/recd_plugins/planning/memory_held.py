@@ -33,7 +33,7 @@ def bytes_held(
     model: nn.Module,
     sharders: Sequence[ModuleSharder[Any]],
     ranks: Collection[int],
-    planner: object = None,
+    planner: object,
 ) -> float:
     """The bytes that these ranks have in host memory of tables and their optimizer's state: by the
     planner's own report, which has replicas too, or else by the plan's shards."""

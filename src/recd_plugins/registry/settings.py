@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,3 +104,7 @@ class TrainSettings(Config):
     of its plan names the tables, and says of others why not."""
     threads: Annotated[int, Range(ge=0, le=1024)] = 0
     """CPU threads of a rank; 0 shares the cores evenly."""
+
+    def threads_of_each(self, ranks_here: int) -> int:
+        """The CPU threads of each of this machine's ranks."""
+        return self.threads or max(1, (os.cpu_count() or 1) // ranks_here)

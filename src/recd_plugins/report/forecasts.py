@@ -40,7 +40,8 @@ def figures(sources: Sources) -> Iterator[Figure]:
         if found:
             yield _beside(found, f": {run.name}" if len(sources.runs) > 1 else "")
     for printed in sources.of("advice"):
-        yield from _advice(printed)
+        yield _way(printed)
+        yield _before_and_after(printed)
 
 
 def _beside(found: Sequence[Beside], of: str) -> Figure:
@@ -99,8 +100,8 @@ def _short(what: str) -> str:
     return what.partition(" (")[0].partition(", ")[0]
 
 
-def _advice(printed: Printed) -> Iterator[Figure]:
-    """The step of each registry on the way, and of what parts the first and the last are."""
+def _way(printed: Printed) -> Figure:
+    """The step of each registry on the way to the advised one."""
     values = printed.values
     baseline, advised = values["baseline"], values["advised"]
     way = [("TorchRec's own best plan", "", baseline)]
@@ -108,7 +109,7 @@ def _advice(printed: Printed) -> Iterator[Figure]:
     way += [("advised", "", advised)]
     known = [(name, verdict, one) for name, verdict, one in way if one is not None]
     inks = {"kept": "blue", "": "slate"}
-    yield Figure(
+    return Figure(
         title=f"Advice: expected ms of a step, addition by addition ({printed.name})",
         says="; ".join(f"{name} {verdict} {number(one['ms'])} ms" for name, verdict, one in known)
         + ".",
@@ -142,10 +143,17 @@ def _advice(printed: Printed) -> Iterator[Figure]:
             for name, verdict, one in known
         ],
     )  # fmt: skip
-    sides = {"TorchRec's own best plan": baseline, "advised": advised}
+
+
+def _before_and_after(printed: Printed) -> Figure:
+    """Of what parts the first step is, and the last."""
+    sides = {
+        "TorchRec's own best plan": printed.values["baseline"],
+        "advised": printed.values["advised"],
+    }
     parts = list(dict.fromkeys(part for one in sides.values() for part in one["ms_by_part"]))
     hidden = {name: sum(one["ms_hidden"].values()) for name, one in sides.items()}
-    yield Figure(
+    return Figure(
         title=f"The step before and after, forecast by part ({printed.name})",
         says="; ".join(
             f"{name}: "

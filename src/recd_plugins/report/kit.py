@@ -222,32 +222,29 @@ class Plot:
         if end and placed:
             self._ends.append((*placed[-1], end, ink))
 
-    def dot(self, x: float, y: float, ink: str, *, size: float = 3.5, ring: bool = False) -> None:
-        look = f"fill:var(--card);stroke:var(--{ink})" if ring else f"fill:var(--{ink})"
+    def dot(self, x: float, y: float, ink: str, *, size: float = 3.5) -> None:
         self._marks.append(
             f'<circle cx="{100 * self.x.at(x):.2f}%" cy="{self._y(y):.1f}" r="{size:g}" '
-            f'class="dot" style="{look}"/>'
+            f'class="dot" style="fill:var(--{ink})"/>'
         )
 
-    def word(
-        self, x: float, y: float, words: str, ink: str = "text", *, below: bool = False
-    ) -> None:
+    def word(self, x: float, y: float, words: str, *, below: bool = False) -> None:
         """Beside a point, on the side that has room; above it, or `below` where there is room."""
         at = 100 * self.x.at(x)
         anchor, dx = ("end", -8) if at > 55 else ("start", 8)
         dy = 15 if below and self._y(y) < self.height - 2 * LINE else -7
         self._marks.append(
             f'<text x="{at:.2f}%" y="{self._y(y):.1f}" dx="{dx}" dy="{dy}" text-anchor="{anchor}" '
-            f'class="word" style="fill:var(--{ink})">{escaped(words)}</text>'
+            f'class="word" style="fill:var(--text)">{escaped(words)}</text>'
         )
 
-    def level(self, y: float, words: str, ink: str = "soft") -> None:
+    def level(self, y: float, words: str) -> None:
         """A dashed line across, named above its start."""
         at = self._y(y)
         self._marks.append(
             f'<line x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}" class="level" '
-            f'style="stroke:var(--{ink})"/><text x="4" y="{at - 5:.1f}" class="word" '
-            f'style="fill:var(--{ink})">{escaped(words)}</text>'
+            f'style="stroke:var(--soft)"/><text x="4" y="{at - 5:.1f}" class="word" '
+            f'style="fill:var(--soft)">{escaped(words)}</text>'
         )
 
     def column(self, start: float, end: float, top: float, ink: str, words: str = "") -> None:

@@ -53,7 +53,7 @@ def page(sources: Sources, *, script: str = "") -> str:
     return framed(sources.title, body(sources), script)
 
 
-def framed(title: str, inside: str, script: str = "") -> str:
+def framed(title: str, inside: str, script: str) -> str:
     """A page that needs nothing beside itself."""
     style = files("recd_plugins.report").joinpath("page.css").read_text(encoding="utf-8")
     return (

@@ -14,47 +14,58 @@ __all__ = ["figures"]
 
 
 def figures(sources: Sources) -> Iterator[Figure]:
+    yield from _stalls(sources)
+    yield from _reading(sources)
+
+
+def _stalls(sources: Sources) -> Iterator[Figure]:
+    """The share of each window of steps that waits for data."""
     stalls = [(run, run.curve("cost", "data_wait"), ink) for run, ink in sources.inks()]
     stalls = [one for one in stalls if one[1].steps]
-    if stalls:
-        plot = Plot(
-            x=Scale(low=0, high=max(curve.steps[-1] for _, curve, _ in stalls)),
-            y=Scale.over(
-                [0.02, *(value for _, curve, _ in stalls for value in curve.values)],
-                zero=True,
-                unit="%",
+    if not stalls:
+        return
+    plot = Plot(
+        x=Scale(low=0, high=max(curve.steps[-1] for _, curve, _ in stalls)),
+        y=Scale.over(
+            [0.02, *(value for _, curve, _ in stalls for value in curve.values)],
+            zero=True,
+            unit="%",
+        ),
+        x_words="step",
+    )
+    for _, curve, ink in stalls:
+        points = list(zip(curve.steps, curve.values, strict=True))
+        plot.line(points, ink, end=share(curve.values[-1]), dots=len(points) < 30)
+    worst = {
+        run.name: max(
+            (
+                wait / max(step, 1e-9)
+                for line in run.lines
+                if line["kind"] == "cost" and line.get("by_rank")
+                for step, wait in zip(*_of_ranks(line), strict=True)
             ),
-            x_words="step",
+            default=max(curve.values),
         )
-        for _, curve, ink in stalls:
-            points = list(zip(curve.steps, curve.values, strict=True))
-            plot.line(points, ink, end=share(curve.values[-1]), dots=len(points) < 30)
-        worst = {
-            run.name: max(
-                (
-                    wait / max(step, 1e-9)
-                    for line in run.lines
-                    if line["kind"] == "cost" and line.get("by_rank")
-                    for step, wait in zip(*_of_ranks(line), strict=True)
-                ),
-                default=max(curve.values),
-            )
+        for run, curve, _ in stalls
+    }
+    summary = ", ".join(f"{name} {share(value)}" for name, value in worst.items())
+    yield Figure(
+        title="Stalls: the share of a step that waits for the reader",
+        says=f"By window of steps, mean over ranks; the worst window of any rank: {summary}.",
+        drawing=plot.svg(),
+        legend=sources.legend(),
+        note=f"Mean over ranks, by window of steps. The worst window of any rank: {summary}.",
+        columns=["run", "up to step", "waits"],
+        rows=[
+            [run.name, f"{step:,}", share(value)]
             for run, curve, _ in stalls
-        }
-        summary = ", ".join(f"{name} {share(value)}" for name, value in worst.items())
-        yield Figure(
-            title="Stalls: the share of a step that waits for the reader",
-            says=f"By window of steps, mean over ranks; the worst window of any rank: {summary}.",
-            drawing=plot.svg(),
-            legend=sources.legend(),
-            note=f"Mean over ranks, by window of steps. The worst window of any rank: {summary}.",
-            columns=["run", "up to step", "waits"],
-            rows=[
-                [run.name, f"{step:,}", share(value)]
-                for run, curve, _ in stalls
-                for step, value in zip(curve.steps, curve.values, strict=True)
-            ],
-        )
+            for step, value in zip(curve.steps, curve.values, strict=True)
+        ],
+    )
+
+
+def _reading(sources: Sources) -> Iterator[Figure]:
+    """What reading a batch takes, part by part."""
     found = {run.name: reading(run) for run in sources.runs if reading(run)}
     if not found:
         return

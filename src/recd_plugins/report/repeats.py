@@ -78,7 +78,7 @@ def _copies(sampled: Sequence[Mapping[str, Any]], of: str, ink: str) -> Figure:
 
 def _histogram(
     counts: Mapping[int, float], *, title: str, says: str, x_words: str, y_words: str, ink: str,
-    note: str = "",
+    note: str,
 ) -> Figure:  # fmt: skip
     """Bins double in width; heights are shares of all."""
     whole = sum(counts.values()) or 1

@@ -84,33 +84,10 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
                 part, (start + end) / 2 / longest, (end - start) / longest, y + 14, INKS[part]
             )
         y += THREAD + 4
-        free: list[float] = []
-        for name, start, end in rank["collectives"]:
-            row = next((row for row, until in enumerate(free) if until <= start), len(free))
-            free[row : row + 1] = [end]
-            top = y + row * (FLIGHT + 2)
-            marks.append(_block(start, end, longest, top, FLIGHT, "sky", "flight"))
-            for first, last in exposed:
-                if max(first, start) < min(last, end):
-                    inside = max(first, start), min(last, end)
-                    marks.append(_block(*inside, longest, top, FLIGHT, "orange", "flight"))
-            waited = sum(max(0.0, min(b, end) - max(a, start)) for a, b in exposed)
-            rows.append(
-                [
-                    f"rank {place}",
-                    name.replace("_", "-"),
-                    number(start),
-                    number(end - start),
-                    number(waited),
-                ]
-            )
-        y += len(free) * (FLIGHT + 2) + 12
-        totals: dict[str, float] = {}
-        for part, start, end in rank["thread"]:
-            totals[part] = totals.get(part, 0.0) + end - start
-        rows += [
-            [f"rank {place}", f"thread: {part}", "", number(ms), ""] for part, ms in totals.items()
-        ]
+        flights, lanes = _flights(rank["collectives"], exposed, longest, y)
+        marks += flights
+        y += lanes * (FLIGHT + 2) + 12
+        rows += [[f"rank {place}", *row] for row in _times(rank, exposed)]
     scale = Scale(low=0, high=longest)
     ticks = "".join(
         f'<line x1="{100 * scale.at(value):.2f}%" x2="{100 * scale.at(value):.2f}%" y1="0" '
@@ -137,6 +114,40 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
         columns=["rank", "what", "from, ms", "takes, ms", "waited for, ms"],
         rows=rows,
     )
+
+
+def _flights(
+    collectives: Sequence[tuple[str, float, float]],
+    exposed: Sequence[tuple[float, float]],
+    longest: float,
+    y: float,
+) -> tuple[list[str], int]:
+    """Collectives in lanes from `y` on, orange where they are waited for; and how many lanes there
+    are."""
+    marks: list[str] = []
+    free: list[float] = []
+    for _, start, end in collectives:
+        lane = next((lane for lane, until in enumerate(free) if until <= start), len(free))
+        free[lane : lane + 1] = [end]
+        top = y + lane * (FLIGHT + 2)
+        marks.append(_block(start, end, longest, top, FLIGHT, "sky", "flight"))
+        for first, last in exposed:
+            if max(first, start) < min(last, end):
+                inside = max(first, start), min(last, end)
+                marks.append(_block(*inside, longest, top, FLIGHT, "orange", "flight"))
+    return marks, len(free)
+
+
+def _times(rank: Mapping[str, Any], exposed: Sequence[tuple[float, float]]) -> Iterator[list[str]]:
+    """Each collective of a rank, and each part of what its thread did, in milliseconds."""
+    for name, start, end in rank["collectives"]:
+        waited = sum(max(0.0, min(b, end) - max(a, start)) for a, b in exposed)
+        yield [name.replace("_", "-"), number(start), number(end - start), number(waited)]
+    totals: dict[str, float] = {}
+    for part, start, end in rank["thread"]:
+        totals[part] = totals.get(part, 0.0) + end - start
+    for part, ms in totals.items():
+        yield [f"thread: {part}", "", number(ms), ""]
 
 
 def _block(

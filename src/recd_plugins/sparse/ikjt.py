@@ -22,7 +22,7 @@ from recd_plugins.sparse.rows.deduplicate import deduplicate, unique_of_group
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.sparse.rows.unique import unique_numbers
 
-__all__ = ["InverseKeyedJaggedTensor", "check_ikjt", "check_lookup"]
+__all__ = ["InverseKeyedJaggedTensor", "check_lookup"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +261,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
 
     def validate(self) -> InverseKeyedJaggedTensor:
         """Return the IKJT, or raise `DataError` for the first invariant that does not hold."""
-        check_ikjt(self)
+        _check_ikjt(self)
         return self
 
 
@@ -286,7 +286,7 @@ def _check_of_groups(
         )
 
 
-def check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
+def _check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
     """`DataError` for the first invariant that does not hold, where an IKJT comes from outside."""
     kjt, counts, lookup = ikjt.kjt, ikjt.unique_counts, ikjt.inverse_lookup
     keys = [key for group in ikjt.groups for key in group]

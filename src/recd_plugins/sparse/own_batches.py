@@ -99,7 +99,7 @@ MOST_SAMPLES = 1 << 16
 MOST_IDS = 1 << 23
 
 
-def sample_size(first: Any, features: FeaturesOf | None = None) -> int:
+def sample_size(first: Any, features: FeaturesOf | None) -> int:
     """The number of a loader's batches that show what repeats, if all are as large as the first."""
     if first is None:
         return 0
@@ -111,7 +111,7 @@ def sample_size(first: Any, features: FeaturesOf | None = None) -> int:
 
 
 def sampled_features(
-    batches: Iterable[Any], features: FeaturesOf | None = None
+    batches: Iterable[Any], features: FeaturesOf | None
 ) -> tuple[KeyedJaggedTensor, ...]:
     """The KJTs of a loader's first batches: a few, and no more than show what repeats."""
     if iter(batches) is batches:

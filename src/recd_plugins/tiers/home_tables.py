@@ -89,7 +89,7 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
         )
 
 
-def rows_looked_up(ids: Tensor, num_rows: int, world_size: int, *, bits: int = 64) -> Tensor:
+def rows_looked_up(ids: Tensor, num_rows: int, world_size: int, *, bits: int) -> Tensor:
     """[n] int64: the row that row-wise TorchRec looks up for each of `ids` [n] int64.
 
         u = id modulo 2^bits,  b = ceil(rows / U) for U ranks

@@ -145,7 +145,7 @@ class LeftTables:
         )
 
     def none_pays(
-        self, tables: Collection[str], world_size: int, *, row_wise: bool = False, over: str = ""
+        self, tables: Collection[str], world_size: int, *, row_wise: bool, over: str
     ) -> Unused:
         """The policy has chosen nothing for these, or that they are plainly `row_wise`; what would
         be faster is `over` what it may take."""

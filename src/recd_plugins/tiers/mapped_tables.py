@@ -54,10 +54,10 @@ class MappedSharder(WrappedSharder):
         self,
         inner: ModuleSharder[Any],
         folder: Path,
-        tables: Collection[str] | None = None,
-        apart: Collection[str] = (),
+        tables: Collection[str] | None,
+        apart: Collection[str],
     ) -> None:
-        """`tables` alone, by default all; those `apart` share no file with others, for `inner` has
+        """`tables` alone, or all; those `apart` share no file with others, for `inner` has
         them in another module."""
         super().__init__(inner)
         if not takes_buffers():

@@ -23,7 +23,7 @@ from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update
 
-__all__ = ["SequencesAwaitable", "joined_rows", "rows_from_home", "tied"]
+__all__ = ["SequencesAwaitable", "rows_from_home", "tied"]
 
 
 class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]]):
@@ -64,7 +64,7 @@ class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]])
         joined = []
         for number, group in enumerate(groups):
             own = [next(features).name for _ in group.segments.lengths]
-            rows = joined_rows(
+            rows = _joined_rows(
                 rows_from_home(home, own, group),
                 self._tiers.anchor,
                 _Sources.of(group),
@@ -165,7 +165,7 @@ class _JoinRows(Function):
         return home, None, None, None
 
 
-def joined_rows(home: Tensor, anchor: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
+def _joined_rows(home: Tensor, anchor: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
     """[N, D], in the order of the ids. Backward yields the gradient of `home` [u, D] to TorchRec,
     and hands that of the replicas to the update.
 

@@ -367,33 +367,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             for name, table in self.found.items()
         }
         chosen = self._checked_choice(model, tables, topology, world_size)
-        if lacking := without_rows(chosen.sizes, self.found, world_size, homes.mapped):
-            ranks = so_many(world_size, "rank")
-            why = f"row-wise on {ranks} its collection would have no row on some"
-            self._left.add(lacking, why)
-            sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
-            ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
-            report = dataclasses.replace(chosen.report, ledger=ledger)
-            chosen = dataclasses.replace(chosen, sizes=sizes, report=report)
+        chosen = self._with_rows_on_all(chosen, tables, world_size, homes.mapped)
         self.report, reason = chosen.report, chosen.reason
         self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
         if ms > other and any(rows.lookups for rows in profile.rows.values()):
-            what, why = f"{self.slot}: {self.name}", compared(ms, other, OWN)
-            why = f"by the prices of this topology its plan is {why}"
-            slower = f"{self.name}: this plan is {compared(ms, other, OWN)}"
-            if chosen.forced:
-                cure = f"Take `{self.slot}` out of registry.yaml for TorchRec's own plan."
-                self._notices.append(Slower(what=what, why=why, cure=cure))
-            else:
+            reason = f"{reason}\n{self._tell_it_is_slower(ms, other, forced=chosen.forced)}"
+            if not chosen.forced:
                 self.report = None
-                cure = f"Set `{self.slot}.force: true` to take it; `topology` says what links do."
-                self._notices.append(Unused(what=what, why=why, cure=cure))
-                return (
-                    f"{reason}\n{slower}, by the prices of this topology: it is not taken, and "
-                    f"every table is left to TorchRec's planner. Set {self.slot}.force to take it."
-                ), own
-            reason = f"{reason}\n{slower}, by the prices of this topology; it is taken as asked."
+                return reason, own
         sizes = {name: size for name, size in chosen.sizes.items() if not size.as_torchrec}
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
@@ -406,6 +388,43 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             none = self._left.none_pays(self.found, world_size, row_wise=bool(sizes), over=over)
             self._notices.append(none)
         return reason, own
+
+    def _tell_it_is_slower(self, ms: float, other: float, *, forced: bool) -> str:
+        """Notice that the choice is slower than TorchRec's own plan; what becomes of it, in
+        words."""
+        what, how = f"{self.slot}: {self.name}", compared(ms, other, OWN)
+        why = f"by the prices of this topology its plan is {how}"
+        slower = f"{self.name}: this plan is {how}, by the prices of this topology"
+        if forced:
+            cure = f"Take `{self.slot}` out of registry.yaml for TorchRec's own plan."
+            self._notices.append(Slower(what=what, why=why, cure=cure))
+            return f"{slower}; it is taken as asked."
+        cure = f"Set `{self.slot}.force: true` to take it; `topology` says what links do."
+        self._notices.append(Unused(what=what, why=why, cure=cure))
+        return (
+            f"{slower}: it is not taken, and every table is left to TorchRec's planner. "
+            f"Set {self.slot}.force to take it."
+        )
+
+    def _with_rows_on_all(
+        self,
+        chosen: ChosenSizes,
+        tables: Mapping[str, SequenceTable],
+        world_size: int,
+        mapped: Collection[str],
+    ) -> ChosenSizes:
+        """The choice, with the tables as TorchRec has them whose collection would have no row on
+        some rank."""
+        lacking = without_rows(chosen.sizes, self.found, world_size, mapped)
+        if not lacking:
+            return chosen
+        ranks = so_many(world_size, "rank")
+        why = f"row-wise on {ranks} its collection would have no row on some"
+        self._left.add(lacking, why)
+        sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
+        ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
+        report = dataclasses.replace(chosen.report, ledger=ledger)
+        return dataclasses.replace(chosen, sizes=sizes, report=report)
 
     def _checked_choice(
         self,

@@ -53,7 +53,7 @@ from recd_plugins.tiers.router import Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
 from recd_plugins.tiers.update import Update
 
-__all__ = ["FlushingOptimizer", "Tiers", "explains_waiting"]
+__all__ = ["FlushingOptimizer", "Tiers"]
 
 
 class Tiers:
@@ -239,7 +239,7 @@ class Tiers:
             replicas.check_not_written()
             return
         flush_kernels(self._sharded)
-        with explains_waiting(self.nodes.world.rank):
+        with _explains_waiting(self.nodes.world.rank):
             replicas.fill()
 
     def wait(self, home: LazyAwaitable[Any]) -> Any:
@@ -267,7 +267,7 @@ class Tiers:
         """Bring all rows and optimizer states home. Every rank must call it."""
         if self._holder.filled:
             flush_kernels(self._sharded)
-            with explains_waiting(self.nodes.world.rank):
+            with _explains_waiting(self.nodes.world.rank):
                 self._holder.flush()
             purge_kernels(self._sharded)
 
@@ -313,7 +313,7 @@ LONG = 60.0
 
 
 @contextmanager
-def explains_waiting(rank: int) -> Iterator[None]:
+def _explains_waiting(rank: int) -> Iterator[None]:
     """Warn, while all ranks exchange the rows of replicas, if this takes long: others may not have
     come, and then the process group says so much later, and not why."""
     message = (

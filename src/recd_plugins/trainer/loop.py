@@ -6,7 +6,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,14 +33,11 @@ from recd_plugins.trainer.measure.forecasts import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
+from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_report import RunReport, defined
 from recd_plugins.trainer.stop_signal import Stopped, StopSignal
 from recd_plugins.trainer.training import Callbacks, Training
 from recd_plugins.trainer.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from recd_plugins.data.dataset import Split
-    from recd_plugins.planning.planner_bases import Retiers
 
 __all__ = ["Loop", "evaluates_again"]
 
@@ -438,25 +435,3 @@ def evaluates_again(reached: Reached, settings: TrainSettings) -> bool:
     due = step == settings.steps or (bool(every) and step % every == 0)
     ended = reached.same_end and bool(reached.so_far.get("ended"))
     return (due or ended) and not reached.so_far.get("evaluated", False)
-
-
-class Retiering(Callback):
-    """Keeps the latest batches of rank 0 and hands them to the planner."""
-
-    def __init__(self, planner: Retiers, *, start: int, every: int, keep: int) -> None:
-        self._planner = planner
-        self._start = start
-        self._every = every
-        self._recent: deque[Batch] = deque(maxlen=keep if dist.get_rank() == 0 else 0)
-
-    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
-        if split == "train":
-            self._recent.append(batch)
-        return batch
-
-    def before_step(self, training: Training) -> None:
-        """Move replicas if it is time, with no backward due."""
-        if training.step > self._start and training.step % self._every == 0:
-            group = dist.group.WORLD
-            assert group is not None  # a job has one
-            self._planner.retier(self._recent, group)

@@ -55,7 +55,7 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // locals_))
+        torch.set_num_threads(settings.threads_of_each(locals_))
     backend = "nccl" if device.type == "cuda" else "gloo"
     if (store := own_place(settings.hang_after)) is None:
         dist.init_process_group(backend)

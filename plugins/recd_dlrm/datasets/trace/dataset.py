@@ -25,7 +25,7 @@ from recd_dlrm.datasets.trace.stack_distance import (
 from recd_plugins.api import Config, Context, DataError, Range, RegistryError
 from recd_plugins.api.data import SPLITS, Dataset, Schema, SparseFeature, Split, Table
 
-__all__ = ["SyntheticRows", "TraceConfig", "TraceFeature", "build_trace", "read_trace"]
+__all__ = ["SyntheticRows", "TraceConfig", "TraceFeature", "build_trace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> StackP
         if feature.profile is not None:
             found = StackProfile.load(feature.profile)
         elif feature.trace is not None:
-            found = profile(read_trace(feature.trace, limit))
+            found = profile(_read_trace(feature.trace, limit))
         elif feature.table is not None:
             found = profile(_column(feature.table, feature.column or feature.name, limit))
         else:
@@ -172,7 +172,7 @@ def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> StackP
     return found
 
 
-def read_trace(path: Path, limit: int | None = None) -> I64:
+def _read_trace(path: Path, limit: int) -> I64:
     """The first `limit` ids of a text file, parted by spaces, commas or line ends."""
     return np.fromiter(islice(_ids(path), limit), dtype=np.int64)
 

@@ -109,13 +109,13 @@ def hit_curve(trace: ArrayLike, sizes: ArrayLike) -> F64:
     return profile(trace).hit_rates(sizes)
 
 
-def adjusted_floor(profile: StackProfile, length: int, within: float = 0.02) -> float:
-    """The floor under which all ids are seen within the first `within` of a trace.
+def adjusted_floor(profile: StackProfile, length: int) -> float:
+    """The floor under which all ids are seen within the first 2% of a trace.
 
     An access is new with at least the floor's probability, so U ids take U / floor
     accesses on average, or fewer.
     """
-    return min(1.0, len(profile.unique) / max(1.0, within * length))
+    return min(1.0, len(profile.unique) / max(1.0, 0.02 * length))
 
 
 class SyntheticTrace:

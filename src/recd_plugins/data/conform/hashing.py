@@ -3,8 +3,8 @@
 An integer is hashed as its 8 bytes, the lowest first (two's complement; an unsigned one as it is),
 a text as its UTF-8 bytes. A text that spells an integer of 64 bits, as `str` would, is hashed as
 that integer: 12 and "12" are one id, since one file of a table may have the one and the next the
-other. So `hash_ids([12], seed)` is `xxhash.xxh64(struct.pack("<q", 12), seed)`, and that of
-["ab"] is `xxhash.xxh64(b"ab", seed)`.
+other. So `hash_integers` of 12 is `xxhash.xxh64(struct.pack("<q", 12), seed)`, and `hash_texts` of
+"ab" is `xxhash.xxh64(b"ab", seed)`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from recd_plugins.data.foreign import ForeignFeature
 from recd_plugins.data.schema import IDS, WEIGHTS, Fill
 from recd_plugins.errors import DataError, so_many
 
-__all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "to_ids", "weights_of"]
+__all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "weights_of"]
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -87,7 +87,7 @@ def weights_of(array: pa.Array, feature: ForeignFeature, spot: Spot) -> pa.Array
     return weights
 
 
-def to_ids(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt.NDArray[np.int64]:
+def _to_ids(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt.NDArray[np.int64]:
     """The id of each value; none is null."""
     if feature.ids == "hash":
         buckets = hashes(values, spot, feature.hash_seed) % np.uint64(feature.num_ids)
@@ -218,7 +218,7 @@ def _converted(
     values, lengths, null_rows, weights = elements
     absent = elements.absent
     if absent is None and null_rows is None:
-        ids = to_ids(values, feature, spot._replace(lengths=lengths))
+        ids = _to_ids(values, feature, spot._replace(lengths=lengths))
         return _both(lengths, ids, weights)
     if feature.nulls in ("error", "drop"):
         rows = np.zeros(len(lengths), np.bool_) if null_rows is None else null_rows
@@ -230,10 +230,10 @@ def _converted(
         )
     kept = values if absent is None else values.filter(pa.array(~absent))
     left = lengths if absent is None else lengths - elements.per_row(absent)
-    ids = to_ids(kept, feature, spot._replace(lengths=left))
+    ids = _to_ids(kept, feature, spot._replace(lengths=left))
     if not isinstance(feature.nulls, Fill):
         return _both(left, ids, weights if weights is None or absent is None else weights[~absent])
-    one = to_ids(pa.array([feature.nulls.value]), feature, spot)
+    one = _to_ids(pa.array([feature.nulls.value]), feature, spot)
     if absent is not None:
         filled = np.repeat(one, len(values))
         filled[~absent] = ids

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from recd_plugins.data.importing.survey import ColumnSurvey
+from recd_plugins.data.importing.column_survey import ColumnSurvey
 
 __all__ = ["is_called", "is_index", "is_split", "is_stay", "words_of"]
 

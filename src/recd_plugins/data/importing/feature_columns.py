@@ -27,9 +27,10 @@ from recd_plugins.data.importing.column_names import (
     is_index,
     is_split,
 )
+from recd_plugins.data.importing.column_survey import ColumnSurvey, is_text
 from recd_plugins.data.importing.filled_lists import LARGEST
 from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
-from recd_plugins.data.importing.survey import ColumnSurvey, Survey, is_text
+from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
 from recd_plugins.data.importing.whole_numbers import Kind, kind_of
 from recd_plugins.data.schema import SparseFeature
@@ -55,6 +56,43 @@ ALIKE = 0.5
 
 
 def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
+    """The entry of a column that may be a feature: under `dense` or `sparse`, or left out."""
+    if unfit := _no_feature(column, survey):
+        return unfit
+    if column.is_list and column.seems in ("integers", "numbers", "booleans"):
+        return _of_lists(column, survey)
+    if column.seems == "numbers" and not column.whole:
+        return _dense(column)
+    if unfit := _no_ids(column):
+        return unfit
+    if column.seems == "booleans":
+        return _dense(column)
+    kind = Kind(ids=True)
+    if column.seems in ("integers", "numbers") and not column.is_list:
+        kind = _kind(column)
+    if not kind.ids:
+        entry = _dense(column)
+        doubt = "whole numbers: counts, or ids of something? Taken for counts"
+        if not kind.sure:
+            entry.settle(f"{doubt}{f', though {kind.why}' if kind.why else ''}")
+        elif column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
+            entry.doubts.append(doubt)
+        return entry
+    if column.unique and not column.is_list and column.ascending:
+        return left_out(column, "another number in each row, ascending: the number of the row")
+    entry = _sparse(column, survey)
+    if _are_amounts(column):
+        entry.doubts.append(
+            f"amounts, as {column.examples[0]}, taken for ids: write them as numbers to have them "
+            "count"
+        )
+    if kind.why:
+        entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
+    return entry
+
+
+def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
+    """Why a column is left out whatever its values would be taken for."""
     if column.seems == "unknown" and not pa.types.is_null(column.type):
         return left_out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if not column.values and column.seems != "scored ids":
@@ -88,10 +126,11 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return left_out(column, f"the same value in every row of the sample that has one ({shown})")
     if column.distinct == 1 and not column.is_list:
         return left_out(column, f"the same value in every row of the sample ({column.examples[0]})")
-    if column.is_list and column.seems in ("integers", "numbers", "booleans"):
-        return _of_lists(column, survey)
-    if column.seems == "numbers" and not column.whole:
-        return _dense(column)
+    return None
+
+
+def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
+    """Why a column is left out whose values would be ids, or count."""
     named = is_called(column, ID_WORDS)
     if column.seems == "numbers" and named and column.high is not None and column.high > MOST_EXACT:
         return left_out(
@@ -121,30 +160,7 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         )  # fmt: skip
     if _is_prose(column):
         return left_out(column, "long texts: prose?")
-    if column.seems == "booleans":
-        return _dense(column)
-    kind = Kind(ids=True)
-    if column.seems in ("integers", "numbers") and not column.is_list:
-        kind = _kind(column)
-    if not kind.ids:
-        entry = _dense(column)
-        doubt = "whole numbers: counts, or ids of something? Taken for counts"
-        if not kind.sure:
-            entry.settle(f"{doubt}{f', though {kind.why}' if kind.why else ''}")
-        elif column.low is not None and column.low >= 0 and column.whole and column.distinct > 2:
-            entry.doubts.append(doubt)
-        return entry
-    if column.unique and not column.is_list and column.ascending:
-        return left_out(column, "another number in each row, ascending: the number of the row")
-    entry = _sparse(column, survey)
-    if _are_amounts(column):
-        entry.doubts.append(
-            f"amounts, as {column.examples[0]}, taken for ids: write them as numbers to have them "
-            "count"
-        )
-    if kind.why:
-        entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
-    return entry
+    return None
 
 
 def _of_lists(column: ColumnSurvey, survey: Survey) -> ColumnEntry:

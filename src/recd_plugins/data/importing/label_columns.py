@@ -23,7 +23,7 @@ from recd_plugins.data.importing.column_names import (
     is_called,
     is_split,
 )
-from recd_plugins.data.importing.survey import ColumnSurvey
+from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.time_columns import are_times
 
 __all__ = [

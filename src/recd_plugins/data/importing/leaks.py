@@ -20,10 +20,11 @@ from recd_plugins.data.importing.column_names import (
     is_stay,
     words_of,
 )
+from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.label_columns import answer_in
-from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+from recd_plugins.data.importing.survey import Survey
 
-__all__ = ["describes", "filled_by", "tells", "unless_leak"]
+__all__ = ["describes", "tells", "unless_leak"]
 
 FEWEST = 20
 """Rows of each label, and rows with a value, below which a sample tells nothing."""
@@ -58,7 +59,7 @@ def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Surv
         beside = survey.sample.get(answer.name)
         if rows is None or beside is None:
             continue
-        only = filled_by(beside, rows)
+        only = _filled_by(beside, rows)
         if only is not None and (not answer.two_valued or only == 1):
             return left_out(
                 column, f"has values only where {answer.name!r} is {only}, so it tells the answer: "
@@ -96,7 +97,7 @@ def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:
     return bool(max(auc, 1 - auc) >= MOST_AUC)
 
 
-def filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
+def _filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
     """The one answer beside which alone a column has values; None if there are others, or if that
     may be chance."""
     if len(answer) != len(column) or not column.null_count:

@@ -18,6 +18,7 @@ from recd_plugins.data.importing.column_entry import (
     left_out,
 )
 from recd_plugins.data.importing.column_names import SESSION_WORDS, WEIGHT_WORDS, is_called
+from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.feature_columns import (
     feature_entry,
     share_tables,
@@ -32,7 +33,7 @@ from recd_plugins.data.importing.label_columns import (
 )
 from recd_plugins.data.importing.leaks import unless_leak
 from recd_plugins.data.importing.schema_file import options_of_form
-from recd_plugins.data.importing.survey import ColumnSurvey, Survey
+from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.importing.time_columns import time_among, time_entry
 from recd_plugins.errors import so_many
 

@@ -6,25 +6,24 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
-from recd_plugins.data.importing.json_rows import json_schema, read_json, without_elements
+from recd_plugins.data.importing.json_sample import JsonKeys, json_sample
 from recd_plugins.data.importing.reading import blocks, damaged, opened_parquet
-from recd_plugins.data.importing.struct_fields import MOST_FIELDS, field_at, fields_of
+from recd_plugins.data.importing.struct_fields import of_fields
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines, first_lines
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
-__all__ = ["JsonKeys", "Sample", "sample", "undressed"]
+__all__ = ["Sample", "sample"]
 
 FILES = 8
 """Files that are sampled, spread over all of them; of such that are small, more."""
@@ -42,22 +41,6 @@ GROUP_ROWS = 8_192
 """Rows that are sampled of a row group."""
 SPOT_ROWS, SPOT_GROUPS = 256, 64
 """Rows that are sampled at a place at least, and row groups at most."""
-MAPPING_KEYS = 16
-"""An object of fewer keys has fields, even if they are numbered."""
-CHANGED = re.compile(r"Column\(([^)]*)\) changed from")
-"""What Arrow says of a key of JSON with values of several types."""
-
-
-@dataclass(frozen=True)
-class JsonKeys:
-    """What lines of JSON say of their keys."""
-
-    nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The fields of objects, and where they lie."""
-    mixed: set[str] = field(default_factory=set)
-    """The keys that have values of several types."""
-    mappings: dict[str, str] = field(default_factory=dict)
-    """The objects whose keys are ids, which differ from line to line, and how they look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +161,7 @@ def _late(
                 met.add(name)
         if not lines:
             continue
-        rows = _json_sample(replace(block.content, raw=pa.py_buffer(b"\n".join(lines))), keys)
+        rows = json_sample(replace(block.content, raw=pa.py_buffer(b"\n".join(lines))), keys)
         found = _with_values([rows]) & {*waiting}
         if found:
             columns = [one for one in rows.column_names if one in found]
@@ -233,32 +216,7 @@ def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]
             empty = opened.schema_arrow.empty_table().columns
             parts.append(without_views(pa.table(empty, names=list(file.roots))))
         fields = {name: file.nested.get(name, (name,)) for name in file.names}
-        return _of_fields(pa.concat_tables(parts), fields), float(opened.metadata.num_rows)
-
-
-def _of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Table:
-    """The fields of structs as columns, each of plain values."""
-    return pa.table(
-        {name: undressed(field_at(rows[where[0]], where)) for name, where in fields.items()}
-    )
-
-
-def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values, or the elements of lists, without a dictionary or an extension type around them."""
-    if isinstance(column.type, pa.BaseExtensionType):
-        kind = column.type.storage_type
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-    elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
-        plain = kind.value_field.with_type(kind.value_type.value_type)
-        if pa.types.is_fixed_size_list(kind):
-            column = column.cast(pa.list_(plain, kind.list_size))
-        else:
-            large = pa.types.is_large_list(kind)
-            column = column.cast(pa.large_list(plain) if large else pa.list_(plain))
-    return column
+        return of_fields(pa.concat_tables(parts), fields), float(opened.metadata.num_rows)
 
 
 def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
@@ -305,7 +263,7 @@ def _sampled(lines: Lines, keys: JsonKeys) -> pa.Table:
     if lines.file.encoding == "utf-8":
         lines = replace(lines, raw=pa.py_buffer(_readable(lines.raw.to_pybytes())))
     if lines.file.format == "jsonl":
-        return _json_sample(lines, keys)
+        return json_sample(lines, keys)
     return text_rows(lines, lines.file.names, ColumnTypes())
 
 
@@ -392,108 +350,6 @@ def _cast(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
             for one in table.schema
         )
     )
-
-
-def _json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
-    """Lines of JSON, the fields of their objects as columns; a key of several types is left out."""
-    content, before = lines.text, list[str]()
-    while True:
-        try:
-            rows = read_json(content)
-            break
-        except pa.ArrowInvalid as error:
-            changed = CHANGED.search(str(error))
-            if changed is None or changed[1] in ("", *before):
-                where, row = lines.where, re.search(r"in row (\d+)", str(error))
-                if row is not None:
-                    where = f"{lines.file.path}:{lines.line_of_row(int(row[1]) + 1)}"
-                raise DataError(
-                    f"{where}: cannot be read as lines of JSON: {error}. Mend the line, or take it "
-                    "out."
-                ) from None
-            before.append(changed[1])
-            way = without_elements(changed[1].removeprefix("/").split("/"))
-            content, names = _without_key(lines, content, way)
-            keys.mixed.update(names)
-    keys.mappings.update(_mappings(rows))
-    fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
-    keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
-    rows = _with_unsigned(content, _of_fields(rows, fields), fields)
-    for at, field_ in enumerate(rows.schema):
-        if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
-            rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
-    return rows
-
-
-def _mappings(rows: pa.Table) -> Iterator[tuple[str, str]]:
-    """The objects with many keys, of which a line has few: by name, with what was found."""
-    waiting: list[tuple[tuple[str, ...], pa.ChunkedArray]]
-    waiting = [((name,), rows[name]) for name in rows.column_names]
-    while waiting:
-        where, column = waiting.pop()
-        kind = column.type
-        if not pa.types.is_struct(kind) or not kind.num_fields:
-            continue
-        inner = [(one.name, pc.struct_field(column, one.name)) for one in kind]
-        numbered = sum(any(map(str.isdigit, name)) for name, _ in inner)
-        present = sum(len(one) - one.null_count for _, one in inner)
-        a_line = present / max(1, len(column) - column.null_count)
-        many = kind.num_fields > MOST_FIELDS or (
-            kind.num_fields >= MAPPING_KEYS and numbered >= 0.9 * kind.num_fields
-        )
-        if many and a_line <= kind.num_fields / 4:
-            some = ", ".join(name for name, _ in inner[:3])
-            yield ".".join(where), f"as {some}: {kind.num_fields:,} of them, {a_line:.1f} a line"
-        else:
-            waiting += [((*where, name), one) for name, one in inner]
-
-
-def _with_unsigned(
-    content: pa.Buffer, rows: pa.Table, fields: Mapping[str, tuple[str, ...]]
-) -> pa.Table:
-    """The columns, those of whole numbers beyond int64 as uint64: Arrow takes them for floats, of
-    which several would be one."""
-    for at, field_ in enumerate(rows.schema):
-        kind = pa.list_(pa.uint64()) if is_list(field_.type) else pa.uint64()
-        values = rows[at]
-        while is_list(values.type):
-            values = pc.list_flatten(values)
-        if not pa.types.is_floating(values.type) or (pc.max(values).as_py() or 0) < 2.0**63:
-            continue
-        where = {field_.name: fields[field_.name]}
-        try:
-            found = read_json(content, json_schema({field_.name: kind}, where))
-        except pa.ArrowInvalid:
-            continue  # some have fractions, a sign, or more digits
-        rows = rows.set_column(at, field_.name, _of_fields(found, where)[0])
-    return rows
-
-
-def _without_key(lines: Lines, content: pa.Buffer, way: str) -> tuple[pa.Buffer, set[str]]:
-    """Lines of JSON without the key to which a way leads, in lists too; and what its column is
-    called. The way is parted by slashes, which keys may have too."""
-    names: set[str] = set()
-
-    def take_out(value: Any, way: str, before: str = "") -> None:
-        if isinstance(value, list):
-            for one in value:
-                take_out(one, way, before)
-        elif isinstance(value, dict):
-            for key in [*value]:
-                if key == way:
-                    del value[key]
-                    names.add(before + key)
-                elif way.startswith(f"{key}/"):
-                    take_out(value[key], way[len(key) + 1 :], f"{before}{key}.")
-
-    try:
-        each = content.to_pybytes().split(b"\n")
-        rows = [json.loads(line) for line in each if line.strip()]
-    except ValueError as error:
-        raise DataError(f"{lines.where}: a line is no JSON ({error}). Mend it.") from None
-    for row in rows:
-        take_out(row, way)
-    return pa.py_buffer("\n".join(map(json.dumps, rows)).encode()), names
 
 
 def _common_types(

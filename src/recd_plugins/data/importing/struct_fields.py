@@ -10,7 +10,16 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list
 
-__all__ = ["ELEMENTS", "MOST_FIELDS", "field_at", "fields_of", "is_pair", "type_at"]
+__all__ = [
+    "ELEMENTS",
+    "MOST_FIELDS",
+    "field_at",
+    "fields_of",
+    "is_pair",
+    "of_fields",
+    "type_at",
+    "undressed",
+]
 
 ELEMENTS = "[]"
 """The step from a list to its elements, on the way to a field."""
@@ -39,6 +48,31 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
             own, number = f"{name}_{number}", number + 1
         found[own] = where
     return found
+
+
+def of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Table:
+    """The fields of structs as columns, each of plain values."""
+    return pa.table(
+        {name: undressed(field_at(rows[where[0]], where)) for name, where in fields.items()}
+    )
+
+
+def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values, or the elements of lists, without a dictionary or an extension type around them."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        kind = column.type.storage_type
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
+        plain = kind.value_field.with_type(kind.value_type.value_type)
+        if pa.types.is_fixed_size_list(kind):
+            column = column.cast(pa.list_(plain, kind.list_size))
+        else:
+            large = pa.types.is_large_list(kind)
+            column = column.cast(pa.large_list(plain) if large else pa.list_(plain))
+    return column
 
 
 def is_pair(kind: pa.DataType) -> bool:

@@ -397,31 +397,7 @@ class TableImport:
         folder = self._folder.path / VOCABULARIES
         journal = folder / JOURNAL
         if not journal.exists():
-            counts = {one.table_name: VocabularyCounts(one.name) for one in bare}
-            wanted = [one.name for one in bare]
-            parting = self._parting_column
-            read = list(dict.fromkeys([*wanted, *([parting] if parting else [])]))
-
-            def count(block: Block) -> dict[str, list[Counted]]:
-                rows = block.rows(read, self._read_as)
-                tested = self._tested(rows, block)
-                if tested is not None:
-                    rows = rows.filter(pa.array(~tested))
-                where = str(block.file.path)
-                # Features of one table may be of several types.
-                return {
-                    table: [
-                        counted(rows[one.name].chunks, Spot(where, one.name), one.missing)
-                        for one in bare
-                        if one.table_name == table and rows[one.name].num_chunks
-                    ]
-                    for table in counts
-                }
-
-            for _, found in self._mapped(count, read, Position(), "counting values"):
-                for table, parts in found.items():
-                    for part in parts:
-                        counts[table].add(part)
+            counts = self._counted_values(bare)
             sizes = {}
             for table, one in counts.items():
                 most = max(each.num_ids for each in bare if each.table_name == table)
@@ -453,6 +429,35 @@ class TableImport:
                 for one in self._asked.sparse
             ),
         )
+
+    def _counted_values(self, bare: Sequence[ForeignFeature]) -> dict[str, VocabularyCounts]:
+        """The values of these features in the train rows, by table."""
+        counts = {one.table_name: VocabularyCounts(one.name) for one in bare}
+        wanted = [one.name for one in bare]
+        parting = self._parting_column
+        read = list(dict.fromkeys([*wanted, *([parting] if parting else [])]))
+
+        def count(block: Block) -> dict[str, list[Counted]]:
+            rows = block.rows(read, self._read_as)
+            tested = self._tested(rows, block)
+            if tested is not None:
+                rows = rows.filter(pa.array(~tested))
+            where = str(block.file.path)
+            # Features of one table may be of several types.
+            return {
+                table: [
+                    counted(rows[one.name].chunks, Spot(where, one.name), one.missing)
+                    for one in bare
+                    if one.table_name == table and rows[one.name].num_chunks
+                ]
+                for table in counts
+            }
+
+        for _, found in self._mapped(count, read, Position(), "counting values"):
+            for table, parts in found.items():
+                for part in parts:
+                    counts[table].add(part)
+        return counts
 
     @property
     def _parting_column(self) -> str | None:

@@ -93,10 +93,9 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
             table = table.set_column(columns.index(name), name, texts)
     for name in commas.intersection(columns):
         if not pa.types.is_string(types[name]):
+            decimals = name in read_as.decimal_commas
             try:
-                nothing = pc.is_in(table[name], value_set=pa.array(MORE_NULLS))
-                texts = pc.if_else(nothing, None, table[name])
-                numbers = _numbers(texts, name in read_as.decimal_commas).cast(types[name])
+                numbers = _numbers(table[name], decimals).cast(types[name])
             except pa.ArrowInvalid as error:
                 raise Misfit(f"{lines.where}: column {name!r}: {error}. {MEND}", name) from None
             table = table.set_column(columns.index(name), name, numbers)
@@ -150,6 +149,7 @@ def _check_padded(lines: Lines, text: bytes, delimiter: str, named: Collection[s
 
 def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
     """Numbers as Arrow spells them; `ArrowInvalid` where their commas are something else."""
+    texts = pc.if_else(pc.is_in(texts, value_set=pa.array(MORE_NULLS)), None, texts)
     if decimals and pc.any(pc.match_substring(texts, ".")).as_py():
         raise pa.ArrowInvalid("a number has a point, where commas are decimal points")
     if not decimals:

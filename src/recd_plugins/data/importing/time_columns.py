@@ -16,7 +16,7 @@ from recd_plugins.data.importing.column_names import (
     is_stay,
     words_of,
 )
-from recd_plugins.data.importing.survey import ColumnSurvey
+from recd_plugins.data.importing.column_survey import ColumnSurvey
 
 __all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry", "unit_of"]
 

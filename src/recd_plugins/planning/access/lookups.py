@@ -71,9 +71,7 @@ def _joined(parts: Sequence[Mapping[str, Integers]]) -> dict[str, Integers]:
     return {key: each[0] if len(each) == 1 else np.concatenate(each) for key, each in found.items()}
 
 
-def deduplicated_parts(
-    batch: Any, features: FeaturesOf | None = None
-) -> list[DeduplicatedFeatures]:
+def deduplicated_parts(batch: Any, features: FeaturesOf | None) -> list[DeduplicatedFeatures]:
     """The deduplicated features of a batch, found as `batch_lookups` finds them."""
     from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.features import SparseFeatures

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["FIRST", "Spread", "count_sample", "length_of", "sample_of"]
+__all__ = ["FIRST", "Spread", "count_sample", "sample_of"]
 
 FIRST = 100
 """Batches of a loader that has them in its own order alone."""
@@ -76,7 +76,7 @@ def count_sample(
             nonlocal seen, there
             there = 0
             for one in _of_ranks(batches):
-                length = length_of(one) or 0
+                length = _length_of(one) or 0
                 there += length
                 part.epoch += _share_of_ranks(batches) * length
                 for fold, batch in _round(one, blocks, most):
@@ -112,7 +112,7 @@ def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
         yield from _round(one, range(0), count)
 
 
-def length_of(batches: Iterable[Any]) -> int | None:
+def _length_of(batches: Iterable[Any]) -> int | None:
     """The number of batches, if they say: a loader without an end has no length."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
@@ -144,7 +144,7 @@ def _round(loader: Iterable[Any], blocks: range, most: int | None) -> Iterator[t
         for block, batch in islice(loader.spread(blocks, size), most):
             yield block % FOLDS, batch
     elif not blocks.start:
-        count = min(most or FIRST, length_of(loader) or most or FIRST)
+        count = min(most or FIRST, _length_of(loader) or most or FIRST)
         for number, batch in enumerate(islice(loader, count)):
             yield number * FOLDS // count, batch
 

@@ -38,9 +38,9 @@ class TrainerBatches:
 @contextmanager
 def trainer_batches(
     group: ProcessGroup,
-    batches: Iterable[Any] | None = None,
-    features: FeaturesOf | None = None,
-    profile: Profile | Path | str | None = None,
+    batches: Iterable[Any] | None,
+    features: FeaturesOf | None,
+    profile: Profile | Path | str | None,
 ) -> Iterator[TrainerBatches]:
     """Look at the batches of every rank, for as long as the context is open; every rank enters.
 

@@ -28,7 +28,6 @@ __all__ = [
     "hash_row",
     "hash_rows",
     "refine_groups",
-    "refine_single",
     "unique_numbers",
     "unique_rows",
     "unique_rows_on_device",
@@ -174,7 +173,7 @@ def _refine(values: npt.NDArray[Any], offsets: I64, single: bool, found: Any, ta
     codes, firsts = found
     slots, hashes, runs, ends = table
     if single:
-        return refine_single(values, codes, firsts, slots, runs, ends)
+        return _refine_single(values, codes, firsts, slots, runs, ends)
     return _refine_rows(values, offsets, codes, firsts, slots, hashes)
 
 
@@ -274,7 +273,7 @@ def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np
 
 
 @kernel
-def refine_single(
+def _refine_single(
     ids: npt.NDArray[Any], codes: I64, firsts: I64, slots: I32, runs: I32, ends: I32
 ) -> np.int64:
     """Part what was equal so far: rows keep one code where they had one, and their ids agree.

@@ -21,35 +21,6 @@ from recd_plugins.tiers.update import GroupUpdate, Update
 __all__ = ["PooledRows", "RowBagsAwaitable"]
 
 
-class _PoolRows(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        home: Tensor,
-        anchor: Tensor,
-        group: GroupBags,
-        divisors: Sequence[Tensor | None],
-        update: GroupUpdate,
-    ) -> Tensor:
-        ctx.group, ctx.divisors, ctx.update = group, divisors, update
-        ctx.like, ctx.num_rows = home.new_empty(0), len(home)
-        bags = group.sums(home)
-        divide(bags.unflatten(0, (len(divisors), -1)), divisors)
-        return bags.to(home.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        group: GroupBags = ctx.group
-        divided = any(divisor is not None for divisor in ctx.divisors)
-        sums = gradient.to(torch.float32, copy=divided).contiguous()
-        divide(sums.unflatten(0, (len(ctx.divisors), -1)), ctx.divisors)
-        sums = ctx.update.clipped(sums)
-        ctx.update.accumulate(group.replica_gradients(sums))
-        assert group.missed is not None
-        home = group.missed.gradients(sums, ctx.num_rows)
-        return home.to(ctx.like.dtype), None, None, None, None
-
-
 class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
     """The bags [B, D] of each feature, whose rows are all of one dimension and come from home."""
 
@@ -86,6 +57,37 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
             )
             found.update(zip(features, bags.unflatten(0, (len(features), -1)), strict=True))
         return found
+
+
+class _PoolRows(Function):
+    """Sums rows by bag, and divides the sums; backward accumulates the gradients of replicas."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        home: Tensor,
+        anchor: Tensor,
+        group: GroupBags,
+        divisors: Sequence[Tensor | None],
+        update: GroupUpdate,
+    ) -> Tensor:
+        ctx.group, ctx.divisors, ctx.update = group, divisors, update
+        ctx.like, ctx.num_rows = home.new_empty(0), len(home)
+        bags = group.sums(home)
+        divide(bags.unflatten(0, (len(divisors), -1)), divisors)
+        return bags.to(home.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        group: GroupBags = ctx.group
+        divided = any(divisor is not None for divisor in ctx.divisors)
+        sums = gradient.to(torch.float32, copy=divided).contiguous()
+        divide(sums.unflatten(0, (len(ctx.divisors), -1)), ctx.divisors)
+        sums = ctx.update.clipped(sums)
+        ctx.update.accumulate(group.replica_gradients(sums))
+        assert group.missed is not None
+        home = group.missed.gradients(sums, ctx.num_rows)
+        return home.to(ctx.like.dtype), None, None, None, None
 
 
 class RowBagsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):

@@ -29,7 +29,7 @@ def add_rows(
     sums: Tensor,
     targets: Tensor,
     rows: Tensor,
-    sources: Tensor | None = None,
+    sources: Tensor | None,
     weights: Tensor | None = None,
 ) -> None:
     """On the CPU, `sums[targets[i]] += weights[i] * rows[sources[i]]` for each i, in their order.

@@ -67,7 +67,7 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
         raise damaged(file, str(error)) from error
 
 
-def _check_digest(folder: Path, part: int = 0, parts: int = 1) -> None:
+def _check_digest(folder: Path, part: int, parts: int) -> None:
     """`DataError` names the first file that is not what was written; of `parts` ranks, each reads
     a part."""
     files = read_digest(folder)

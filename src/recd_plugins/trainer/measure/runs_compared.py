@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "COLORS",
     "COLUMNS",
     "RATES",
     "Curve",

@@ -54,7 +54,7 @@ class TrialFailed(Exception):
 
 
 def largest_batch(
-    attempt: Callable[[int], Trial], *, start: int, limit: int, precision: float = 0.05
+    attempt: Callable[[int], Trial], *, start: int, limit: int, precision: float
 ) -> Search:
     """Double from `start` until a batch does not fit (or halve until one does), then bisect.
 

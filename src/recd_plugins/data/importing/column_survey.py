@@ -1,0 +1,283 @@
+"""A column as a sample shows it: what its values seem to be, and how many there may be."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.dates import text_dates
+from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
+from recd_plugins.data.foreign import TextDates
+from recd_plugins.data.importing.filled_lists import filling
+from recd_plugins.data.importing.struct_fields import is_pair, undressed
+
+__all__ = ["ColumnSurvey", "Seems", "column_survey", "is_text"]
+
+EXAMPLES = 3
+
+Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSurvey:
+    """A column as a sample shows it."""
+
+    name: str
+    type: pa.DataType
+    """The type that it is read as."""
+    seems: Seems
+    """The kind of its values, or of the elements of its lists."""
+    is_list: bool
+    width: int | None
+    """The length of its lists, where all have the same."""
+    rows: int
+    nulls: int
+    """Rows without a value, or with one that is not a number."""
+    values: int
+    """Values, or elements of lists."""
+    distinct: int
+    """Different values in the sample."""
+    estimate: int
+    """Different values in all of the rows, by Chao's estimate."""
+    most: int = 0
+    """More than these there will not be: if values went on to be new as often as they last were."""
+    low: Any = None
+    high: Any = None
+    lengths: tuple[int, float, int] | None = None
+    """The lengths of lists: the shortest, the mean, the longest."""
+    fills: int | str | None = None
+    """The value by which its lists are filled up, where there is one; it is none of those that the
+    rest of this is of."""
+    gaps: int = 0
+    """Elements of lists that are null, or not a number."""
+    examples: tuple[str, ...] = ()
+    two_valued: bool = False
+    """Whether 0 and 1 are all of its values."""
+    whole: bool = False
+    """Whether all of its numbers are whole."""
+    mean: float | None = None
+    seen: pa.Array | None = None
+    """The different values of the sample."""
+    counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    """The rows, or elements of lists, that have each of these."""
+    ascending: bool = False
+    """Whether its values never fall, in the order of the rows."""
+    dates: tuple[TextDates, ...] = ()
+    """The forms of a date that all of its texts have."""
+
+    @property
+    def unique(self) -> bool:
+        """Whether next to every value is another one."""
+        return self.values >= 100 and self.distinct >= 0.98 * self.values
+
+    @property
+    def is_number(self) -> bool:
+        """Whether each row has a number."""
+        return not self.is_list and self.seems in ("integers", "numbers", "booleans")
+
+    @property
+    def may_name(self) -> bool:
+        """Whether its values may name something, be they integers in floats."""
+        exact = self.whole and self.high is not None and abs(self.high) < MOST_EXACT
+        named = self.seems in ("integers", "texts") or (self.seems == "numbers" and exact)
+        return not self.is_list and named
+
+
+def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
+    kind = column.type
+    lengths, width = None, None
+    lists = is_list(kind)
+    values = column
+    nulls = column.null_count
+    if lists:
+        lengths, width = _lengths(column)
+        values = pa.chunked_array([one.flatten() for one in column.chunks], kind.value_type)
+    elif pa.types.is_map(kind):
+        scored = _is_number(kind.item_type)
+        return ColumnSurvey(
+            name=name, type=kind, seems="scored ids" if scored else "unknown", is_list=True,
+            width=None, rows=len(column), nulls=nulls, values=0, distinct=0, estimate=0,
+        )  # fmt: skip
+    values = _of_few_types(undressed(values))
+    if pa.types.is_timestamp(values.type):  # those of Python have no nanoseconds
+        values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
+    seems = _seems(values.type)
+    if seems == "scored ids" and not lists:
+        seems = "unknown"
+    if seems in ("unknown", "scored ids"):
+        return ColumnSurvey(
+            name=name, type=kind, seems=seems, is_list=lists, width=width, rows=len(column),
+            nulls=nulls, values=len(values) - values.null_count, distinct=0, estimate=0,
+            lengths=lengths,
+        )  # fmt: skip
+    present = values.drop_null()
+    fills = None
+    if lists and len(present):
+        fills = filling(present, width if len(present) == len(values) else None)
+        if fills is not None:
+            present = present.filter(pc.not_equal(present, pa.scalar(fills, present.type)))
+    if seems == "numbers":
+        present = present.filter(pc.is_finite(present))
+        nulls += 0 if lists else len(values) - values.null_count - len(present)
+    counted = pc.value_counts(present.combine_chunks())
+    counts = counted.field("counts").to_numpy(zero_copy_only=False)
+    different = counted.field("values")
+    expected = rows * (1.0 if lengths is None else lengths[1])
+    expected = round(expected * len(present) / max(len(values), 1))
+    numbers = _Numbers()
+    if len(present) and seems in ("integers", "numbers", "times"):
+        numbers = _numbers(present, seems)
+    return ColumnSurvey(
+        name=name,
+        type=kind,
+        seems=seems,
+        is_list=lists,
+        width=width,
+        rows=len(column),
+        nulls=nulls,
+        values=len(present),
+        distinct=len(counts),
+        estimate=_estimate(counts, expected),
+        most=_most(counts, expected),
+        low=numbers.low,
+        high=numbers.high,
+        lengths=lengths,
+        fills=fills,
+        gaps=len(values) - len(present) if lists and fills is None else 0,
+        examples=tuple(_shown(one.as_py()) for one in different[:EXAMPLES]),
+        two_valued=seems in ("integers", "numbers", "booleans")
+        and set(pc.unique(different).to_pylist()[:3]) == {0, 1},
+        whole=numbers.whole,
+        mean=numbers.mean,
+        seen=different,
+        counts=counts,
+        ascending=numbers.ascending and not lists,
+        dates=text_dates(different) if seems == "texts" and not lists else (),
+    )
+
+
+def _lengths(lists: pa.ChunkedArray) -> tuple[tuple[int, float, int] | None, int | None]:
+    """The shortest, mean and longest length of lists, if there is any; and the one that all
+    have."""
+    counted = pc.list_value_length(lists).drop_null().to_numpy()
+    if not counted.size:
+        return None, None
+    shortest, longest = int(counted.min()), int(counted.max())
+    width = shortest if shortest == longest and shortest > 0 else None
+    return (shortest, float(counted.mean()), longest), width
+
+
+class _Numbers(NamedTuple):
+    """Bounds of numbers or times, and what the numbers are."""
+
+    low: Any = None
+    high: Any = None
+    mean: float | None = None
+    whole: bool = False
+    ascending: bool = False
+
+
+def _numbers(present: pa.ChunkedArray, seems: Seems) -> _Numbers:
+    bounds = pc.min_max(present).as_py()
+    low, high = bounds["min"], bounds["max"]
+    if seems == "times":  # a date is of 32 bits
+        present = present.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    array = present.to_numpy()
+    ascending = array.size > 1 and bool(np.all(array[1:] >= array[:-1]))
+    if seems == "times":
+        return _Numbers(low, high, ascending=ascending)
+    whole = bool(np.all(np.mod(array, 1) == 0))
+    return _Numbers(low, high, float(array.mean()), whole, ascending)
+
+
+def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values in a type that Arrow computes with: decimals are integers if they were written as such
+    or are beyond 2^53, where floats skip some; bytes are texts if they are such, as Impala's."""
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        text = pa.types.is_string_view(kind)
+        values = values.cast(pa.large_string() if text else pa.large_binary())
+        kind = values.type
+    if are_texts(kind) and not is_text(kind):
+        try:
+            texts = values.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            return values
+        odd = pc.any(pc.match_substring_regex(texts, r"[\x00-\x08]")).as_py()
+        return values if odd else texts
+    if pa.types.is_float16(kind):
+        return values.cast(pa.float32())
+    if not pa.types.is_decimal(kind):
+        return values
+    if not pa.types.is_decimal128(kind) and not pa.types.is_decimal256(kind):
+        values = values.cast(pa.decimal128(kind.precision, kind.scale))
+    ends = pc.min_max(values).as_py()
+    if kind.scale == 0 or max(-(ends["min"] or 0), ends["max"] or 0) > MOST_EXACT:
+        for whole in (pa.int64(), pa.uint64()):
+            try:
+                return values.cast(whole)
+            except pa.ArrowInvalid:
+                continue
+    return values.cast(pa.float64())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts, and no bytes."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _seems(kind: pa.DataType) -> Seems:
+    types = pa.types
+    if types.is_integer(kind):
+        return "integers"
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return "numbers"
+    if are_texts(kind):
+        return "texts"
+    if types.is_boolean(kind):
+        return "booleans"
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "times"
+    if is_pair(kind):
+        return "scored ids"
+    return "unknown"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
+    """Chao's estimate of how many different values there are: d + f1² / 2 f2, by those that the
+    sample has once and twice."""
+    if not counts.size:
+        return 0
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    sampled = int(counts.sum())
+    if once == sampled:
+        return values
+    unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
+    return int(min(len(counts) + unseen, len(counts) * max(1.0, values / sampled)))
+
+
+def _most(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
+    """d + f1 / n (N - n): by Good and Turing, f1 / n of the next values are new, and ever fewer."""
+    once, sampled = int((counts == 1).sum()), int(counts.sum())
+    return len(counts) + round(once / max(sampled, 1) * max(values - sampled, 0))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= 24 else f"{value[:21]}...")
+    if isinstance(value, datetime.datetime | datetime.date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return f"0x{value[:8].hex()}{'...' if len(value) > 8 else ''}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
