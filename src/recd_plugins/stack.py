@@ -33,7 +33,7 @@ from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept, tables_of
 from recd_plugins.planning.memory_held import bytes_held, neighbours
-from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.planning.plan_check import check_alike, check_plan, check_same, dense_tables
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed, fused_by_table, left_whole
 from recd_plugins.planning.topology import Topology
@@ -623,6 +623,12 @@ class Stack(LooksAtBatches):
         whose = f"{planning.choice.who}: its `plan` returned"
         check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
         device = on.device or self.device
+        made = self._made()
+        check_alike(
+            {whose: what for whose, (what, _) in made.items()},
+            group,
+            {whose: cure for whose, (_, cure) in made.items()},
+        )
         check_plan(plan, model, planning.sharders(), group.size(), whose, device)
         check_same(plan, group, whose)
         if device == "cuda":
@@ -654,6 +660,28 @@ class Stack(LooksAtBatches):
         if plan.plan:  # of a model without tables the planner has said so
             self._usage.watch(model, planner, planning.choice, unique)
         return plan
+
+    def _made(self) -> dict[str, tuple[str, str]]:
+        """What this rank has made of registry.yaml so far that every rank must make alike: by whose
+        it is, what it is in words, and what to do where it is not."""
+        cure = "Make the same on every rank: let no rank, no time and no random number decide."
+        made = {}
+        if self._tables is not None and self.periods is None:
+            path = self._tables.train.path
+            if isinstance(path, Path) and path.resolve().is_relative_to(
+                self.registry.folder.resolve()
+            ):
+                made[f"{self.registry.one('dataset').who}: its tables"] = (
+                    path.parent.name,
+                    "Let its `fingerprint` change with its source alone, and have nobody write to "
+                    "that while a job starts.",
+                )
+        if "groups" in vars(self._features) and self._features.converter is not None:
+            groups = str([list(group) for group in self._features.groups])
+            made[f"{self.registry.one('dedup').who}: its `groups`"] = groups, cure
+        if "schema" in vars(self):
+            made["the schemas that `preprocess` makes"] = str(self.schema), cure
+        return made
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
