@@ -680,7 +680,13 @@ class Stack(LooksAtBatches):
             groups = str([list(group) for group in self._features.groups])
             made[f"{self.registry.one('dedup').who}: its `groups`"] = groups, cure
         if "schema" in vars(self):
-            made["the schemas that `preprocess` makes"] = str(self.schema), cure
+            names = ", ".join((*self.schema.dense, *self.schema.sparse_names))
+            made["the features and dense columns behind `preprocess`"] = names, cure
+            for one in self.schema.sparse:
+                made[f"the num_ids of feature {one.name!r} behind `preprocess`"] = (
+                    f"{one.num_ids:,}",
+                    cure,
+                )
         return made
 
     @contextmanager

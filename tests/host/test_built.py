@@ -317,6 +317,17 @@ def test_a_converter_of_other_groups_on_each_rank_is_named(
     )
 
 
+def test_a_transform_of_other_ids_on_each_rank_is_told(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    registry = {**right, "preprocess": [{"use": "of_more_ids"}]}
+    for says in gloo_pool.run(plans_what_it_read, registry):
+        assert says.startswith(
+            "the num_ids of feature 'cat_0' behind `preprocess` differ on the ranks: rank 0 has 9, "
+            "and rank 1 has 10. Make the same on every rank: "
+        )
+
+
 def test_a_dataset_that_is_another_on_each_rank_is_named(
     right: dict[str, Any], gloo_pool: GlooPool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,17 @@ class ByRank:
         return columns.to_ikjt(self.groups)
 
 
+class OfMoreIds:
+    """A transform that says more ids on each next rank."""
+
+    def __call__(self, features: Any) -> Any:
+        return features
+
+    def schema(self, schema: Schema) -> Schema:
+        more = [replace(one, num_ids=one.num_ids + dist.get_rank()) for one in schema.sparse]
+        return schema.replace(more)
+
+
 class NoLength:
     """A loader without a length and a state."""
 
@@ -236,7 +248,7 @@ def recd_dedup() -> list[Any]:
 
 @hookimpl
 def recd_preprocess() -> list[Any]:
-    return records(PreprocessRecord, a_function=gives(None))
+    return records(PreprocessRecord, a_function=gives(None), of_more_ids=OfMoreIds())
 
 
 @hookimpl
