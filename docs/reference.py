@@ -169,8 +169,12 @@ def api_page() -> str:
 
 
 def _names() -> Iterator[str]:
-    """Each public name with the first sentence of its text, a function with its arguments."""
-    yield "\nWritten by `python docs/reference.py`. An argument with `=` behind it has a default."
+    """Each public name with the first sentence of its text, a function with its arguments and what
+    it returns."""
+    yield (
+        "\nWritten by `python docs/reference.py`. An argument with `=` behind it has a default; "
+        "behind `->` is what a function returns."
+    )
     modules = [
         api,
         *(import_module(f"{api.__name__}.{one.name}") for one in iter_modules(api.__path__)),
@@ -184,7 +188,7 @@ def _names() -> Iterator[str]:
             text = constants.get(name) or _text(thing)
             sentence = re.match(r".*?[.](?= |$)", text)
             assert sentence, f"{module.__name__}.{name} has no text that ends in a full stop"
-            yield f"- `{name}{_arguments(thing)}`: {sentence[0]}"
+            yield f"- `{name}{_arguments(thing)}{_returned(thing)}`: {sentence[0]}"
 
 
 def _arguments(thing: Any) -> str:
@@ -202,6 +206,17 @@ def _arguments(thing: Any) -> str:
         shown.append(f"{stars}{name}{'' if one.default is one.empty else '='}")
     arguments = f"({', '.join(shown)})"
     return arguments if len(arguments) <= LONGEST else ""
+
+
+def _returned(thing: Any) -> str:
+    """What a function returns, if that is anything: the fields of a tuple that has names."""
+    if not inspect.isfunction(thing):
+        return ""
+    returned = str(inspect.signature(thing).return_annotation)
+    kind = thing.__globals__.get(returned)
+    if inspect.isclass(kind) and issubclass(kind, tuple):
+        returned = f"{returned}({', '.join(kind._fields)})"
+    return "" if returned in ("None", "typing.Any") else f" -> {returned}"
 
 
 @cache

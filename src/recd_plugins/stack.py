@@ -33,7 +33,7 @@ from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.constraints import check_known, not_kept, tables_of
 from recd_plugins.planning.memory_held import bytes_held, neighbours
-from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.planning.plan_check import check_alike, check_plan, check_same, dense_tables
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
 from recd_plugins.planning.sharders import completed, fused_by_table, left_whole
 from recd_plugins.planning.topology import Topology
@@ -656,6 +656,12 @@ class Stack(LooksAtBatches):
         whose = f"{planning.choice.who}: its `plan` returned"
         check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
         device = topology.device or self.device
+        made = self._made()
+        check_alike(
+            {whose: what for whose, (what, _) in made.items()},
+            group,
+            {whose: cure for whose, (_, cure) in made.items()},
+        )
         check_plan(plan, model, planning.sharders(), group.size(), whose, device)
         check_same(plan, group, whose)
         if device == "cuda":
@@ -682,6 +688,34 @@ class Stack(LooksAtBatches):
             dense = [name for name in dense_tables(plan) if fused.get(name)]
             self._usage.stepped_densely(choice, dense)
         self._usage.left_whole(choice, left_whole(model, sharders(), plan) if plan.plan else [])
+
+    def _made(self) -> dict[str, tuple[str, str]]:
+        """What this rank has made of registry.yaml so far that every rank must make alike: by whose
+        it is, what it is in words, and what to do where it is not."""
+        cure = "Make the same on every rank: let no rank, no time and no random number decide."
+        made = {}
+        if self._tables is not None and self.periods is None:
+            path = self._tables.train.path
+            if isinstance(path, Path) and path.resolve().is_relative_to(
+                self.registry.folder.resolve()
+            ):
+                made[f"{self.registry.one('dataset').who}: its tables"] = (
+                    path.parent.name,
+                    "Let its `fingerprint` change with its source alone, and have nobody write to "
+                    "that while a job starts.",
+                )
+        if "groups" in vars(self._features) and self._features.converter is not None:
+            groups = str([list(group) for group in self._features.groups])
+            made[f"{self.registry.one('dedup').who}: its `groups`"] = groups, cure
+        if "schema" in vars(self):
+            names = ", ".join((*self.schema.dense, *self.schema.sparse_names))
+            made["the features and dense columns behind `preprocess`"] = names, cure
+            for one in self.schema.sparse:
+                made[f"the num_ids of feature {one.name!r} behind `preprocess`"] = (
+                    f"{one.num_ids:,}",
+                    cure,
+                )
+        return made
 
     @contextmanager
     def _looking(self) -> Iterator[None]:

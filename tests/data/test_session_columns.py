@@ -54,22 +54,25 @@ class BySession:
 
 @dataclass
 class Timed(BySession):
-    """Puts each sample's session and time in the place of its history."""
+    """Makes each sample's history of its session and time, as a `timed` table has it."""
 
     def convert(self, features: Columns) -> InverseKeyedJaggedTensor:
         pairs = torch.stack([features.session_id, features.timestamp], 1)
         return InverseKeyedJaggedTensor.from_kjt(from_lists({"history": pairs.tolist()}))
 
 
-def write(folder: Path, schema: Schema = SCHEMA) -> Table:
-    """Row r is of session r // 4 at time 10 r; every second session has the same history."""
+def write(folder: Path, schema: Schema = SCHEMA, *, timed: bool = False) -> Table:
+    """Row r is of session r // 4 at time 10 r; every second session has the same history, or a
+    history is its row's session and time."""
     rows = range(ROWS)
     columns = {
         "session_id": pa.array([row // SAMPLES for row in rows]),
         "timestamp": [10 * row for row in rows],
         "label": [0.0] * ROWS,
         "row": [[row] for row in rows],
-        "history": [[row // SAMPLES % 2, 7] for row in rows],
+        "history": [
+            [row // SAMPLES, 10 * row] if timed else [row // SAMPLES % 2, 7] for row in rows
+        ],
     }
     with TableWriter(folder, schema, rows_per_stripe=20) as writer:
         writer.write(pa.table({name: columns[name] for name in schema.columns}))
@@ -101,7 +104,7 @@ def open_loader(table: Table, converter: object, **options):
     ids=str,
 )
 def test_sessions_and_times_come_with_their_rows(tmp_path: Path, options: dict) -> None:
-    table, seen = write(tmp_path / "table"), 0
+    table, seen = write(tmp_path / "table", timed=True), 0
     for batch in open_loader(table, Timed(), **options):
         rows = [row for (row,) in to_lists(batch.features)["row"]]
         found = to_lists(batch.dedup.to_kjt())["history"]

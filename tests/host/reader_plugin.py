@@ -26,6 +26,10 @@ class RareConfig(Config):
     """The last id of the first feature there."""
     device: str = "cpu"
     """The device on which batches come."""
+    lasts: int | None = None
+    """The batches that an epoch has, of those of the local reader; by default all."""
+    says: int | None = None
+    """What `__len__` says; by default as the local reader's."""
     spreads: bool = False
     """Whether its loader begins anywhere in the epoch."""
 
@@ -49,10 +53,12 @@ class RareLoader:
         self.own = "its own"
 
     def __len__(self) -> int:
-        return len(self.inner)
+        return len(self.inner) if self.config.says is None else self.config.says
 
     def __iter__(self) -> Iterator[Batch]:
         for number, batch in enumerate(self.inner):
+            if number == self.config.lasts:
+                break
             yield self.changed(batch) if number == self.config.at else batch
 
     def changed(self, batch: Batch) -> Batch:

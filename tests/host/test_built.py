@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recd_plugins as rp
 from recd_plugins.embedding.pooling import DedupPooling
 from recd_plugins.embedding.unexpanded import Unexpanded
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import SLOTS
 from recd_plugins.testing.gloo import GlooPool
@@ -68,6 +69,12 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "a_class",
         rp.Stack.prepare,
         "built the class Part itself, and not a Dataset: let its `build` return `Part(...)`.",
+    ),
+    "dataset: known by nothing": (
+        "dataset",
+        "of_nothing",
+        rp.Stack.prepare,
+        "its `fingerprint` returned None, whose type must be str.",
     ),
     "etl: no run": ("etl", "no_run", rp.Stack.prepare, "a Part, which is no Etl: it lacks run."),
     "etl: no table": (
@@ -201,6 +208,12 @@ def test_a_record_that_builds_something_else_is_named(name: str, right: dict[str
     assert says in str(caught.value)
 
 
+def test_rows_that_do_not_fit_are_said_whose_they_are(right: dict[str, Any]) -> None:
+    who = re.escape(f"dataset: dataset 'of_texts' of {PLUGIN}: a chunk for ")
+    with pytest.raises(DataError, match=f"{who}.*: column 'label' is string, but must be a number"):
+        rp.load({**right, "dataset": "of_texts"}).prepare()
+
+
 def test_an_optimizer_of_some_parameters_is_told(right: dict[str, Any]) -> None:
     factory = rp.load({**right, "optimizer": {"use": "steps_some"}}).optimizer()
     assert factory is not None
@@ -227,6 +240,22 @@ def test_what_a_converter_says_is_held_to_what_it_does(
 ) -> None:
     with pytest.raises(PluginError, match=f"dedup '{use}' of {re.escape(PLUGIN)}: {says}"):
         asked(rp.load({**right, "dedup": {"use": use}}))
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        ("as_the_first", r"changes samples: 'cat_0' of sample 1 of a batch was \[.*\], and is \["),
+        ("other_ids", r"changes samples: 'cat_0' of sample 0 of a batch was \[.*\], and is \["),
+        ("in_place", r"changes samples: 'cat_0' of sample \d of a batch was \[.*\], and is \[0"),
+        ("one_less", r"returned 7 samples of 'cat_0' for 8\."),
+    ],
+)
+def test_a_converter_that_changes_samples_is_named(
+    right: dict[str, Any], use: str, says: str
+) -> None:
+    with pytest.raises(PluginError, match=f"`convert` of Part {says}"):
+        read(rp.load({**right, "dedup": {"use": use}}))
 
 
 def test_a_converter_that_takes_nothing_says_why_or_is_told(right: dict[str, Any]) -> None:
@@ -265,6 +294,47 @@ def test_a_planner_whose_plans_differ_is_named_on_every_rank(
     assert f"'plans_by_rank' of {PLUGIN}: its `plan` returned different plans on the ranks" in first
     assert "rank 0 has table_wise with the fused kernel on rank 0 in" in first
     assert "and rank 1 has table_wise with the fused kernel on rank 1 in" in first
+
+
+def plans_what_it_read(registry: dict[str, Any]) -> str:
+    """On a rank: the error of a plan for what only this rank makes of a registry."""
+    stack = rp.load(registry)
+    next(iter(stack.loader(dist.get_rank(), dist.get_world_size())))
+    with pytest.raises(PluginError) as caught:
+        stack.plan(stack.adapt(stack.model()))
+    return str(caught.value)
+
+
+def test_a_converter_of_other_groups_on_each_rank_is_named(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    first, second = gloo_pool.run(plans_what_it_read, {**right, "dedup": {"use": "by_rank"}})
+    assert first == second
+    assert first == (
+        f"dedup: dedup 'by_rank' of {PLUGIN}: its `groups` differ on the ranks: rank 0 has "
+        "[['cat_0']], and rank 1 has [['cat_1']]. Make the same on every rank: let no rank, no "
+        "time and no random number decide."
+    )
+
+
+def test_a_transform_of_other_ids_on_each_rank_is_told(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    registry = {**right, "preprocess": [{"use": "of_more_ids"}]}
+    for says in gloo_pool.run(plans_what_it_read, registry):
+        assert says.startswith(
+            "the num_ids of feature 'cat_0' behind `preprocess` differ on the ranks: rank 0 has 9, "
+            "and rank 1 has 10. Make the same on every rank: "
+        )
+
+
+def test_a_dataset_that_is_another_on_each_rank_is_named(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    registry = {**right, "dataset": {"use": "of_each_rank"}, "model": {"use": "dlrm"}}
+    for says in gloo_pool.run(plans_what_it_read, registry):
+        assert f"dataset 'of_each_rank' of {PLUGIN}: its tables differ on the ranks: " in says
+        assert "Let its `fingerprint` change with its source alone, " in says
 
 
 def test_a_planner_that_has_the_dense_optimizer_step_tables_is_named(

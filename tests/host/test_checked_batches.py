@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recd_plugins.data.local_loader import LocalLoader
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.stack import Stack, load
@@ -41,6 +41,33 @@ def test_one_rare_id_of_a_reader_is_told_at_its_batch(tmp_path: Path) -> None:
     assert len([next(batches), next(batches)]) == 2
     with pytest.raises(DataError, match=r"reader.*'rare'.* yielded id 20 of feature 'cat_1', out"):
         next(batches)
+
+
+@pytest.mark.parametrize(
+    ("reader", "says"),
+    [
+        ({"lasts": 3}, "3 batches in an epoch of 10"),
+        ({"says": 11}, "10 batches in an epoch of 11"),
+        ({"says": 9}, "a batch beyond the 9 of an epoch"),
+    ],
+)
+def test_an_epoch_is_as_long_as_its_loader_says(
+    tmp_path: Path, reader: dict[str, int], says: str
+) -> None:
+    loader = stack_of(tmp_path, reader={"use": "rare", "at": 99, **reader}).loader(0, 1)
+    with pytest.raises(PluginError, match=rf"reader 'rare' of .* yielded {says}\. Let `__len__`"):
+        list(loader)
+
+
+def test_an_epoch_that_is_gone_on_with_may_be_shorter(tmp_path: Path) -> None:
+    loader = stack_of(tmp_path, reader={"use": "rare", "at": 99}).loader(0, 1)
+    first = iter(loader)
+    next(first)
+    state = loader.state_dict()
+    assert len(list(loader)) == 9
+    assert [len(list(loader)), len(list(loader))] == [10, 10]
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 9
 
 
 def test_whatever_else_a_loader_has_is_its_own(tmp_path: Path) -> None:

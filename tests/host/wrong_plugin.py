@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -20,6 +24,8 @@ from torchrec.distributed.types import ShardingPlan
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
 from recd_plugins.data.columns import Columns
+from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.slots import (
     CacheRecord,
@@ -35,6 +41,8 @@ from recd_plugins.slots import (
     ShardingRecord,
     StatsRecord,
 )
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import WeightedJagged
 
 
 class Last(nn.Module):
@@ -54,8 +62,62 @@ class OfRowsAlone(Last):
         return super().forward(values, lengths)
 
 
+class OfEachRank(Dataset):
+    """It is known by the rank that asks."""
+
+    schema = Schema(session_id=None, timestamp=None, sparse=(SparseFeature(name="a", num_ids=2),))
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        yield pa.table({"label": np.zeros(64, np.float32), "a": pa.array([[1]] * 64)})
+
+    def fingerprint(self) -> str:
+        return str(dist.get_rank())
+
+
+class OfTexts(OfEachRank):
+    """Its labels are texts."""
+
+    def chunks(self, split: Split) -> Iterator[pa.Table]:
+        yield pa.table({"label": ["yes"], "a": [[1]]})
+
+    def fingerprint(self) -> str:
+        return "texts"
+
+
+class OfNothing(OfEachRank):
+    """It is known by nothing."""
+
+    def fingerprint(self) -> Any:
+        return None
+
+
 def first_alone(columns: Columns) -> Any:
     return columns.to_ikjt([columns.keys[:1]])
+
+
+def all_as_the_first(columns: Columns) -> Any:
+    rows = WeightedJagged.by_key(columns.to_kjt())
+    size = len(rows["cat_0"].lengths)
+    lookups = [torch.zeros(size, dtype=torch.int64)]
+    return InverseKeyedJaggedTensor.from_rows([["cat_0"]], rows, lookups)
+
+
+def other_ids(columns: Columns) -> Any:
+    made = columns.to_ikjt([["cat_0"]])
+    made.kjt.values().copy_((made.kjt.values() + 1) % 9)
+    return made
+
+
+def one_sample_less(columns: Columns) -> Any:
+    rows = WeightedJagged.by_key(columns.to_kjt())
+    lookups = [torch.arange(len(rows["cat_0"].lengths) - 1)]
+    return InverseKeyedJaggedTensor.from_rows([["cat_0"]], rows, lookups)
+
+
+def in_place(columns: Columns) -> Any:
+    kjt = columns.to_kjt()
+    kjt.values().zero_()
+    return kjt
 
 
 class Part:
@@ -63,6 +125,28 @@ class Part:
 
     def __init__(self, **parts: Any) -> None:
         vars(self).update(parts)
+
+
+class ByRank:
+    """A converter of another feature on each rank."""
+
+    @property
+    def groups(self) -> Any:
+        return ((f"cat_{dist.get_rank()}",),)
+
+    def convert(self, columns: Columns) -> Any:
+        return columns.to_ikjt(self.groups)
+
+
+class OfMoreIds:
+    """A transform that says more ids on each next rank."""
+
+    def __call__(self, features: Any) -> Any:
+        return features
+
+    def schema(self, schema: Schema) -> Schema:
+        more = [replace(one, num_ids=one.num_ids + dist.get_rank()) for one in schema.sparse]
+        return schema.replace(more)
 
 
 class NoLength:
@@ -116,7 +200,14 @@ def records(kind: type[Record[Any, Any]], **built: Any) -> list[Any]:
 
 @hookimpl
 def recd_dataset() -> list[Any]:
-    return records(DatasetRecord, a_text="abc", a_class=Part)
+    return records(
+        DatasetRecord,
+        a_text="abc",
+        a_class=Part,
+        of_each_rank=OfEachRank(),
+        of_nothing=OfNothing(),
+        of_texts=OfTexts(),
+    )
 
 
 @hookimpl
@@ -143,8 +234,13 @@ def recd_dedup() -> list[Any]:
         three=Part(groups=(("cat_0",),), unique_shares=3, convert=gives(None)),
         converts_to_none=Part(groups=(("cat_0",),), convert=gives(None)),
         converts_one=Part(groups=(("cat_0", "cat_1"),), convert=first_alone),
+        as_the_first=Part(groups=(("cat_0",),), convert=all_as_the_first),
+        other_ids=Part(groups=(("cat_0",),), convert=other_ids),
+        one_less=Part(groups=(("cat_0",),), convert=one_sample_less),
+        in_place=Part(groups=(("cat_0",),), convert=in_place),
         twice=Part(groups=(("cat_0",), ("cat_0",)), convert=gives(None)),
         takes_none=Part(groups=(), convert=gives(None)),
+        by_rank=ByRank(),
         says_why=Part(groups=(), convert=gives(None), explain=gives("none repeat")),
         explains_42=Part(groups=(("cat_0",),), convert=gives(None), explain=gives(42)),
     )
@@ -152,7 +248,7 @@ def recd_dedup() -> list[Any]:
 
 @hookimpl
 def recd_preprocess() -> list[Any]:
-    return records(PreprocessRecord, a_function=gives(None))
+    return records(PreprocessRecord, a_function=gives(None), of_more_ids=OfMoreIds())
 
 
 @hookimpl

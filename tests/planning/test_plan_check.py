@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -51,6 +52,17 @@ def sized(plan: dict[str, Any]) -> None:
     plan["bags"]["a"].sharding_spec.shards[0].shard_sizes[0] = 1
 
 
+def parted(*offsets: tuple[int, int], sizes: tuple[int, int]) -> Callable[[dict[str, Any]], object]:
+    """A plan that has a table of 9 x 4 in shards which begin there."""
+
+    def change(plan: dict[str, Any]) -> None:
+        spec = plan["bags"]["a"].sharding_spec
+        place = spec.shards[0].placement
+        spec.shards = [ShardMetadata([*at], [*sizes], place) for at in offsets]
+
+    return change
+
+
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "module": (
         lambda plan: plan.update(bag=plan["bags"]),
@@ -83,6 +95,17 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda plan: setattr(plan["bags"]["a"], "ranks", [7]),
         "rank 7, of a group of 1 rank, counted from 0. Plan for `group.size()`.",
     ),
+    "overlapping rows": (
+        parted((0, 0), (2, 0), (6, 0), sizes=(3, 4)),
+        "for table 'a' of 'bags' shards that overlap or lie outside of the table; they begin at "
+        "(0, 0), (2, 0), (6, 0). Let each begin where others end",
+    ),
+    "overlapping columns": (parted((0, 0), (0, 1), sizes=(9, 2)), "overlap or lie outside"),
+    "overlapping cells": (
+        parted(*[(row, column) for row in (0, 3, 5) for column in (0, 2)], sizes=(3, 2)),
+        "overlap or lie outside",
+    ),
+    "outside": (parted((0, 0), (3, 0), (7, 0), sizes=(3, 4)), "overlap or lie outside"),
     "size": (sized, "shards that hold 4 numbers, and the table has 9 x 4."),
 }
 
@@ -116,6 +139,21 @@ def test_sequences_have_no_dense_kernel_on_a_cpu(part: str, value: str, found: s
     setattr(of_bags.plan["bags"]["b"], part, value)
     check_plan(of_bags, bags, SHARDERS, 1, "P returned")
     assert dense_tables(of_bags) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        parted((3, 0), (0, 0), (6, 0), sizes=(3, 4)),
+        parted((0, 2), (0, 0), sizes=(9, 2)),
+        parted(*[(row, column) for row in (0, 3, 6) for column in (0, 2)], sizes=(3, 2)),
+    ],
+)
+def test_shards_that_are_a_tables_parts_fit(change: Callable[[dict[str, Any]], object]) -> None:
+    made = model()
+    plan = plan_of(made)
+    change(plan.plan)
+    check_plan(plan, made, SHARDERS, 1, "P returned")
 
 
 def test_torchrecs_own_plan_fits() -> None:

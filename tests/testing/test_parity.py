@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -22,7 +24,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing import reference
 from recd_plugins.testing.arrange import Arranged, ByRegistry, BySharding
 from recd_plugins.testing.batches import random_batch, random_batches
-from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import (
     TABLE_OPTIMIZERS,
     TableOptimizerName,
@@ -190,6 +192,45 @@ def test_a_registry_arranges_and_another_arrangement_can_be_the_reference(
         reference=BySharding("row_wise"),
         tables=["sgd"],
     )
+
+
+def test_a_registry_is_an_arrangement(gloo_pool: GlooPool) -> None:
+    """As an author of a plugin writes it: by the public names alone."""
+    check_parity(
+        gloo_pool,
+        Probe,
+        random_batches(Probe.schema, steps=2),
+        arrange={
+            "plugins": ["recd_dedup", "recd_scars"],
+            "dedup": {"use": "exact", "groups": [["history"], ["seen"]]},
+            "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "hot_batches": False},
+        },
+        tables=["sgd"],
+    )
+
+
+def made_by_registry(registry: Mapping[str, object]) -> str:
+    """On a rank: the kind of features that a batch comes to have."""
+    batches = random_batches(SCHEMA, steps=2)
+    arranged = ByRegistry(registry, batches)(Probe(), settings("sgd"))
+    return type(arranged.convert(batches[0][dist.get_rank()]).features).__name__
+
+
+def test_a_registry_converts_batches(gloo_pool: GlooPool) -> None:
+    dedup = {"use": "exact", "groups": [["history"]]}
+    registry = {"plugins": ["recd_dedup"], "dedup": dedup}
+    assert gloo_pool.run(made_by_registry, registry) == ["SparseFeatures"] * 2
+    assert gloo_pool.run(made_by_registry, {}) == ["KeyedJaggedTensor"] * 2
+
+
+def test_what_a_registry_switches_on_in_vain_proves_nothing(gloo_pool: GlooPool) -> None:
+    registry = {
+        "plugins": ["recd_scars"],
+        "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "hot_batches": False},
+        "callbacks": [{"use": "clipping", "norm": 1.0}],
+    }
+    with pytest.raises(RanksFailed, match=r"callbacks\[0\]: clipping is not used"):
+        check_parity(gloo_pool, Probe, random_batches(SCHEMA, steps=1), arrange=registry)
 
 
 def test_a_wrong_gradient_scale_is_found_and_named(gloo_pool: GlooPool) -> None:

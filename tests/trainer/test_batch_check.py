@@ -61,6 +61,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "weights": ({"weights": None}, "weights of NoneType, where they must be a tensor of float32."),
     "no features": ({"features": None}, "features that are a NoneType"),
     "unknown": ({"features": kjt(keys=["c"])}, "a feature 'c', which the schema has not;"),
+    "lacking": ({"dedup": None}, "a batch without feature b, which the schema has. Give each"),
     "floats": ({"features": kjt(values=torch.ones(3))}, "ids of torch.float32, where"),
     "lengths": ({"features": kjt(lengths=torch.tensor([2, 2, 0, 0]))}, "add up to 4 for 3 ids."),
     "negative": ({"features": kjt(lengths=torch.tensor([4, -1, 0, 0]))}, "a row of -1 ids."),

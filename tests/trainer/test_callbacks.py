@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import callback_plugin
@@ -19,17 +22,22 @@ from callback_plugin import DIARY, MISSPELT, PLAIN
 from probe_plugin import probe_registry
 from torch import Tensor
 
-from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import DataError, PluginError, RegistryError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
+from recd_plugins.sparse.keyed import with_ids
 from recd_plugins.stack import load
+from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.conformance import ContractBroken, check_record
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
-from recd_plugins.trainer.training import Callbacks
+from recd_plugins.trainer.training import Callbacks, Training
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
 
@@ -444,6 +452,31 @@ def test_a_callback_inherits_what_it_does_not_write() -> None:
     training: Any = None
     batch: Any = object()
     assert Silent().on_batch(training, batch, "train") is batch
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda batch: {"features": with_ids(batch.features, batch.features.values() + 99)}, "id "),
+        (lambda batch: {"labels": batch.labels[:0]}, "a batch of no samples, of which TorchRec"),
+        (lambda batch: {"dense": batch.dense.double()}, "dense of torch.float64, where they"),
+    ],
+)
+def test_a_batch_that_a_callback_makes_is_held_to_the_schema(
+    change: Callable[[Batch], dict[str, Any]], says: str
+) -> None:
+    class Makes(Callback):
+        def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
+            return dataclasses.replace(batch, **change(batch))
+
+    choice: Any = SimpleNamespace(who="callbacks[0]: mine", named=lambda when: nullcontext())
+    schema = Schema(sparse=(SparseFeature(name="a", num_ids=9),), dense=("d",))
+    training: Any = None
+    batch = random_batch(schema, 4, seed=0)
+    assert Callbacks([(Callback(), choice)], schema).on_batch(training, batch, "train") is batch
+    with pytest.raises((DataError, PluginError)) as caught:
+        Callbacks([(Makes(), choice)], schema).on_batch(training, batch, "train")
+    assert str(caught.value).startswith(f"callbacks[0]: mine: its `on_batch` returned {says}")
 
 
 def test_an_optimizer_of_a_plugins_steps_the_dense_part(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_plugin import probe_registry
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
@@ -71,6 +72,23 @@ def test_the_state_is_that_of_the_last_trained_batch(
     assert positions.state == state
     _train(positions, steps - stopped, data.draw(st.integers(0, 3), label="later"), trained)
     assert trained == expected
+
+
+def of_other_lengths() -> str:
+    """On a rank: what is said of loaders whose epochs end apart."""
+    Positions(Numbers(3), 3)
+    with pytest.raises(PluginError) as caught:
+        Positions(Numbers(3 - dist.get_rank()), 3)
+    return str(caught.value)
+
+
+def test_epochs_that_are_not_as_long_on_every_rank_are_told(gloo_pool: GlooPool) -> None:
+    first, second = gloo_pool.run(of_other_lengths)
+    assert first == second
+    assert first == (
+        "reader: the batches of the train split that Numbers says an epoch has differ on the "
+        "ranks: rank 0 has 3, and rank 1 has 2. Let its `__len__` say the same on every rank."
+    )
 
 
 def _train(positions: Positions, steps: int, ahead: int, trained: list[object]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = [
+    "ChunkError",
     "Progress",
     "Stripe",
     "Table",
@@ -365,6 +366,10 @@ def carries_schema(path: Location | Sequence[Location]) -> bool:
     return METADATA_KEY in (footer_of(table_files(path)[0]).metadata or {})
 
 
+class ChunkError(DataError):
+    """Rows that somebody makes for a table do not fit its schema."""
+
+
 class TableWriter:
     """Writes chunks of any size as files of even stripes; memory holds one stripe.
 
@@ -407,13 +412,15 @@ class TableWriter:
     def write(self, chunk: pa.Table) -> None:
         """Add rows; columns that do not fit the schema, nulls and ids out of range raise."""
         where = f"a chunk for {self.folder}"
-        check_columns(chunk.schema, self.schema, where, made=True)
-        chunk = chunk.select(self._arrow.names)
-        _check_values(chunk, self.schema, where, self.num_rows + self._pending_rows)
         try:
+            check_columns(chunk.schema, self.schema, where, made=True)
+            chunk = chunk.select(self._arrow.names)
+            _check_values(chunk, self.schema, where, self.num_rows + self._pending_rows)
             self._pending.append(chunk.cast(self._arrow, safe=False))
+        except DataError as error:
+            raise ChunkError(str(error)) from error
         except pa.ArrowException as error:
-            raise DataError(f"{where}: does not fit its schema ({error}).") from error
+            raise ChunkError(f"{where}: does not fit its schema ({error}).") from error
         self._pending_rows += chunk.num_rows
         while self._pending_rows >= self._rows_per_stripe:
             self._write_stripe(self._rows_per_stripe)

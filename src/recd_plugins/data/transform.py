@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +128,9 @@ class BatchTransform:
     ) -> tuple[KeyedJaggedTensor, Any]:
         if self.asks and unjoined is None:
             raise PluginError(
-                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which "
-                "this reader does not hand over. Choose one that does: `reader: local`."
+                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which came "
+                "with none of these features. `reader: local` hands it over; a trainer's own "
+                "batches have a KJT alone, for which a converter must do without."
             )
         taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
@@ -143,6 +144,10 @@ class BatchTransform:
             taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
             features = without(features, self.takes)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
+        self._converted += 1
+        # The 1st, 2nd, 4th, ... batch: what is wrong with one is so with most.
+        checks = not self._converted & self._converted - 1
+        given = _copied(taken.to_kjt()) if checks else {}
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
         if made is None:
@@ -157,13 +162,14 @@ class BatchTransform:
                 f"{whose} returned {listed(shared.keys(), kind='feature')}, where its `groups` "
                 f"name {listed(sorted(self.takes))}. Let it return these, and no others."
             )
-        self._converted += 1
-        # The 1st, 2nd, 4th, ... batch: what is wrong with one is so with most.
-        if isinstance(made, InverseKeyedJaggedTensor) and not self._converted & self._converted - 1:
+        if checks and isinstance(made, InverseKeyedJaggedTensor):
             try:
                 made.validate()
             except DataError as error:
                 raise PluginError(f"{whose} returned what breaks its rules: {error}") from error
+        if checks and isinstance(made, KeyedJaggedTensor | DeduplicatedFeatures):
+            back = made.to_kjt() if isinstance(made, DeduplicatedFeatures) else made
+            _check_same_samples(given, WeightedJagged.by_key(back), whose)
         return features, made
 
 
@@ -312,6 +318,64 @@ def _asked(dedup: DedupConverter, who: str) -> tuple[str, ...]:
             f'`asks = ("{asks}",)`.'
         )
     return tuple(asks)
+
+
+def _copied(features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
+    """The rows of each feature, which stay what they are whatever becomes of the features."""
+    return {
+        key: WeightedJagged(
+            rows.values.clone(),
+            rows.lengths.clone(),
+            None if rows.weights is None else rows.weights.clone(),
+        )
+        for key, rows in WeightedJagged.by_key(features).items()
+    }
+
+
+def _check_same_samples(
+    given: Mapping[str, WeightedJagged], made: Mapping[str, WeightedJagged], whose: str
+) -> None:
+    """`PluginError` where a converter's samples are not those that it was given."""
+    for key, rows in given.items():
+        back = made[key]
+        if len(rows.lengths) != len(back.lengths):
+            raise PluginError(
+                f"{whose} returned {len(back.lengths)} samples of {key!r} for "
+                f"{len(rows.lengths)}. Let the inverse lookup have a place for each."
+            )
+        sample = _first_that_differs(rows, back)
+        if sample is None:
+            continue
+        before, after = (_in_words(one.select(torch.tensor([sample]))) for one in (rows, back))
+        raise PluginError(
+            f"{whose} changes samples: {key!r} of sample {sample} of a batch was {before}, and "
+            f"is {after}. Let only samples share a row that are equal in all features of their "
+            "group, ids and weights in their order; `check_record` of recd_plugins.api.testing "
+            "shows which do."
+        )
+
+
+def _first_that_differs(one: WeightedJagged, other: WeightedJagged) -> int | None:
+    """The first of B rows that is not the same in both; none if all are."""
+    longer = (one.lengths != other.lengths).nonzero()
+    rows = int(longer[0]) if len(longer) else len(one.lengths)
+    left, right = one.head(rows), other.head(rows)
+    differ = left.values != right.values
+    if left.weights is not None or right.weights is not None:
+        weights, others = (each.weighing(torch.float32).double() for each in (left, right))
+        differ |= (weights != others) & ~(weights.isnan() & others.isnan())
+    ids = differ.nonzero()
+    if len(ids):
+        return int(torch.searchsorted(left.offsets, ids[0], right=True)) - 1
+    return rows if len(longer) else None
+
+
+def _in_words(row: WeightedJagged) -> str:
+    ids, more = row.values[:8].tolist(), ", ..." if len(row.values) > 8 else ""
+    shown = f"[{', '.join(map(str, ids))}{more}]"
+    if row.weights is None:
+        return shown
+    return f"{shown} of weights [{', '.join(f'{one:g}' for one in row.weights[:8].tolist())}{more}]"
 
 
 def _check_reached(

@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
 from recd_plugins.planning.embedding_collections import has_sequences
 from recd_plugins.planning.sharders import sharded_modules
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["check_plan", "check_same", "dense_tables"]
+__all__ = ["check_alike", "check_plan", "check_same", "dense_tables"]
 
 IN_PART = ("key_value", "ssd_virtual_table", "dram_virtual_table")
 """The kernels that hold some of a table's rows."""
@@ -64,21 +66,10 @@ def check_plan(
 
 def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
     """`PluginError` on every rank of a group where their plans differ; all of them call it."""
-    import torch
-    import torch.distributed as dist
-
-    if group.size() == 1:
-        return
     mine = _in_words(plan)
-    text = "\n".join(f"{name}: {place}" for name, place in mine.items())
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-    device = "cpu" if "cpu" in dist.get_backend_config(group) else "cuda"
-    most = torch.tensor([digest, -digest], device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-    if int(most.sum()) == 0:  # the greatest is the least
+    plans = _unless_alike(mine, group)
+    if not plans:
         return
-    plans: list[Any] = [None] * group.size()
-    dist.all_gather_object(plans, mine, group=group)
     first = plans[0]
     rank, other = next((rank, one) for rank, one in enumerate(plans) if one != first)
     table = next(name for name in {**first, **other} if first.get(name) != other.get(name))
@@ -88,6 +79,42 @@ def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
         "Return the same on every rank: let no rank, no time and no random number decide, or have "
         "rank 0 plan for all."
     )
+
+
+def check_alike(made: Mapping[str, str], group: ProcessGroup, cures: Mapping[str, str]) -> None:
+    """`PluginError` on every rank of a group where one made something else of registry.yaml.
+
+    `made` has what this rank made, in words, by whose it is, and `cures` what to do of each. A rank
+    may lack what another has made; all of them call it.
+    """
+    each = _unless_alike(made, group) or []
+    for whose, first in (one for made in each for one in made.items()):
+        for rank, other in enumerate(each):
+            if other.get(whose, first) != first:
+                has = next(at for at, one in enumerate(each) if one.get(whose) == first)
+                raise PluginError(
+                    f"{whose} differ on the ranks: rank {has} has {first}, and rank {rank} has "
+                    f"{other[whose]}. {cures[whose]}"
+                )
+
+
+def _unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[str, str]]:
+    """Those of all ranks, by rank; none where they are alike."""
+    import torch
+    import torch.distributed as dist
+
+    if group.size() == 1:
+        return []
+    text = "\n".join(f"{name}: {what}" for name, what in mine.items())
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    device = "cpu" if "cpu" in dist.get_backend_config(group) else "cuda"
+    most = torch.tensor([digest, -digest], device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    if int(most.sum()) == 0:  # the greatest is the least
+        return []
+    every: list[Any] = [None] * group.size()
+    dist.all_gather_object(every, dict(mine), group=group)
+    return every
 
 
 def dense_tables(plan: ShardingPlan) -> list[str]:
@@ -175,3 +202,25 @@ def _check_place(place: Any, table: Tensor, world_size: int, whose: str) -> None
             f"{whose} shards that hold {held:,} numbers, and the table has {rows:,} x {columns}. "
             "Let its `shard_sizes` add up to the table."
         )
+    if _overlap(shards, (rows, columns)):
+        at = ", ".join(f"({', '.join(map(str, one.shard_offsets))})" for one in shards[:4])
+        raise PluginError(
+            f"{whose} shards that overlap or lie outside of the table; they begin at {at}"
+            f"{', ...' if len(shards) > 4 else ''}. Let each begin where others end: "
+            "`construct_module_sharding_plan` of TorchRec finds the offsets."
+        )
+
+
+def _overlap(shards: Sequence[Any], shape: tuple[int, int]) -> bool:
+    """Whether shards, which hold as many numbers as a table of this shape, are not its parts."""
+    begins = np.array([one.shard_offsets for one in shards])
+    sizes = np.array([one.shard_sizes for one in shards])
+    ends = begins + sizes
+    if (begins < 0).any() or (ends > shape).any():
+        return True
+    for axis in (0, 1):
+        if (sizes[:, 1 - axis] == shape[1 - axis]).all():  # side by side, as whole rows are
+            order = np.argsort(begins[:, axis], kind="stable")
+            return bool((begins[order[1:], axis] < ends[order[:-1], axis]).any())
+    each = (begins[:, None] < ends[None]) & (begins[None] < ends[:, None])
+    return int(each.all(-1).sum()) > int((sizes > 0).all(-1).sum())

@@ -28,7 +28,7 @@ from recd_plugins.data.growing import (
     Waiting,
     closed_period,
 )
-from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.table import ChunkError, Progress, Table, silent
 from recd_plugins.errors import DataError
 from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
@@ -110,7 +110,7 @@ def _written(
     with _while_written(registry, folders, progress):
         found(outdated(choices, folders))
         new = [not _are_written([folder]) for folder in folders]
-        with choice.named("when it wrote its tables"):
+        with choice.named("when it wrote its tables"), _naming_chunks(choice):
             tables = dataset.prepare(folders[0], progress)
             if tables.train.source is not None:
                 # A step reads the files as it likes, so their columns are those of the schema.
@@ -119,10 +119,19 @@ def _written(
         found(notices)
         for step, folder in zip(registry.chosen("etl"), folders[1:], strict=True):
             etl = step.build(context("etl"))
-            with step.named("when it ran"):
+            with step.named("when it ran"), _naming_chunks(step):
                 tables = _run(etl, tables, folder, progress, step.who)
         note_code([*compress(choices, new)], [*compress(folders, new)])
     return tables
+
+
+@contextlib.contextmanager
+def _naming_chunks(choice: Choice) -> Iterator[None]:
+    """Inside, an error of rows that a record makes says whose they are."""
+    try:
+        yield
+    except ChunkError as error:
+        raise DataError(f"{choice.who}: {error}") from error
 
 
 def _notices(dataset: Dataset) -> Sequence[Notice]:
@@ -313,6 +322,8 @@ def _folders(registry: Registry, choice: Choice, dataset: Dataset) -> list[Path]
     """The folders of the dataset's tables and of what each `etl` step makes of them."""
     with choice.named("when asked what it is known by"):
         digest = dataset.fingerprint()
+    whose = f"{choice.who}: its `fingerprint` returned"
+    check_made(digest, str, whose, "Return a text that changes with the source's content.")
     made = []
     for one in (choice, *registry.chosen("etl")):
         digest = _digest(one, digest)

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, nearest, so_many
+from recd_plugins.errors import PluginError, listed, nearest, so_many
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.slots.builds import Loader
 from recd_plugins.slots.built import check_made
@@ -71,7 +71,8 @@ class BatchCheck:
             )
         converted = shared.kjt if shared is not None else batch.dedup
         kjts = [one for one in (features, converted) if isinstance(one, KeyedJaggedTensor)]
-        self._check_keys([*chain.from_iterable(kjt.keys() for kjt in kjts)])
+        whole = converted is None or isinstance(converted, KeyedJaggedTensor)
+        self._check_keys([*chain.from_iterable(kjt.keys() for kjt in kjts)], whole=whole)
         if not self._ids:
             return
         for kjt in kjts:
@@ -82,6 +83,12 @@ class BatchCheck:
                 shared.groups, shared.unique_counts, shared.inverse_lookup, strict=True
             ):
                 check_lookup(lookup, count, group)
+
+    def miscounted(self, what: str) -> PluginError:
+        return PluginError(
+            f"{self._whose} {what}. Let `__len__` say how many batches `__iter__` yields from the "
+            "beginning of an epoch to its end: as many on every rank."
+        )
 
     def _check_tensors(self, batch: Batch) -> int:
         """The number of samples."""
@@ -120,13 +127,21 @@ class BatchCheck:
                 "InverseKeyedJaggedTensor."
             )
 
-    def _check_keys(self, keys: Sequence[str]) -> None:
+    def _check_keys(self, keys: Sequence[str], *, whole: bool) -> None:
+        """`whole`: whether these are all features of the batch."""
         for key in keys:
             if key not in self._num_ids:
                 raise PluginError(
                     f"{self._whose} a feature {key!r}, which the schema has not; "
                     f"{nearest(key, self._num_ids)}"
                 )
+        lacking = [name for name in self._num_ids if name not in keys] if whole else []
+        if lacking:
+            raise PluginError(
+                f"{self._whose} a batch without {listed(lacking, kind='feature')}, which the "
+                "schema has. Give each sample a row of every feature: one without ids is an empty "
+                "one."
+            )
 
 
 class CheckedLoader:
@@ -137,9 +152,22 @@ class CheckedLoader:
     ) -> None:
         """`unseen` hears once of batches whose ids lie on a device."""
         self._loader, self._check, self._unseen = loader, check, unseen
+        self._begins = True
+        """Whether the loader stands at the beginning of an epoch, as far as is known."""
 
     def __iter__(self) -> Iterator[Batch]:
-        return map(self._checked, self._loader)
+        """`PluginError` where an epoch that is read whole has other batches than `__len__` says:
+        ranks whose epochs end apart train on other samples, or wait for each other."""
+        begins, self._begins = self._begins, False
+        came, most = 0, len(self)
+        for batch in self._loader:
+            came += 1
+            if came > most:
+                raise self._check.miscounted(f"a batch beyond the {most} of an epoch")
+            yield self._checked(batch)
+        if begins and came < most:
+            raise self._check.miscounted(f"{came} batches in an epoch of {most}")
+        self._begins = True
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -149,6 +177,7 @@ class CheckedLoader:
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begins = False
         self._loader.load_state_dict(state)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ registry."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -22,18 +22,26 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugins.data.batch import Batch
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.registry.settings import OptimizerSettings
 
 __all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]
 
 
+def as_it_is(batch: Batch) -> Batch:
+    """The batch that a model takes which takes plain ones."""
+    return batch
+
+
 class Arranged(NamedTuple):
-    """The arguments that DistributedModelParallel needs."""
+    """The arguments that DistributedModelParallel needs, and what becomes of each batch."""
 
     model: nn.Module
     plan: ShardingPlan
     sharders: list[ModuleSharder[nn.Module]]
+    convert: Callable[[Batch], Batch] = as_it_is
+    """Makes a plain batch what the model takes."""
 
 
 class Arrangement(Protocol):
@@ -48,14 +56,23 @@ class ByRegistry:
 
     registry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The registry for `recd_plugins.load`; empty, it is plain TorchRec with TorchRec's planner."""
+    batches: Sequence[Sequence[Batch]] | None = None
+    """The batches by step and rank, if the registry's planner is to count them and its converter
+    to convert them. What it switches on and these do not use is an error then."""
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         from recd_plugins.stack import load
 
         train = {**self.registry.get("train", {}), "optimizer": dataclasses.asdict(optimizer)}
-        stack = load({**self.registry, "train": train})
-        model = stack.adapt(model)
-        return Arranged(model, stack.plan(model), stack.sharders())
+        if self.batches is None:
+            stack = load({**self.registry, "train": train})
+            model = stack.adapt(model)
+            return Arranged(model, stack.plan(model), stack.sharders())
+        mine = [step[dist.get_rank()] for step in self.batches]
+        stack = load({"strict": True, **self.registry, "train": train})
+        model = stack.adapt(model, batches=mine)
+        plan = stack.plan(model, batches=mine)
+        return Arranged(model, plan, stack.sharders(), stack.converting())
 
 
 @dataclass(frozen=True)

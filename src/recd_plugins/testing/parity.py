@@ -1,6 +1,6 @@
 """Do two ways of training leave the same losses and weights?
 
-    check_parity(gloo_pool, build_model, batches, arrange=ByRegistry({"sharding": ...}))
+    check_parity(gloo_pool, build_model, batches, arrange={"plugins": [...], "sharding": ...})
 
 trains a model on ranks and holds it to an unsharded reference, or to another arrangement. What
 the two may differ by is found in the test, row by row: by how much the unsharded training goes
@@ -57,8 +57,8 @@ def check_parity(
     build_model: Callable[[], nn.Module],
     batches: Sequence[Sequence[Batch]],
     *,
-    arrange: Arrangement | None = None,
-    reference: Arrangement | None = None,
+    arrange: Arrangement | Mapping[str, Any] | None = None,
+    reference: Arrangement | Mapping[str, Any] | None = None,
     reference_batches: Sequence[Sequence[Batch]] | None = None,
     tables: Sequence[TableOptimizerName] = TABLE_OPTIMIZERS,
     dense: str = "sgd",
@@ -69,9 +69,12 @@ def check_parity(
     """Train on `batches[step][rank]` with each of the `tables` optimizers; hold it to a reference.
 
     `build_model` makes the model, tables on the meta device, alike in every process (no dropout);
-    its forward is that of the `model` slot. `arrange` plans it, by default TorchRec's planner.
-    The reference is unsharded plain torch, or another arrangement of the same model, on the same
-    batches or on `reference_batches`, say those before deduplication. TorchRec itself leaves it
+    its forward is that of the `model` slot. `arrange` is a registry, as `recd_plugins.load` takes
+    it, which adapts and plans the model by these batches and converts them, or is refused where
+    they use nothing of what it switches on; or a function; by default TorchRec's planner plans.
+    The reference is unsharded plain torch, or another arrangement of the same model (`{}`: plain
+    TorchRec's), on the same batches or on `reference_batches`. TorchRec itself leaves unsharded
+    torch
     in one case: a column-wise table keeps a state of row-wise Adagrad for each of its shards.
     Where the model cannot train unsharded, `build_plain` makes one like it for the bounds.
     Both sides are equal within the bounds of `reference_of`; `exact`, to another arrangement
@@ -80,14 +83,19 @@ def check_parity(
     __tracebackhide__ = True
     if "sgd" not in tables:
         raise ValueError("tables must include 'sgd': the others hide a wrong gradient scale.")
-    arrange = arrange or ByRegistry()
+    others = batches if reference_batches is None else reference_batches
+    if arrange is None:
+        arrange = ByRegistry()
+    elif isinstance(arrange, Mapping):
+        arrange = ByRegistry(arrange, batches)
+    if isinstance(reference, Mapping):
+        reference = ByRegistry(reference, others)
     for name in tables:
         # An eps well above the noise of float32 sums: below it Adagrad turns noise into steps.
         optimizer = OptimizerSettings(
             tables=name, tables_lr=0.1, tables_eps=1e-4, dense=dense, dense_lr=0.1
         )
         left = train_on(pool, build_model, batches, arrange, optimizer)
-        others = batches if reference_batches is None else reference_batches
         bounds: Bounds
         if exact and reference is not None:
             right = train_on(pool, build_model, others, reference, optimizer)
@@ -144,7 +152,7 @@ def train_and_gather(
     pipeline = TrainPipelineSparseDist(
         sharded, dense_optimizer(list(parameters.values()), optimizer), device
     )
-    mine = iter([step[dist.get_rank()] for step in batches])
+    mine = iter([arranged.convert(step[dist.get_rank()]) for step in batches])
     losses = torch.tensor([pipeline.progress(mine)[0].item() for _ in batches])
     everyones = [torch.empty_like(losses) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, losses)

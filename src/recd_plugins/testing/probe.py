@@ -27,11 +27,14 @@ SCHEMA = Schema(
 
 
 class Probe(nn.Module):
-    """logit = w . [dense, sum of the embeddings of each feature] + b.
+    """A small model to try plugins on: logit = w * [dense, sums of each feature's embeddings] + b.
 
     Sequences are looked up in an EmbeddingCollection, the other features in an
     EmbeddingBagCollection; tables are on the meta device.
     """
+
+    schema = SCHEMA
+    """The schema of its batches, by default."""
 
     def __init__(self, schema: Schema = SCHEMA, dim: int = 8) -> None:
         super().__init__()

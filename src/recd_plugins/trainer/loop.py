@@ -26,7 +26,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
     NotFiniteError,
     Reached,
 )
-from recd_plugins.trainer.checkpoints.positions import Positions, closing
+from recd_plugins.trainer.checkpoints.positions import Positions, check_lengths, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
 from recd_plugins.trainer.measure.forecasts import ForecastMeter
@@ -109,7 +109,7 @@ class Loop:
         ]
         if settings.retier_every:
             callbacks.append((self._retiering(start), None))
-        self._callbacks = Callbacks(callbacks)
+        self._callbacks = Callbacks(callbacks, stack.schema)
         self._training = Training(
             model=job.model,
             dense=job.dense,
@@ -400,6 +400,7 @@ class Loop:
         training = self._training
         at = self._positions.state if self._stack.periods else None
         loader = self._stack.loader(training.rank, training.world_size, "test", at)
+        check_lengths(loader, "test")
         limit = self._settings.eval_batches or len(loader)
         if not len(loader):
             self._report.say("the test split is empty: nothing to evaluate")

@@ -17,12 +17,13 @@ from recd_plugins.errors import PluginError, shown
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
+from recd_plugins.slots.batch_check import BatchCheck
 
 if TYPE_CHECKING:
     from torchrec.optim.keyed import KeyedOptimizer
 
     from recd_plugins.data.dataset import Split
-    from recd_plugins.data.schema import Label
+    from recd_plugins.data.schema import Label, Schema
 
 __all__ = ["Callbacks", "Training"]
 
@@ -87,8 +88,18 @@ class Callbacks:
     Each is an instance and its choice in registry.yaml; none for the host's own.
     """
 
-    def __init__(self, callbacks: Sequence[tuple[Callback, Choice | None]]) -> None:
+    def __init__(
+        self, callbacks: Sequence[tuple[Callback, Choice | None]], schema: Schema | None = None
+    ) -> None:
+        """The batches that callbacks make are held to the `schema`, if there is one."""
         self._callbacks = callbacks
+        self._checks: dict[Callback, BatchCheck] = {}
+        if schema is not None:
+            self._checks = {
+                callback: BatchCheck(schema, f"{choice.who}: its `on_batch` returned")
+                for callback, choice in callbacks
+                if choice is not None
+            }
 
     def call(self, event: str, *args: Any) -> None:
         """The method `event` of each, with these arguments."""
@@ -101,6 +112,7 @@ class Callbacks:
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         """The batch that they make of one, each after the other."""
         for callback, choice in self._callbacks:
+            given = batch
             with _named(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)
             if not isinstance(batch, Batch):
@@ -108,6 +120,8 @@ class Callbacks:
                     f"{choice.where if choice else callback}: on_batch of "
                     f"{type(callback).__name__} returned {shown(batch)}. Return the batch to train."
                 )
+            if batch is not given and callback in self._checks:
+                self._checks[callback](batch)
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def id_error(
     in_row = "" if row is None else f" in row {row:,}"
     return DataError(
         f"{where}: feature {feature!r} holds id {found}{in_row}, outside [0, {num_ids}). "
-        "Raise its num_ids in the schema, or say `ids: hash` there, which takes any."
+        "Raise its num_ids in the schema; where that is one of files, `ids: hash` takes any."
     )
 
 

@@ -10,15 +10,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from recd_plugins.data.dataset import Split
 from recd_plugins.data.period_loader import PeriodLoader
 from recd_plugins.errors import DataError, PluginError, shown, so_many
+from recd_plugins.planning.plan_check import check_alike
 from recd_plugins.slots import Loader
 from recd_plugins.slots.batch_check import kind_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["Positions", "closing"]
+__all__ = ["Positions", "check_lengths", "closing"]
+
+
+def check_lengths(loader: Loader, split: Split) -> None:
+    """`PluginError` on every rank of a job where their epochs have not as many batches: some would
+    wait for the others at an epoch's end. All ranks call it."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and (group := dist.group.WORLD) is not None:
+        whose = f"reader: the batches of the {split} split that {kind_of(loader)} says an epoch has"
+        cure = "Let its `__len__` say the same on every rank."
+        check_alike({whose: f"{len(loader):,}"}, group, {whose: cure})
 
 
 class Positions:
@@ -36,6 +49,8 @@ class Positions:
                 "the train split has fewer rows than one step takes (batch_size times ranks): "
                 "lower train.batch_size or give it more data."
             )
+        if not isinstance(loader, PeriodLoader):
+            check_lengths(loader, "train")
         self._loader = loader
         self._left = steps
         self._empty = 0

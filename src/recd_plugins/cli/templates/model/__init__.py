@@ -30,7 +30,7 @@ class NewPlugin(nn.Module):
         super().__init__()
         tables = [
             EmbeddingBagConfig(
-                name=name,
+                name=f"t_{name}",  # for torch takes no module named `items` or `keys`
                 embedding_dim=dim,
                 num_embeddings=size,
                 feature_names=[each.name for each in schema.sparse if each.table_name == name],
