@@ -465,6 +465,7 @@ def test_a_callback_inherits_what_it_does_not_write() -> None:
 def test_a_batch_that_a_callback_makes_is_held_to_the_schema(
     change: Callable[[Batch], dict[str, Any]], says: str
 ) -> None:
+    @dataclasses.dataclass  # which no dict takes as a key
     class Makes(Callback):
         def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
             return dataclasses.replace(batch, **change(batch))

@@ -93,13 +93,12 @@ class Callbacks:
     ) -> None:
         """The batches that callbacks make are held to the `schema`, if there is one."""
         self._callbacks = callbacks
-        self._checks: dict[Callback, BatchCheck] = {}
-        if schema is not None:
-            self._checks = {
-                callback: BatchCheck(schema, f"{choice.who}: its `on_batch` returned")
-                for callback, choice in callbacks
-                if choice is not None
-            }
+        self._checks = [
+            None
+            if schema is None or choice is None
+            else BatchCheck(schema, f"{choice.who}: its `on_batch` returned")
+            for _, choice in callbacks
+        ]
 
     def call(self, event: str, *args: Any) -> None:
         """The method `event` of each, with these arguments."""
@@ -111,7 +110,7 @@ class Callbacks:
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         """The batch that they make of one, each after the other."""
-        for callback, choice in self._callbacks:
+        for (callback, choice), check in zip(self._callbacks, self._checks, strict=True):
             given = batch
             with _named(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)
@@ -120,8 +119,8 @@ class Callbacks:
                     f"{choice.where if choice else callback}: on_batch of "
                     f"{type(callback).__name__} returned {shown(batch)}. Return the batch to train."
                 )
-            if batch is not given and callback in self._checks:
-                self._checks[callback](batch)
+            if check is not None and batch is not given:
+                check(batch)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
