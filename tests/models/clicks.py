@@ -148,8 +148,10 @@ def train(build: Build, batches: list[Batch], *, steps: int, lr: float) -> Run:
     """On a rank: SGD steps on `batches[rank]` through DMP and TrainPipelineSparseDist."""
     model = build()
     initialisers = table_initialisers(model)
-    model, plan, sharders = Mixed()(model, OptimizerSettings(tables="sgd", tables_lr=lr))
-    sharded = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
+    arranged = Mixed()(model, OptimizerSettings(tables="sgd", tables_lr=lr))
+    sharded = DistributedModelParallel(
+        arranged.model, device=CPU, plan=arranged.plan, sharders=arranged.sharders
+    )
     initialise_tables(sharded, initialisers, seed=0)
     keys: list[str] = []
     for module in sharded.modules():

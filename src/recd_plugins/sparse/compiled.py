@@ -29,7 +29,8 @@ def compile_kernels() -> None:
         columns = [[Jagged(ids, lengths)], [Jagged(ids, lengths)]]
         gather_blocks(columns, np.arange(4), [2, 2])
         picked = Picked.of(columns, np.arange(4))
-        for some in ([picked], picked.cut([2, 2])):
+        first, second = picked.cut([2, 2])
+        for some in ([picked], [first], [first, second]):
             unique_samples(some[0].rows, [[0, 1]])
             join_picked(some)
         features = KeyedJaggedTensor(
