@@ -46,7 +46,7 @@ SUITES = (
         module="combined",
         arguments=("--wide",),
         about="The same on two nodes of four ranks.",
-        minutes=20,
+        minutes=32,
     ),
     Suite(
         module="combined",
