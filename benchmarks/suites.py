@@ -39,7 +39,7 @@ SUITES = (
     Suite(
         module="combined",
         about="RM1 on two nodes of two ranks behind 200 mbit, with one paper after the other.",
-        minutes=12,
+        minutes=17,
         limits=True,
     ),
     Suite(
@@ -52,7 +52,7 @@ SUITES = (
         module="combined",
         arguments=("dlrm",),
         about="RM1's place taken by a DLRM, whose features are pooled.",
-        minutes=5,
+        minutes=7,
     ),
     Suite(
         module="recd_data",
@@ -63,7 +63,7 @@ SUITES = (
     Suite(
         module="recd_train",
         about="The models of RecD's paper, trained on unique samples and on plain KJTs.",
-        minutes=20,
+        minutes=7,
         limits=True,
     ),
     Suite(
@@ -75,7 +75,7 @@ SUITES = (
     Suite(
         module="flexshard",
         about="FlexShard's plans and prices, and steps on an emulated cluster.",
-        minutes=18,
+        minutes=28,
         limits=True,
     ),
     Suite(

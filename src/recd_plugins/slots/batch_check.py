@@ -135,8 +135,8 @@ class BatchCheck:
                     f"{self._whose} a feature {key!r}, which the schema has not; "
                     f"{nearest(key, self._num_ids)}"
                 )
-        lacking = [name for name in self._num_ids if name not in keys] if whole else []
-        if lacking:
+        if whole and (missing := self._num_ids.keys() - keys):
+            lacking = [name for name in self._num_ids if name in missing]
             raise PluginError(
                 f"{self._whose} a batch without {listed(lacking, kind='feature')}, which the "
                 "schema has. Give each sample a row of every feature: one without ids is an empty "

@@ -74,8 +74,7 @@ def check_parity(
     they use nothing of what it switches on; or a function; by default TorchRec's planner plans.
     The reference is unsharded plain torch, or another arrangement of the same model (`{}`: plain
     TorchRec's), on the same batches or on `reference_batches`. TorchRec itself leaves unsharded
-    torch
-    in one case: a column-wise table keeps a state of row-wise Adagrad for each of its shards.
+    torch in one case: a column-wise table keeps a state of row-wise Adagrad for each of its shards.
     Where the model cannot train unsharded, `build_plain` makes one like it for the bounds.
     Both sides are equal within the bounds of `reference_of`; `exact`, to another arrangement
     bit by bit.
