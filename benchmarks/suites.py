@@ -44,6 +44,12 @@ SUITES = (
     ),
     Suite(
         module="combined",
+        arguments=("--mbit", "50"),
+        about="The same behind 50 mbit: plain TorchRec, RecD and all together.",
+        minutes=13,
+    ),
+    Suite(
+        module="combined",
         arguments=("--wide",),
         about="The same on two nodes of four ranks.",
         minutes=32,

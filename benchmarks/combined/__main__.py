@@ -7,7 +7,7 @@ sides train in the same ranks, two steps each in turn, of which the second count
 those in the order of time, as plain TorchRec and the papers that know no session have them, and
 clustered ones. Plans are made by a topology that is measured first, and by a profile of the table.
 A quick run leaves out what stands between plain TorchRec, RecD and all together, and what `recd
-advise` says.
+advise` says; so does one over a slower link, whose steps take several times as long.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from benchmarks.combined.additions import (
     ADVISED,
     ALL,
     CLUSTER_MODELS,
+    HALF,
     OWN,
     PLAIN,
+    PLAIN_HALF,
     SINGLE,
     OnCluster,
 )
@@ -44,6 +46,8 @@ N_NODES, MBIT = 2, 200
 LIMIT = 3600.0
 NOT_SLOWER = 0.97
 """All together, of the best paper alone: what noise allows."""
+SAME_LOSS = 0.1
+"""Percent of the loss, that rounding may change."""
 
 
 def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = False) -> Report:
@@ -58,7 +62,8 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
     if missing := available():
         settings["cluster"] = f"none, so nothing is measured: it needs {missing}"
         return Report(figures=[], settings=settings)
-    rounds, batches = (3, 3) if quick else (9, 8)
+    few = quick or mbit < MBIT
+    rounds, batches = (3, 3) if quick else (5 if few else 9, 8)
     settings |= {
         "rounds": f"{rounds}, in each of which a side makes two steps, and the second counts",
         "batches": f"{batches} a rank, held ready",
@@ -83,15 +88,16 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
         workload.prepare()
         settings["samples a rank"] = workload.batch_size
         sides = chosen.quick_sides
-        if not quick:
+        if not few:
             advised = workload.advised()
             settings[ADVISED] = ", ".join(advised.kept)
             sides = {**chosen.sides, ADVISED: advised}
         steps = ranks.run(on_nodes, workload, sides, rounds, batches, limit=LIMIT)
     settings["plain TorchRec"] = ", ".join(f"{each} {kind}" for each, kind in chosen.held.items())
     settings["dense gradients out of a node"] = (
-        f"{steps[0].dense[False] / 1e6:.2f} MB a step, {steps[0].dense[True] / 1e6:.2f} where they "
-        f"cross nodes once ({_once(steps[0])})"
+        f"{steps[0].dense[False, 'fp32'] / 1e6:.2f} MB a step, "
+        f"{steps[0].dense[True, 'fp32'] / 1e6:.2f} where they cross nodes once "
+        f"({_once(steps[0])}), half of that in 16 bits"
     )
     at_once = [name for name, side in steps[0].sides.items() if side.both_ways]
     settings["exchanges both ways at once"] = ", ".join(at_once) or "on no side"
@@ -104,6 +110,8 @@ def figures(
     """A row for each side against plain, and all together against what else there is."""
     chosen = CLUSTER_MODELS[model]
     together = "all together" if model == "rm1" else "all together, pooled DLRM"
+    if mbit != MBIT:
+        together = f"{together}, {mbit} mbit"
     if wide:
         together, chosen = f"{together}, 2 x 4 ranks", chosen.of_any_width
     for name in ranks[0].sides:
@@ -117,15 +125,22 @@ def figures(
     best = min(alone, key=lambda name: statistics.median(ranks[0].sides[name].seconds))
     title = f"{together}, against the best paper ({best})"
     yield _faster(ranks, ALL, best, title, NOT_SLOWER, mbit)
-    plain, ours = (_out_of_nodes(ranks, name) for name in (PLAIN, ALL))
+    in_16 = f"{together}, in 16 bits"
+    target = chosen.faster.get(mbit)
+    yield _faster(ranks, HALF, PLAIN, f"{in_16}, against plain TorchRec", target, mbit)
+    title = f"{in_16}, against plain TorchRec in 16 bits"
+    yield _faster(ranks, HALF, PLAIN_HALF, title, None, mbit)
+    yield _fewer_bytes(ranks, ALL, together, chosen.fewer_bytes)
+    yield _fewer_bytes(ranks, HALF, in_16, chosen.fewer_bytes)
+    exact, rounded = (ranks[0].sides[name].loss for name in (ALL, HALF))
     yield Figure(
-        name=f"bytes between nodes, {together}",
-        value=plain / ours,
-        unit="x fewer",
-        baseline=1.0,
-        target=chosen.fewer_bytes,
-        note=f"{ours / 1e6:.2f} MB for {plain / 1e6:.2f} out of all nodes, by the links' counters, "
-        f"dense gradients left out; {_handed(ranks, ALL)}",
+        name=f"loss, {in_16}, off {together}",
+        value=100 * abs(rounded - exact) / exact,
+        unit="%",
+        baseline=0.0,
+        target=SAME_LOSS,
+        at_most=True,
+        note=f"{rounded:.5f} for {exact:.5f} after as many steps on the same batches",
     )
     held, holds = (_memory(ranks, name) for name in (PLAIN, ALL))
     yield Figure(
@@ -136,6 +151,19 @@ def figures(
         target=chosen.memory,
         at_most=True,
         note=f"{holds / 1e6:.0f} MB of tensors for {held / 1e6:.0f}, on average over ranks",
+    )
+
+
+def _fewer_bytes(ranks: Sequence[NodeSteps], name: str, title: str, target: float | None) -> Figure:
+    plain, ours = (_out_of_nodes(ranks, side) for side in (PLAIN, name))
+    return Figure(
+        name=f"bytes between nodes, {title}",
+        value=plain / ours,
+        unit="x fewer",
+        baseline=1.0,
+        target=target,
+        note=f"{ours / 1e6:.2f} MB for {plain / 1e6:.2f} out of all nodes, by the links' counters, "
+        f"dense gradients left out; {_handed(ranks, name)}",
     )
 
 

@@ -17,8 +17,10 @@ __all__ = [
     "ADVISED",
     "ALL",
     "CLUSTER_MODELS",
+    "HALF",
     "OWN",
     "PLAIN",
+    "PLAIN_HALF",
     "SINGLE",
     "Addition",
     "ClusterModel",
@@ -61,14 +63,24 @@ class Addition(TrainSide):
 PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
 BOTH_WAYS = "plain TorchRec, exchanges both ways at once"
 AS_BAGS = "plain TorchRec, rows as bags of one"
+PLAIN_HALF = "plain TorchRec, in 16 bits"
 RECD = "+ pooling on unique samples"
 ALL = "+ hot batches"
+HALF = "+ in 16 bits"
+SIXTEEN: Mapping[str, Any] = {
+    "forward": "fp16",
+    "backward": "fp16",
+    "backward_scale": 1024.0,
+    "dense": "bf16",
+}
+"""TorchRec's codecs, and torch's for dense gradients: what travels has 16 bits."""
 ADVISED = "what recd advise says"
 IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False, bags_of_one=False)
 """Batches as a table in the order of time has them."""
 BESIDE: Mapping[str, Addition] = {
     BOTH_WAYS: replace(IN_TIME, both_ways=True),
     AS_BAGS: replace(IN_TIME, bags_of_one=True),
+    PLAIN_HALF: replace(IN_TIME, codecs=SIXTEEN),
     OWN: replace(IN_TIME, sharding=BEST),
     "FlexShard alone, as in its paper": replace(IN_TIME, sharding=PAPER_TIERS),
     "SCARS alone": replace(IN_TIME, sharding=BEST, cache=PAPER_CACHE),
@@ -84,6 +96,7 @@ def _way(*, sequences: bool) -> dict[str, Addition]:
     once = replace(tiers, dense_once=True)
     both_ways = replace(once, both_ways=True)
     bags = replace(both_ways, bags_of_one=True)
+    hot = replace(bags, cache=HOT)
     pooled_on_unique = {RECD: recd} if sequences else {}
     return {
         PLAIN: IN_TIME,
@@ -95,7 +108,8 @@ def _way(*, sequences: bool) -> dict[str, Addition]:
         "+ dense gradients once a node": once,
         "+ exchanges both ways at once": both_ways,
         "+ rows as bags of one": bags,
-        ALL: replace(bags, cache=HOT),
+        ALL: hot,
+        HALF: replace(hot, codecs=SIXTEEN),
     }
 
 
@@ -136,6 +150,7 @@ class ClusterModel:
             **BESIDE,
             self.recd: self.way[self.recd],
             ALL: self.way[ALL],
+            HALF: self.way[HALF],
         }
 
 

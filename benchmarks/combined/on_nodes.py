@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.combined.additions import PLAIN, OnCluster
 from benchmarks.recd_train.ranks import TrainSteps, take_turns
 from benchmarks.recd_train.workload import TrainSide
+from recd_plugins.dense_gradients.data_parallel import DTYPES
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 
 __all__ = ["NodeSteps", "on_nodes"]
@@ -22,14 +25,15 @@ class NodeSteps:
     """The steps of all sides, on one rank."""
 
     sides: Mapping[str, TrainSteps]
-    dense: Mapping[bool, int]
+    dense: Mapping[tuple[bool, str], int]
     """Bytes that leave the node where all ranks reduce the gradients of the dense parameters, by
-    the link's counter: by DDP's ring over all ranks, and where they cross nodes once."""
+    the link's counter: by DDP's ring over all ranks, or where they cross nodes once (True), in each
+    precision."""
 
     def besides(self, name: str) -> float:
         """Bytes of a side's step that leave the node, but for the dense gradients'."""
         side = self.sides[name]
-        return side.sent - self.dense[side.dense_once]
+        return side.sent - self.dense[side.dense_once, side.dense_kind]
 
 
 def on_nodes(
@@ -51,12 +55,16 @@ def on_nodes(
     gradients = torch.zeros(round(size) // 4)
     world = dist.group.WORLD
     assert world is not None
-    once = OnceANode(world, workload.ranks_per_node)
-    ways: dict[bool, Callable[[], object]] = {
-        False: lambda: dist.all_reduce(gradients),
-        True: lambda: once.all_reduce(gradients).wait(),
-    }
+    ways: dict[tuple[bool, str], Callable[[], object]] = {}
+    for name, kind in {"fp32": torch.float32, **DTYPES}.items():
+        once = OnceANode(world, workload.ranks_per_node, kind)
+        ways[False, name] = partial(dist.all_reduce, gradients.to(kind))
+        ways[True, name] = partial(_reduce, once, gradients)
     return NodeSteps(sides=steps, dense={way: _leaves(call) for way, call in ways.items()})
+
+
+def _reduce(once: OnceANode, gradients: Tensor) -> None:
+    once.all_reduce(gradients).wait()
 
 
 def _leaves(call: Callable[[], object]) -> int:

@@ -65,6 +65,8 @@ class TrainSteps:
     """Bytes that leave in a step by the counter that `take_turns` was given; 0 without one."""
     dense_once: bool = False
     """Whether dense gradients crossed nodes once."""
+    dense_kind: str = "fp32"
+    """The precision in which they did."""
     both_ways: bool = False
     """Whether exchanges between nodes had their two ways at once."""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -227,6 +229,7 @@ class _Training:
             hot=sum(batch.hot for batch in self._held) / max(len(self._held), 1),
             sent=(after - before) / max(counted, 1),
             dense_once=self._stack.dense.once,
+            dense_kind=self._stack.registry.train.codecs.dense,
             both_ways=self._both_ways,
             parts=self._profiled(profiled) if profiled else {},
         )
@@ -261,7 +264,8 @@ class _SideStack(Stack):
         """By default as on one node, where DDP all-reduces over all ranks."""
         one_node = Topology(ranks_per_node=dist.get_world_size())
         topology = self.registry.topology if self.side.dense_once else one_node
-        self.dense = DenseGradients(self.dense_bytes, topology, **options)
+        given = {**self.registry.train.codecs.of_wrapper, **options}
+        self.dense = DenseGradients(self.dense_bytes, topology, **given)
         return self.dense
 
     def adapt(self, model: nn.Module, poolings: Sequence[str] = (), **options: Any) -> nn.Module:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ class TrainSide:
     turns."""
     bags_of_one: bool = True
     """Whether rows of sequences are looked up as bags of one."""
+    codecs: Mapping[str, Any] = field(default_factory=dict)
+    """The precisions in which floats travel, as `train.codecs`; float32 by default."""
     index_dedup: bool = False
     """Whether TorchRec looks different ids of sequences up once (CUDA)."""
 
@@ -80,6 +83,7 @@ class TrainWorkload:
             del values["etl"], values["reader"]
         train |= {"ranks": self.ranks, "batch_size": side.batch * train["batch_size"]}
         train |= {"device": self.device, "bags_of_one": side.bags_of_one}
+        train["codecs"] = dict(side.codecs)
         return values
 
     @property

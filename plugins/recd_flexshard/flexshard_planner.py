@@ -101,6 +101,7 @@ class FlexShardPlanner(TierPlanner):
             batch_size=self.context.batch_size,
             k=config.k or usual or replica_factor(tables.values(), self.fused),
             stepped=replica_passes(tables.values(), self.fused, cluster),
+            carried=self.carried,
         )
         if config.goal == "auto":
             # `recd advise` asks again for registries that differ in other things.

@@ -356,7 +356,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         world_size: int,
     ) -> ChosenSizes:
         """The plan that the sharding slot's planner makes of the tables."""
-        policy.fused = self.fused
+        policy.fused, policy.carried = self.fused, self.carried
         chosen = policy.choose(model, tables, topology, world_size)
         config = self._config
         return dataclasses.replace(
@@ -374,6 +374,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             batch_size=self.context.batch_size,
             k=replica_factor(tables.values(), self.fused),
             stepped=replica_passes(tables.values(), self.fused, cluster),
+            carried=self.carried,
         )
         # `recd advise` asks again for registries that differ in other things.
         asked = ScarsPlanner, *tables.items(), prices, memory, repr(self._config)

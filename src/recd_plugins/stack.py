@@ -31,6 +31,7 @@ from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
+from recd_plugins.planning.codecs import codecs_in_words
 from recd_plugins.planning.constraints import check_known, not_kept, tables_of
 from recd_plugins.planning.memory_held import bytes_held, neighbours
 from recd_plugins.planning.plan_check import check_alike, check_plan, check_same, dense_tables
@@ -117,6 +118,8 @@ class Stack(LooksAtBatches):
         self._dense: DenseGradients | None = None
         self._rows: dict[str, str] = {}
         """Why the rows of each table come one by one; nothing of those that come as bags of one."""
+        self._codecs = ""
+        """What embeddings travel as, in words; nothing where that is as they are."""
         self._exchanges = ""
         """How ranks exchange, in words; nothing where torch's own way is left as it is."""
         self.waiting: Callable[[str], None] = lambda what: None
@@ -631,6 +634,7 @@ class Stack(LooksAtBatches):
         self._rows = {}
         self.dense_bytes = _bytes_beside(model, plan)
         self._planned_on = on
+        self._codecs = codecs_in_words(model, planning.sharders())
         self._exchanges = exchange_as_measured(on, group)
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
@@ -865,7 +869,8 @@ class Stack(LooksAtBatches):
         parts beside backward, and cross nodes once where gloo's links between them are slower than
         within; `explain` says whether they do.
 
-        It is TorchRec's DefaultDataParallelWrapper, whose `options` it takes.
+        It is TorchRec's DefaultDataParallelWrapper, whose `options` it takes; by default gradients
+        have the precision that `train.codecs.dense` says.
         """
         from recd_plugins.dense_gradients.data_parallel import DenseGradients
 
@@ -875,8 +880,15 @@ class Stack(LooksAtBatches):
                 "of dense gradients there are. Call `plan = stack.plan(model, ...)` first."
             )
         topology = self._planned_on or self.registry.topology
-        self._dense = DenseGradients(self.dense_bytes, topology, **options)
+        self._usage.asked("codecs.dense")
+        given = {**self.registry.train.codecs.of_wrapper, **options}
+        self._dense = DenseGradients(self.dense_bytes, topology, **given)
         return self._dense
+
+    @property
+    def dense_handed(self) -> float:
+        """The bytes of dense gradients that a rank hands to collectives in a step."""
+        return self.dense_bytes if self._dense is None else self._dense.handed
 
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
         """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
@@ -896,6 +908,8 @@ class Stack(LooksAtBatches):
             from recd_plugins.embedding.bags_of_one import explain_rows
 
             found.append(f"lookups of rows: {explain_rows(self._rows)}")
+        if self._codecs:
+            found.append(f"codecs: {self._codecs}")
         if self._dense is not None and self._dense.explained:
             found.append(f"dense gradients: {self._dense.explained}")
         if self._exchanges:

@@ -658,13 +658,14 @@ def test_an_addition_that_cannot_be_has_no_what_ifs_nor_has_one_rank_links() -> 
         ledger = SimpleNamespace(prices=SimpleNamespace(cluster=cluster))
         base: Any = SimpleNamespace(ledger=ledger, memory=0.0)
         walk = Walk(base=base, weighed=[Weighed(claim=claim, verdict=verdict, why="")], best=base)
-        given: Any = SimpleNamespace(topology=Topology())
+        given: Any = SimpleNamespace(topology=Topology(), written=lambda *keys: [])
         found = _what_ifs(given, [claim], AdviceGoal(budget_gb=1), 64, walk)
         return [name for name, _, _ in found]
 
     always = ["the batch doubled", "a budget of 2 GB a rank"]
     assert asked(1, "not here") == always
-    assert {*asked(2, "left out")} == {*always, "links twice as fast", "half of the samples"}
+    bits = "floats that travel in 16 bits (train.codecs)"
+    assert {*asked(2, "left out")} == {*always, "links twice as fast", bits, "half of the samples"}
 
 
 def test_additions_come_after_those_that_they_follow_or_need() -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.combined.__main__ import figures
-from benchmarks.combined.additions import ALL, CLUSTER_MODELS, PLAIN, OnCluster
+from benchmarks.combined.additions import ALL, CLUSTER_MODELS, HALF, PLAIN, OnCluster
 from benchmarks.combined.on_nodes import NodeSteps
 from benchmarks.recd_train.ranks import TrainSteps
 from recd_plugins.planning.topology import PRESETS, save_topology
 from recd_plugins.stack import load
 
-DENSE = {False: 100, True: 70}
-"""Bytes of dense gradients out of a node, by whether they cross nodes once."""
+DENSE = {(False, "fp32"): 100, (True, "fp32"): 70, (True, "bf16"): 35}
+"""Bytes of dense gradients out of a node, by whether they cross nodes once, and in what
+precision."""
 
 
 @pytest.mark.parametrize("model", CLUSTER_MODELS)
@@ -47,6 +48,8 @@ def test_figures_leave_out_the_dense_gradients() -> None:
     sides = {name: _steps(seconds=2.0, sent=1_100.0, memory=100) for name in chosen.sides}
     once = _steps(seconds=0.25, sent=90.0, memory=30)
     sides[ALL] = dataclasses.replace(once, dense_once=True)
+    in_16_bits = dataclasses.replace(sides[ALL], sent=45.0, dense_kind="bf16", loss=0.51)
+    sides[HALF] = in_16_bits
     found = {
         one.name: one for one in figures([NodeSteps(sides=sides, dense=DENSE)] * 4, "rm1", 200)
     }
@@ -56,6 +59,9 @@ def test_figures_leave_out_the_dense_gradients() -> None:
     assert (fewer.value, fewer.met) == (1_000 / 20, True)
     memory = found["the step's memory, all together"]
     assert (memory.value, memory.met) == (30.0, False)
+    halved = found["bytes between nodes, all together, in 16 bits"]
+    assert (halved.value, halved.met) == (1_000 / 10, True)
+    assert found["loss, all together, in 16 bits, off all together"].value == pytest.approx(2.0)
 
 
 def test_nodes_of_four_ranks_have_figures_and_targets_of_their_own() -> None:
@@ -81,7 +87,7 @@ def test_the_limit_is_the_longer_of_computing_and_sending() -> None:
     for mbit, least in ((1_000_000, computing), (4, 10.0)):
         ranks = [NodeSteps(sides=sides, dense=DENSE)] * 4
         found = {one.name: one for one in figures(ranks, "rm1", mbit)}
-        faster = found["all together, against plain TorchRec"]
+        faster = found[f"all together, {mbit} mbit, against plain TorchRec"]
         assert faster.limit is not None
         assert faster.limit.value == pytest.approx(2.0 / least)
         assert faster.share == pytest.approx(4.0 * least / 2.0)

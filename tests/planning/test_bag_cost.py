@@ -25,6 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
+from recd_plugins.planning.codecs import torchrec_codecs
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
@@ -51,9 +52,9 @@ def cost(tables: dict[str, SequenceTable], **sizes: Any) -> Cost:
     return Ledger.of(tables, {"t": TableSizes(**sizes)}, PRICES).cost
 
 
-def table_wise_cost(tables: dict[str, SequenceTable]) -> Cost:
+def table_wise_cost(tables: dict[str, SequenceTable], prices: Prices = PRICES) -> Cost:
     each = (
-        table_wise_bags(PRICES, one.rows, bags=one.bags, dim=one.dim, width=one.width)
+        table_wise_bags(prices, one.rows, bags=one.bags, dim=one.dim, width=one.width)
         for one in tables.values()
     )
     return sum(each, Cost())
@@ -193,11 +194,12 @@ class Bags(nn.Module):
         return loss
 
 
-def exchanged(home: str) -> Traffic:
+def exchanged(home: str, coded: bool) -> Traffic:
     """What a rank hands to collectives in a step of plain TorchRec."""
     model = Bags()
     fused = OptimizerSettings(tables="sgd").fused_params()
-    sharder = EmbeddingBagCollectionSharder(fused_params=fused)
+    codecs = torchrec_codecs("fp16", "fp16", 1.0, "cpu") if coded else None
+    sharder = EmbeddingBagCollectionSharder(fused, codecs)
     each = {
         name: row_wise(compute_kernel="fused")
         if home == "row_wise"
@@ -223,16 +225,21 @@ def exchanged(home: str) -> Traffic:
     return counter.traffic
 
 
+@pytest.mark.parametrize("coded", [False, True], ids=["as they are", "by codecs"])
 @pytest.mark.parametrize("home", ["row_wise", "table_wise"])
-def test_the_bytes_are_those_that_torchrec_hands_over(home: str, gloo_pool: GlooPool) -> None:
-    found = gloo_pool.run(exchanged, home, world_size=U)
+def test_the_bytes_are_those_that_torchrec_hands_over(
+    home: str, coded: bool, gloo_pool: GlooPool
+) -> None:
+    found = gloo_pool.run(exchanged, home, coded, world_size=U)
+    prices = dataclasses.replace(PRICES, carried=0.5 if coded else 1.0)
     a = RowDistribution.of([ROWS], [2 * LOOKUPS / ROWS])
     b = RowDistribution.of([ROWS], [LOOKUPS / ROWS])
     tables = {
         "a": SequenceTable(name="a", rows=a, dim=16, bags=2),
         "b": SequenceTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
     }
-    expected = Ledger.of(tables, {}, PRICES).cost if home == "row_wise" else table_wise_cost(tables)
+    row_wise_cost = Ledger.of(tables, {}, prices).cost
+    expected = row_wise_cost if home == "row_wise" else table_wise_cost(tables, prices)
 
     def mean(collective: str, *phases: str) -> float:
         return float(
@@ -246,7 +253,7 @@ def test_the_bytes_are_those_that_torchrec_hands_over(home: str, gloo_pool: Gloo
     # A gather is handed a rank's own part, of U.
     assert U * mean("all_gather", "backward") == pytest.approx(expected.ar_global, rel=0.05)
     if home == "row_wise":
-        assert expected.ar_global > 4 * expected.a2a_global
+        assert expected.ar_global > 4 * prices.carried * expected.a2a_global
 
 
 def test_sums_of_a_collection_travel_in_one_shape() -> None:

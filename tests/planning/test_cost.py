@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,30 @@ def test_a_row_in_every_node_costs_a_share_of_both() -> None:
     assert coalesced.a2a_intra == pytest.approx(appears(B) * (2 * R + 8))
     once = dataclasses.replace(prices(), ask_once=True).per_node(ONE, R).total(ONE.counts)
     assert once == coalesced
+
+
+def test_torchrecs_exchanges_carry_what_codecs_leave_of_a_row() -> None:
+    """Half of rows and gradients to home and back, and 4 (1 + 1/2) of each byte to encode and
+    decode them; within a node, and of replicas, all."""
+    plain, half = prices(), dataclasses.replace(prices(), carried=0.5)
+
+    def both(way: str, *options: Any) -> tuple[Cost, Cost]:
+        made = (getattr(one, way)(ONE, R, *options).total(ONE.counts) for one in (plain, half))
+        before, after = made
+        return before, after
+
+    before, after = both("row_wise")
+    assert (before.a2a_global, after.a2a_global) == (2 * (2 * R + 8), 2 * (R + 8))
+    assert after.local - before.local == 6 * 2 * R
+    assert after.between_nodes / before.between_nodes == pytest.approx((R + 8) / (2 * R + 8))
+    before, after = both("row_wise", "node")
+    assert after.a2a_cross / before.a2a_cross == pytest.approx((R + 8) / (2 * R + 8))
+    assert after.a2a_intra == before.a2a_intra
+    before, after = both("column_wise")
+    assert before.a2a_global - after.a2a_global == 2 * R
+    for way in ("replicated", "per_node"):
+        before, after = both(way)
+        assert after == before
 
 
 def test_every_number_of_every_way_to_place_a_row() -> None:

@@ -21,6 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.codecs import torchrec_codecs
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
@@ -176,6 +177,31 @@ def test_an_exchange_calls_what_its_kind_calls(kind: str, calls: list[int]) -> N
     assert ledger.tables["t"].interval("home") == (1, 1)
 
 
+@pytest.mark.parametrize("kind", ["table_wise", "table_row_wise", "row_wise"])
+def test_codecs_carry_sums_in_fewer_bytes_and_take_work(kind: str) -> None:
+    """Half of the bytes that are no ids; 4 (1 + 1/2) of each sum that is encoded and decoded."""
+    shards = dataclasses.replace(whole(1), kind=kind)
+    one = dataclasses.replace(table("t", 1), shards=shards)
+    half = dataclasses.replace(PRICES, carried=0.5)
+    coded, plain = (sharded_cost(prices, one, shards) for prices in (half, PRICES))
+    ids, sums = B * (5 * 8 + 4), B * 16 * 4
+    if kind == "table_wise":
+        assert coded.a2a_global[1] == pytest.approx(U * (ids + sums))
+        assert plain.a2a_global[1] == pytest.approx(U * (ids + 2 * sums))
+        more = np.full(U, 3 * sums)
+        more[1] += U * 3 * sums
+        np.testing.assert_allclose(coded.local - plain.local, more)
+    if kind == "table_row_wise":
+        np.testing.assert_allclose(coded.a2a_cross, plain.a2a_cross / 2)
+        np.testing.assert_allclose(coded.a2a_intra, plain.a2a_intra / 2)
+        np.testing.assert_allclose(coded.a2a_global, plain.a2a_global)
+    if kind == "row_wise":
+        assert coded.ar_global == pytest.approx(plain.ar_global / 2)
+        assert coded.a2a_global == plain.a2a_global
+        assert coded.local - plain.local == pytest.approx(6 * sums * (U + 1) / 2)
+    assert np.mean(coded.between_nodes) < np.mean(plain.between_nodes)
+
+
 def test_a_step_waits_for_the_rank_that_has_the_most() -> None:
     def ms(*ranks: int) -> float:
         tables = {f"t{n}": table(f"t{n}", rank) for n, rank in enumerate(ranks)}
@@ -193,10 +219,11 @@ def test_a_table_whose_place_nobody_knows_is_row_wise() -> None:
     assert ledgers[0].cost == ledgers[1].cost
 
 
-def exchanged(kind: str) -> tuple[Traffic, dict[str, PlannedShards]]:
+def exchanged(kind: str, coded: bool) -> tuple[Traffic, dict[str, PlannedShards]]:
     """What a rank hands to collectives in a step of plain TorchRec, and where the tables were."""
     model = Bags()
-    sharder = EmbeddingBagCollectionSharder(fused_params=OptimizerSettings().fused_params())
+    codecs = torchrec_codecs("fp16", "fp16", 1.0, "cpu") if coded else None
+    sharder = EmbeddingBagCollectionSharder(OptimizerSettings().fused_params(), codecs)
     each = {
         "a": table_wise(rank=1, compute_kernel="fused")
         if kind == "table_wise"
@@ -221,9 +248,13 @@ def exchanged(kind: str) -> tuple[Traffic, dict[str, PlannedShards]]:
     return counter.traffic, shards
 
 
+@pytest.mark.parametrize("coded", [False, True], ids=["as they are", "by codecs"])
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
-def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPool) -> None:
-    found = gloo_pool.run(exchanged, kind, world_size=U)
+def test_each_rank_hands_over_what_its_shards_cost(
+    kind: str, coded: bool, gloo_pool: GlooPool
+) -> None:
+    found = gloo_pool.run(exchanged, kind, coded, world_size=U)
+    prices = dataclasses.replace(PRICES, carried=0.5 if coded else 1.0)
     shards = found[0][1]
     a = RowDistribution.of([ROWS], [2 * LOOKUPS / ROWS])
     b = RowDistribution.of([ROWS], [LOOKUPS / ROWS])
@@ -232,8 +263,8 @@ def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPoo
         SequenceTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
     ]
     cost = sum(
-        (sharded_cost(PRICES, one, shards[one.name]) for one in tables[1:]),
-        sharded_cost(PRICES, tables[0], shards["a"]),
+        (sharded_cost(prices, one, shards[one.name]) for one in tables[1:]),
+        sharded_cost(prices, tables[0], shards["a"]),
     )
     # A rank is handed ids and gradients, and hands over sums: in all phases together each moves as
     # much as the prices have it move for its own tables, on average over ranks.
@@ -243,7 +274,7 @@ def test_each_rank_hands_over_what_its_shards_cost(kind: str, gloo_pool: GlooPoo
     sums = U * B * 4 * np.array([2 * 4, 2 * 4 + 32, 2 * 4, 2 * 4])
     if kind == "table_wise":
         sums = U * B * 4 * np.array([0, 2 * 16 + 32, 0, 0])
-    np.testing.assert_allclose(forward, sums)
+    np.testing.assert_allclose(forward, prices.carried * sums)
 
 
 def on_four_ranks(first: float, second: float, others: float) -> SequenceTable:

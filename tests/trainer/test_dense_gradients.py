@@ -303,15 +303,14 @@ def test_where_nothing_is_gained_it_is_ddp_and_says_why(gloo_pool: GlooPool) -> 
 
 
 def with_options() -> list[str]:
-    """On a rank: what is said where TorchRec's wrapper has a hook of its own, where the trainer has
-    wrapped the model already, and where some of the ranks train it."""
+    """On a rank: what is said where the trainer has wrapped the model already, and where some of
+    the ranks train it."""
     pairs = dist.new_group([0, 1]), dist.new_group([2, 3])
     some, all_again = (ShardingEnv.from_process_group(dist.group.WORLD) for _ in range(2))
     some.process_group = pairs[dist.get_rank() // 2]
     all_again.process_group = dist.new_group(backend="cpu:gloo")
     found = []
     for model, on, options in (
-        (nn.Linear(8, 1), None, {"allreduce_comm_precision": "fp16"}),
         (DistributedDataParallel(nn.Linear(8, 1)), None, {}),
         (FullyShardedDataParallel(nn.Linear(8, 1), device_id=CPU), None, {}),
         (nn.Linear(8, 1), some, {"find_unused_parameters": True}),
@@ -326,11 +325,10 @@ def with_options() -> list[str]:
     return found
 
 
-def test_it_leaves_hooks_and_wrappers_of_others_alone(gloo_pool: GlooPool) -> None:
+def test_it_leaves_wrappers_of_others_alone(gloo_pool: GlooPool) -> None:
     ddp = "DistributedDataParallel all-reduces them over all ranks: "
     for found in gloo_pool.run(with_options, world_size=4):
         assert found == [
-            f"{ddp}in fp16 precision, by a hook that it has already",
             "the trainer's own DistributedDataParallel reduces them",
             "the trainer's own FullyShardedDataParallel reduces them",
             f"{ddp}the model is not on all ranks",

@@ -106,14 +106,20 @@ def measured_prices(
     )
 
 
-def over_links(prices: StepPrices, cluster: Cluster, device: torch.device) -> StepPrices:
-    """The prices with those of what a cluster's ranks send to each other."""
+def over_links(
+    prices: StepPrices, cluster: Cluster, device: torch.device, carried: float = 1.0
+) -> StepPrices:
+    """The prices with those of what a cluster's ranks send to each other, floats in so many of
+    their bytes."""
     if cluster.world_size == 1:
         return prices
     link = cluster.a2a_global
     gbps = min(link.gbps, LOOPBACK_GBPS) if device.type == "cpu" else link.gbps
     return dataclasses.replace(
-        prices, byte=1 / (gbps * GB), waits=A_PART_WAITS * link.latency_ms / 1000
+        prices,
+        byte=1 / (gbps * GB),
+        carried=carried,
+        waits=A_PART_WAITS * link.latency_ms / 1000,
     )
 
 

@@ -212,7 +212,7 @@ def _weighing(
             delivered = context.delivered
             batch = _places(batches[-1:]) if delivered is None else (delivered.digest,)
             found = remembered(("prices", deduplicated, *batch, names), measured)
-            known[names] = over_links(found, cluster, device)
+            known[names] = over_links(found, cluster, device, context.carried(model))
         return Seconds(sample, batch_size, known[names], uses)
 
     return weigh, ()

@@ -5,7 +5,7 @@ rows of D floats, a step saves
 
     lookup     (N - N_u) rows read, and updated by their gradients
     exchange   8 (N - N_u) bytes of ids; and 2 * 4 D (N - N_u) of rows and their gradients, or
-               2 * 4 D (B - U) of sums: over the links, and through a rank's copies of them
+               2 * 4 D (B - U) of sums, fewer by codecs: over the links, and through a rank's copies
     pooling    its pooling on all samples, less the same on unique ones
 
 and pays for
@@ -136,6 +136,8 @@ class StepPrices:
     """To copy a float to a sample, and to sum it into its gradient."""
     byte: float = 0.0
     """To send a byte by an all-to-all; 0 on one rank."""
+    carried: float = 1.0
+    """The bytes in which floats are sent, over their own: fewer by codecs."""
     call: float
     """The seconds of an operation on a small tensor, with the Python around it."""
     waits: float = 0.0
@@ -204,7 +206,7 @@ class Seconds(Worth):
         samples = self._batch_size * (1 - self._sample.unique_share(group))
         floats = sum(dim * spared for dim in use.rows) + sum(dim * samples for dim in use.sums)
         tables = len(use.rows) + len(use.sums)
-        sent = tables * ID_BYTES * spared + 2 * FLOAT_BYTES * floats
+        sent = tables * ID_BYTES * spared + 2 * FLOAT_BYTES * prices.carried * floats
         found = {
             "lookup": sum(prices.lookup[dim] * spared for dim in (*use.rows, *use.sums)),
             "exchange": prices.byte * sent + MOVES * prices.copy * floats,

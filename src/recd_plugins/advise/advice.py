@@ -317,6 +317,8 @@ def _what_ifs(
 
     if walk.base.ledger.prices.cluster.world_size > 1:
         yield "links twice as fast", faster, goal
+        if not registry.written("train", "codecs"):
+            yield "floats that travel in 16 bits (train.codecs)", _in_16_bits, goal
     if goal.objective != "time_to_loss" and not its_batches:  # which nobody has a curve for
         double = 2 * batch_size
         yield "the batch doubled", lambda values: _batches_of(values, double), goal
@@ -344,6 +346,11 @@ def _faster(topology: Topology, times: float) -> dict[str, Any]:
     values["intra_node_gbps"] = times * (topology.intra_node_gbps or INTRA_NODE_GBPS)
     values["inter_node_gbps"] = times * (topology.inter_node_gbps or INTER_NODE_GBPS)
     return values
+
+
+def _in_16_bits(values: Values) -> Values:
+    codecs = {"forward": "fp16", "backward": "bf16", "dense": "bf16"}
+    return {**values, "train": {**(values.get("train") or {}), "codecs": codecs}}
 
 
 def _batches_of(values: Values, batch_size: int) -> Values:

@@ -283,6 +283,7 @@ def computed(
         found,
         features=_with_unique(timed, features(some[-1]), found, device),
         call=seconds_of_call(device),
+        dense_carried=stack.registry.train.codecs.dense_carried,
     )
     python = seconds_of_torchrec(timed, stack.default_sharders(), device)
     if stack.device == "cuda":

@@ -347,6 +347,7 @@ def _as_placed(
         cluster=Cluster.of(stack.registry.topology, ranks),
         batch_size=stack.registry.train.batch_size,
         k=replica_factor(every.values(), dict.fromkeys(every, fused)),
+        carried=stack.registry.train.codecs.carried,
     )
     return Ledger.of(every, dict.fromkeys(every, AS_TORCHREC), prices)
 

@@ -94,6 +94,7 @@ def explain(
                 batch_size=train.batch_size,
                 k=k or usual or row_factor(fused, max(row_bytes // FLOAT, 1)),
                 stepped=row_passes(fused, cluster),
+                carried=train.codecs.carried,
             ),
             p=p,
             width=row_bytes,

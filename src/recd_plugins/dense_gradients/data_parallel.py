@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
@@ -24,6 +25,8 @@ from recd_plugins.planning.topology import Cluster, Topology
 
 __all__ = ["DenseGradients"]
 
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""What gradients travel as, by the words of `allreduce_comm_precision`."""
 PARTS = 8
 """Parts that ranks all-reduce the dense gradients in: all but the last travel beside backward."""
 LEAST_PART, MOST_PART = 1 << 18, 25 << 20
@@ -39,7 +42,8 @@ class DenseGradients(DefaultDataParallelWrapper):
 
     Gradients cross nodes once where gloo's ring over all ranks would have more bytes go over the
     links between nodes, and takes longer by the topology: of several nodes, which have several
-    ranks each. NCCL has hierarchies of its own and is left alone.
+    ranks each. NCCL has hierarchies of its own and is left alone. Those that travel in fewer bits,
+    as `allreduce_comm_precision` says, do so between nodes alone where they cross once.
     """
 
     def __init__(self, dense_bytes: int, topology: Topology, **options: Any) -> None:
@@ -50,8 +54,8 @@ class DenseGradients(DefaultDataParallelWrapper):
             given = options.get("ddp_kwargs") or {}
             options |= {"bucket_cap_mb": mib, "ddp_kwargs": first_step_in_parts(mib) | given}
         super().__init__(**options)
-        mixed = (options.get("ddp_kwargs") or {}).get("mixed_precision") is not None
-        self._precision = options.get("allreduce_comm_precision") or ("mixed" if mixed else None)
+        self._mixed = (options.get("ddp_kwargs") or {}).get("mixed_precision") is not None
+        self._kind = DTYPES.get(options.get("allreduce_comm_precision") or "")
         self._dense_bytes = dense_bytes
         self._topology = topology
         self.once = False
@@ -64,28 +68,54 @@ class DenseGradients(DefaultDataParallelWrapper):
         for one in dmp.children():
             if isinstance(one, DistributedDataParallel | FullyShardedDataParallel):
                 self.explained = f"the trainer's own {type(one).__name__} reduces them"
+                self._kind = None
                 return
-        super().wrap(dmp, env, device)
-        ddp, group = _ddp(dmp), env.process_group
-        if ddp is None or group is None or group.size() == 1:
+        group = env.process_group
+        if group is None or group.size() == 1:
+            super().wrap(dmp, env, device)
             return
         found = self._across_nodes(group, device)
-        if isinstance(found, str):
-            self.explained = f"DistributedDataParallel all-reduces them over all ranks: {found}"
+        in_bfloat16 = self._kind is torch.bfloat16 and device.type == "cpu"
+        if isinstance(found, Cluster) or in_bfloat16:
+            self._allreduce_comm_precision = None  # the hook of TorchRec's wrapper, for another
+        super().wrap(dmp, env, device)
+        if (ddp := _ddp(dmp)) is None:
             return
-        ddp.register_comm_hook(None, OnceANode(group, found.ranks_per_node).hook)
+        kind = "" if self._kind is None else f" in {str(self._kind).removeprefix('torch.')}"
+        if isinstance(found, str):
+            if in_bfloat16:  # torch's hook is right on gloo too, where DDP refuses it by its name
+                ddp.register_comm_hook(
+                    group, lambda state, bucket: bf16_compress_hook(state, bucket)
+                )
+            self.explained = (
+                f"DistributedDataParallel all-reduces them over all ranks{kind}: {found}"
+            )
+            return
+        ddp.register_comm_hook(None, OnceANode(group, found.ranks_per_node, self._kind).hook)
         self.once = True
-        once = 2 * (found.n_nodes - 1) / found.n_nodes
-        ring = found.reduced_between_nodes / found.n_nodes
+        size = self._carried * self._dense_bytes
+        once = 2 * (found.n_nodes - 1) / found.n_nodes * size
+        ring = found.reduced_between_nodes / found.n_nodes * size
         self.explained = (
-            f"they cross nodes once: {in_bytes(once * self._dense_bytes)} leave each node in a "
-            f"step, where gloo's ring over all ranks has {in_bytes(ring * self._dense_bytes)}"
+            f"they cross nodes once{kind}: {in_bytes(once)} leave each node in a step, where "
+            f"gloo's ring over all ranks has {in_bytes(ring)}"
         )
+
+    @property
+    def handed(self) -> float:
+        """The bytes of dense gradients that a rank hands to collectives in a step: where they cross
+        nodes once, they have fewer bits between nodes alone."""
+        return self._dense_bytes if self.once else self._carried * self._dense_bytes
+
+    @property
+    def _carried(self) -> float:
+        """The bytes in which gradients travel, over those of float32."""
+        return 1.0 if self._kind is None else self._kind.itemsize / torch.float32.itemsize
 
     def _across_nodes(self, group: ProcessGroup, device: torch.device) -> Cluster | str:
         """The cluster, on whose nodes gradients cross once; or why not, the same on all ranks."""
-        if self._precision is not None:
-            return f"in {self._precision} precision, by a hook that it has already"
+        if self._mixed:
+            return "in mixed precision, by a hook that it has already"
         backend = backend_of(group, device.type)
         if device.type != "cpu" or backend != "gloo":
             return f"on {device.type}, {backend} arranges how they cross nodes"
@@ -99,7 +129,7 @@ class DenseGradients(DefaultDataParallelWrapper):
             w = 0
         # Where nodes have as many ranks as they please, their launchers say different things; and
         # each machine may have a topology of its own in the file that registry.yaml names.
-        slower = w > 0 and cluster.crosses_once(self._dense_bytes)
+        slower = w > 0 and cluster.crosses_once(self._dense_bytes, self._carried)
         least = torch.tensor([w, -w, int(slower)])
         dist.all_reduce(least, dist.ReduceOp.MIN, group)
         fewest, most, everywhere = least.tolist()

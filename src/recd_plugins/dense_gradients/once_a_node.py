@@ -47,13 +47,16 @@ class OnceANode:
     which DDP hands them over.
     """
 
-    def __init__(self, world: ProcessGroup, ranks_per_node: int) -> None:
-        """Every rank of `world`, which has all there are, must make one: it makes process
-        groups."""
+    def __init__(
+        self, world: ProcessGroup, ranks_per_node: int, kind: torch.dtype | None = None
+    ) -> None:
+        """Every rank of `world`, which has all there are, must make one: it makes process groups.
+        Gradients cross nodes as numbers of this kind, by default of their own."""
         ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
         self._world = world
         self._place = world.rank() % ranks_per_node
         self._ranks_per_node = ranks_per_node
+        self._kind = kind
         self._to_parts, self._to_all = own_group(ranks), own_group(ranks)
         self._across = own_group(ranks.T)
         self._reducing, self._gathering = _InOrder(), _InOrder()
@@ -87,12 +90,13 @@ class OnceANode:
         reduces, gathers = self._reducing.announced(), self._gathering.announced()
 
         def reduce() -> None:
-            total = parts.view(w, -1).sum(0)
+            total = parts.view(w, -1).sum(0).to(self._kind or parts.dtype)
             work = dist.all_reduce(total, group=self._across, async_op=True)
             then(work, lambda: self._gathering.make(gathers, or_fails(lambda: gather(total))))
 
         def gather(total: Tensor) -> None:
-            work = _all_to_all(mine, total.repeat(w), sizes, own, self._to_all)
+            every = total.to(mine.dtype).repeat(w)
+            work = _all_to_all(mine, every, sizes, own, self._to_all)
             then(work, lambda: done.set_result(mine))
 
         def then(work: Any, call: Callable[[], object]) -> None:

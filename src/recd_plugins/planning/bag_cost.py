@@ -2,7 +2,9 @@
 
 A table has f bags a sample, one for each of its features, of p lookups in all; a row has r bytes,
 a sum s. Prices are those of the whole table, per rank and step, forward and backward together; B
-samples a rank, U ranks in all. Where ids are coalesced, rows travel as those of sequences do.
+samples a rank, U ranks in all. Exchanges carry e of a sum's bytes (`Prices.carried`); to encode and
+to decode sums is local, too: their `coding`. Where ids are coalesced, rows travel as those of
+sequences do.
 """
 
 from __future__ import annotations
@@ -50,9 +52,10 @@ def row_wise_bags(
     rows_accessed   l pB
     dynamic_memory  (U + 1) c f B s
     a2a_global      8 l pB + 4 U c f B: ids, and how many each rank has of each bag
-    ar_global       d U c f B s: parts of sums are reduced and scattered, their gradients gathered,
-                    which are the halves of an all-reduce, or more: d is the topology's `scattered`
-    local           3 l pB r + 2 U c f B s
+    ar_global       d e U c f B s: parts of sums are reduced and scattered, their gradients
+                    gathered, which are the halves of an all-reduce, or more: d is the topology's
+                    `scattered`
+    local           3 l pB r + 2 U c f B s, and coding of (U + 1) c f B s / 2
     with c = 1, for TorchRec sends all bags; behind replicas that share of bags which has a row
     without one (`travelling`); and l the `load` of each rank [U], how many times
     its share of lookups it serves.
@@ -62,7 +65,7 @@ def row_wise_bags(
     lookups = rows.lookups * prices.batch_size
     parts = u * share * bags * prices.batch_size
     sums = parts * dim * SUM_BYTES
-    reduced = prices.cluster.scattered * sums
+    reduced = prices.cluster.scattered * prices.carried * sums
     ids = lookups * ID_BYTES + parts * LENGTH_BYTES
     return Cost(
         static_memory=rows.num_rows * width / u,
@@ -72,7 +75,7 @@ def row_wise_bags(
         a2a_global=ids + (load - 1.0) * lookups * ID_BYTES,
         ar_global=reduced,
         between_nodes=ids * u * (n - 1) / n + prices.cluster.reduced_between_nodes * reduced,
-        local=3 * lookups * width * load + 2 * sums,
+        local=3 * lookups * width * load + 2 * sums + prices.coding(sums * (u + 1) / u / 2),
     )
 
 
@@ -86,13 +89,13 @@ def table_wise_bags(
     ids_sent        pB
     rows_accessed   pB
     dynamic_memory  2 f B s
-    a2a_global      8 pB + 4 f B + 2 f B s: ids and lengths, sums and their gradients
-    local           3 pB r + 2 f B s
+    a2a_global      8 pB + 4 f B + 2 e f B s: ids and lengths, sums and their gradients
+    local           3 pB r + 2 f B s, and coding of f B s
     """
     n, u = prices.cluster.n_nodes, prices.cluster.world_size
     lookups, each = rows.lookups * prices.batch_size, bags * prices.batch_size
     sums = each * dim * SUM_BYTES
-    payload = lookups * ID_BYTES + each * LENGTH_BYTES + 2 * sums
+    payload = lookups * ID_BYTES + each * LENGTH_BYTES + 2 * prices.carried * sums
     return Cost(
         static_memory=rows.num_rows * width / u,
         ids_sent=lookups,
@@ -100,5 +103,5 @@ def table_wise_bags(
         dynamic_memory=2 * sums,
         a2a_global=payload,
         between_nodes=payload * u * (n - 1) / n,
-        local=3 * lookups * width + 2 * sums,
+        local=3 * lookups * width + 2 * sums + prices.coding(sums),
     )

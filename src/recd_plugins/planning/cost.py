@@ -176,6 +176,9 @@ class Prices:
     stepped: float = STEPPED
     """o: passes over a chunk of sums in which they are scaled, and rows stepped by them:
     `replica_passes`."""
+    carried: float = 1.0
+    """e: bytes in which TorchRec's exchanges carry rows, sums and gradients, over those of float32,
+    by the sharders' codecs. Exchanges of our own, within nodes and of replicas, have none."""
 
     def row_wise(
         self,
@@ -191,8 +194,8 @@ class Prices:
         ids_sent        s
         rows_accessed   s
         dynamic_memory  2 s r; coalesced (2 s + pB) r, since the answers are spread again
-        a2a_global      s (2 r + 8)
-        local           4 s r; coalesced (4 s + 4 pB) r
+        a2a_global      s (2 e r + 8)
+        local           4 s r; coalesced (4 s + 4 pB) r; with codecs `coding` of s r more
         updated         appears(B U) / U
         paged           the same where the table is `mapped`
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
@@ -207,7 +210,7 @@ class Prices:
         intra = rows.appear(self.batch_size) if coalesce == "node" else 0.0 * accesses
         moved = 2 * crossing + 2 * intra
         spread = 0.0 if coalesce == "none" else accesses
-        payload = crossing * (2 * width + ID_BYTES)
+        payload = crossing * (2 * self.carried * width + ID_BYTES)
         across = payload if coalesce == "node" else 0.0 * payload
         updated = rows.appear(self.batch_size * u) / u
         return Cost(
@@ -219,7 +222,7 @@ class Prices:
             a2a_cross=across,
             a2a_intra=self._beside(intra * (2 * width + ID_BYTES)),
             between_nodes=payload * u * (n - 1) / n,
-            local=(2 * moved + (4 - pooled) * spread) * width,
+            local=(2 * moved + (4 - pooled) * spread) * width + self.coding(crossing * width),
             coalesced=0.0 * accesses if coalesce == "none" else accesses,
             updated=updated,
             paged=mapped * updated,
@@ -234,6 +237,11 @@ class Prices:
             return rows.appear(self.batch_size * w) / w
         return rows.p * self.batch_size
 
+    def coding(self, sent: Any) -> Any:
+        """Bytes that a rank reads and writes where it encodes and decodes so many, forward as
+        backward: 4 (1 + e) of each; none without codecs."""
+        return 4 * (1 + self.carried) * sent if self.carried < 1 else 0.0 * sent
+
     def column_wise(self, rows: RowDistribution, width: Any) -> Cost:
         """The cost in TorchRec's column-wise table (CW): each rank has D / U columns of every row.
 
@@ -241,13 +249,13 @@ class Prices:
         ids_sent        U pB
         rows_accessed   U pB (of D / U columns)
         dynamic_memory  2 pB r
-        a2a_global      pB (2 r + 8 U)
-        local           4 pB r
+        a2a_global      pB (2 e r + 8 U)
+        local           4 pB r; with codecs `coding` of pB r more
         updated         appears(B U)
         """
         accesses = rows.p * self.batch_size
         n, _, u = self._shape
-        payload = accesses * (2 * width + u * ID_BYTES)
+        payload = accesses * (2 * self.carried * width + u * ID_BYTES)
         return Cost(
             static_memory=width / u,
             ids_sent=u * accesses,
@@ -255,7 +263,7 @@ class Prices:
             dynamic_memory=2 * accesses * width,
             a2a_global=payload,
             between_nodes=payload * u * (n - 1) / n,
-            local=4 * accesses * width,
+            local=4 * accesses * width + self.coding(accesses * width),
             updated=rows.appear(self.batch_size * u),
         )
 
@@ -428,10 +436,17 @@ PAPER_K = 6.25
 
 
 def priced(
-    pricing: Pricing, *, cluster: Cluster, batch_size: int, k: float, stepped: float = STEPPED
+    pricing: Pricing,
+    *,
+    cluster: Cluster,
+    batch_size: int,
+    k: float,
+    stepped: float = STEPPED,
+    carried: float = 1.0,
 ) -> Prices:
     """The prices of one or the other on a cluster, with replicas that take k times a row, and are
-    `stepped` in so many passes."""
+    `stepped` in so many passes, and of embeddings that are `carried` in so many of their bytes."""
+    prices = Prices(cluster=cluster, batch_size=batch_size, k=k, carried=carried)
     if pricing == "paper":
-        return Prices(cluster=cluster, batch_size=batch_size, k=k, reduce="dense", ask_once=False)
-    return Prices(cluster=cluster, batch_size=batch_size, k=k, stepped=stepped)
+        return dataclasses.replace(prices, reduce="dense", ask_once=False)
+    return dataclasses.replace(prices, stepped=stepped)

@@ -3,7 +3,9 @@
 A plan of whole tables keeps some ranks busier than others, and a step waits for the busiest. So
 prices here are arrays [U], one for each rank.
 In the formulas a table has f bags a sample of p lookups in all, of which each sum has s bytes;
-rows of r bytes; B samples a rank, U = N W ranks in all.
+rows of r bytes; B samples a rank, U = N W ranks in all. Of sums and rows that are exchanged, e of
+their bytes travel (`Prices.carried`), and ranks that encode or decode them read and write half of
+their `coding`.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     static_memory   c E r
     rows_accessed   U pB
     dynamic_memory  c U y; and c y on every rank
-    a2a_global      U (x + 2 c y)
+    a2a_global      U (x + 2 e c y)
     local           U (3 pB c r + 2 c y); where rows come one by one 4 U pB c r
     updated         what all ranks look up of its rows, each once, where rows come one by one
     and of every rank ids_sent pB; with x = 8 pB + 4 f B, the ids and their lengths, and y = f B s
@@ -95,12 +97,14 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
         accessed[at] += u * part * lookups
         dynamic += part * c * y
         dynamic[at] += u * part * c * y
-        payload[at] += u * part * (x + 2 * c * y)
+        payload[at] += u * part * (x + 2 * prices.carried * c * y)
         own = 3 * part * lookups * c * table.width + 2 * part * c * y
         local[at] += u * (own if table.bags else 4 * part * c * y)
         updated[at] += part * touched
         sent += part * lookups
-        between += (u - w) * part * (x + 2 * c * y)
+        local += prices.coding(part * c * y) / 2
+        local[at] += prices.coding(u * part * c * y) / 2
+        between += (u - w) * part * (x + 2 * prices.carried * c * y)
     return Cost(
         static_memory=static,
         ids_sent=sent,
@@ -119,8 +123,8 @@ def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Co
     For each node that has c of the columns, of each of its ranks:
     rows_accessed   U pB / W
     a2a_global      U x / W
-    a2a_intra       2 c U y: parts of sums are reduced and scattered, their gradients gathered
-    a2a_cross       2 c N y
+    a2a_intra       2 e c U y: parts of sums are reduced and scattered, their gradients gathered
+    a2a_cross       2 e c N y
     local           U / W (3 pB c r) + 2 c U y
     """
     n, w, u = _shape(prices)
@@ -134,11 +138,14 @@ def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Co
         dynamic += part * c * y
         dynamic[at] += c * (u + n) * y
         payload[at] += u * part * x
-        intra[at] += 2 * c * u * y
-        cross[at] += 2 * c * n * y
-        local[at] += u * part * 3 * lookups * c * table.width + 2 * c * u * y
+        sums = c * y
+        intra[at] += 2 * prices.carried * sums * u
+        cross[at] += 2 * prices.carried * sums * n
+        local += prices.coding(part * sums) / 2
+        local[at] += u * part * 3 * lookups * c * table.width + 2 * sums * u
+        local[at] += prices.coding(sums * (u + n)) / 2
         sent += part * lookups
-        between += (u - w) * part * x + 2 * c * (n - 1) * y
+        between += (u - w) * part * x + 2 * prices.carried * sums * (n - 1)
     return Cost(
         static_memory=static,
         ids_sent=sent,

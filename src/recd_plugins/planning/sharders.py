@@ -32,8 +32,11 @@ DEFAULTS: Mapping[str, float] = {"learning_rate": 0.01, "eps": 1e-8}
 """What fbgemm's kernels take where nobody says it; the optimizer is then EXACT_SGD."""
 
 
-def default_sharders(fused: Mapping[str, Any] | None = None) -> list[ModuleSharder[nn.Module]]:
-    """TorchRec's `get_default_sharders()`, those of tables that train with these fused params."""
+def default_sharders(
+    fused: Mapping[str, Any] | None = None, codecs: Mapping[str, Any] | None = None
+) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's `get_default_sharders()`, those of tables that train with these fused params, and
+    exchange by these codecs."""
     from torchrec.distributed.embedding_types import BaseEmbeddingSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
@@ -41,21 +44,23 @@ def default_sharders(fused: Mapping[str, Any] | None = None) -> list[ModuleShard
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     given: list[ModuleSharder[nn.Module]] = get_default_sharders()
-    if not fused:
+    if not fused and not codecs:
         return given
     found: list[Any] = []
     for sharder in given:
-        # Sharding mutates the mapping that it is given, so each sharder has its own.
-        own, kind = dict(fused), type(sharder)
-        if kind is FeatureProcessedEmbeddingBagCollectionSharder:
-            found.append(kind(EmbeddingBagCollectionSharder(fused_params=own)))
-        elif (
-            kind is FusedEmbeddingBagCollectionSharder  # whose modules have optimizers themselves
-            or not issubclass(kind, BaseEmbeddingSharder)  # but for inference
-        ):
+        kind: Any = type(sharder)
+        if not issubclass(kind, BaseEmbeddingSharder):  # for inference
             found.append(sharder)
+            continue
+        # Sharding mutates the mapping that it is given, so each sharder has its own.
+        options = {"fused_params": dict(fused) if fused else None, "qcomm_codecs_registry": codecs}
+        if kind is FeatureProcessedEmbeddingBagCollectionSharder:
+            own = EmbeddingBagCollectionSharder(**options)
+            found.append(kind(own, qcomm_codecs_registry=codecs))
+        elif kind is FusedEmbeddingBagCollectionSharder:  # whose modules have their own optimizers
+            found.append(kind(qcomm_codecs_registry=codecs))
         else:
-            found.append(kind(fused_params=own))
+            found.append(kind(**options))
     return found
 
 

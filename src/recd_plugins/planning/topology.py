@@ -276,24 +276,26 @@ class Cluster:
         n, u = self.n_nodes, self.world_size
         return 2 * n * (u - 1) / u if n > 1 else 0.0
 
-    def once_a_node_ms(self, size: float) -> float:
+    def once_a_node_ms(self, size: float, carried: float = 1.0) -> float:
         """Milliseconds of an all-reduce of so many bytes that cross nodes once: two all-to-alls
-        within each node, and between them one across nodes of each rank's own part."""
-        part = size / self.ranks_per_node
+        within each node, and between them one across nodes of each rank's own part, which is
+        `carried` there in so many of its bytes."""
+        part = carried * size / self.ranks_per_node
         return float(2 * self.a2a_intra.ms(size) + self.ar_cross.ms(part))
 
-    def crosses_once(self, size: float) -> bool:
+    def crosses_once(self, size: float, carried: float = 1.0) -> bool:
         """Whether dense gradients of so many bytes are all-reduced so: by gloo, where several nodes
         have several ranks each, and where that takes less time than its ring."""
         if self.ring is None or self.n_nodes == 1 or self.ranks_per_node == 1 or not size:
             return False
-        return self.once_a_node_ms(size) < float(self.ring.ms(size))
+        return self.once_a_node_ms(size, carried) < float(self.ring.ms(carried * size))
 
-    def dense_between_nodes(self, size: float) -> float:
+    def dense_between_nodes(self, size: float, carried: float = 1.0) -> float:
         """Bytes that leave nodes, of all together, for so many of dense gradients: 2 (N - 1) times
         as many where they cross nodes once, for each node sends 2 (N - 1) / N."""
         once = 2 * (self.n_nodes - 1)
-        return size * (once if self.crosses_once(size) else self.reduced_between_nodes)
+        crosses_once = self.crosses_once(size, carried)
+        return carried * size * (once if crosses_once else self.reduced_between_nodes)
 
     def local_ms(
         self,

@@ -71,6 +71,7 @@ class Contexts:
             folder=self.registry.folder,
             batch_size=train.batch_size,
             fused=train.optimizer.fused_params(),
+            codecs=train.codecs.of_tables(self.device),
             own_sharders=self.sharders if slot in PLANNING else None,
             schema=schema,
             tables=tables,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from recd_plugins.errors import RegistryError, so_many
+from recd_plugins.planning.codecs import Codecs, check_codecs_agree
 from recd_plugins.planning.planner_bases import OrdersBatches, TakesContext
 from recd_plugins.planning.sharders import (
     check_planned,
@@ -122,7 +124,8 @@ class RegistryPlanner:
         """The trainer's own sharders, or what TorchRec would take where it names none."""
         if self._sharders is None:
             named = self._options_of_tables
-            self._sharders = self.default_sharders() if named else default_sharders()
+            fused = self._registry.train.optimizer.fused_params() if named else None
+            self._sharders = default_sharders(fused, self._codecs)
         return self._sharders
 
     def take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
@@ -133,18 +136,24 @@ class RegistryPlanner:
         self._sharders = mine
 
     def train_by_registry(self) -> None:
-        """Where the trainer named no sharders, tables train as `train.optimizer` says."""
+        """Where the trainer named no sharders, tables train as `train` says."""
         if self._sharders is None:
             self._sharders = self.default_sharders()
 
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
-        default."""
-        return default_sharders(self._registry.train.optimizer.fused_params())
+        """TorchRec's default sharders, by which tables train, and exchange, as `train.optimizer`
+        and `train.codecs` say, be it by default."""
+        return default_sharders(self._registry.train.optimizer.fused_params(), self._codecs)
+
+    @cached_property
+    def _codecs(self) -> Codecs | None:
+        """Those of registry.yaml, one for all sharders, which are told apart by them."""
+        return self._registry.train.codecs.of_tables(self._contexts().device)
 
     def _check_agrees(self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
         settings = self._registry.train.optimizer
         check_registry_agrees(model, sharders, self._options_of_tables, settings)
+        check_codecs_agree(model, sharders, self._codecs)
 
     @property
     def _options_of_tables(self) -> Sequence[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
+from recd_plugins.planning.codecs import BYTES, Codecs, Precision, torchrec_codecs
 
-__all__ = ["OptimizerSettings", "TrainSettings"]
+__all__ = ["CodecSettings", "OptimizerSettings", "TrainSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,42 @@ class OptimizerSettings(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CodecSettings(Config):
+    """The precisions in which floats travel between ranks; what is looked up, summed and stepped
+    has 32 bits all the same. Fewer bits round, and so train other weights."""
+
+    forward: Precision = "fp32"
+    """That of rows and sums on their way to who asked, by TorchRec's codecs, which have fp16 for
+    bf16 on a CPU. Within a node, rows that are coalesced over it or have replicas keep 32 bits."""
+    backward: Precision = "fp32"
+    """That of their gradients on the way back."""
+    backward_scale: Annotated[float, Range(gt=0)] = 1.0
+    """The factor of these gradients as they travel: fp16 has nothing between 0 and 6e-8."""
+    dense: Precision = "fp32"
+    """That of the dense parameters' gradients; where they cross nodes once, between nodes alone."""
+
+    def of_tables(self, device: str) -> Codecs | None:
+        """The codecs of rows, sums and their gradients, as TorchRec's sharders take them; none
+        where all have 32 bits."""
+        return torchrec_codecs(self.forward, self.backward, self.backward_scale, device)
+
+    @property
+    def carried(self) -> float:
+        """The bytes of rows, sums and gradients as they travel, over those of float32."""
+        return (BYTES[self.forward] + BYTES[self.backward]) / (2 * BYTES["fp32"])
+
+    @property
+    def dense_carried(self) -> float:
+        """The same of dense gradients."""
+        return BYTES[self.dense] / BYTES["fp32"]
+
+    @property
+    def of_wrapper(self) -> dict[str, Any]:
+        """The precision of dense gradients, as TorchRec's DefaultDataParallelWrapper takes it."""
+        return {} if self.dense == "fp32" else {"allreduce_comm_precision": self.dense}
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings(Config):
     """The `train` key of registry.yaml."""
 
@@ -62,6 +99,8 @@ class TrainSettings(Config):
     """Seeds parameters, tables (alike at any world size and plan) and shuffling."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """The optimizers, with their learning rates."""
+    codecs: CodecSettings = field(default_factory=CodecSettings)
+    """The precisions in which floats travel between ranks."""
     log_every: Annotated[int, Range(ge=1)] = 20
     """Steps between two lines of metrics."""
     eval_every: Annotated[int, Range(ge=0)] = 0

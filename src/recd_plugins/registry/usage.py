@@ -75,7 +75,7 @@ class Usage:
         """The ranks that train, where these are not all of the job's: the first of them warns."""
 
     def asked(self, *what: str) -> None:
-        """The trainer asks for what these slots, or `retier_every`, are for."""
+        """The trainer asks for what these slots, or options of `train`, are for."""
         self._asked.update(what)
 
     def asks_for(self, what: str) -> bool:
@@ -422,6 +422,13 @@ class Usage:
                 why="it is for `recd train`, and nothing moves replicas in this trainer",
                 cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
                 "between two steps, or take it out.",
+            )
+        if self._registry.train.codecs.dense != "fp32" and "codecs.dense" not in self._asked:
+            yield Unused(
+                what="train: codecs.dense",
+                why="this trainer's dense gradients are reduced by a wrapper of its own",
+                cure="Hand DistributedModelParallel `data_parallel_wrapper=stack.data_parallel()`, "
+                "or take it out.",
             )
         for slot, asking in ASKING.items():
             for choice in self._registry.chosen(slot):

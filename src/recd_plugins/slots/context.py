@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
+from recd_plugins.planning.codecs import Codecs, carried
 from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered
 from recd_plugins.planning.sharders import default_sharders, fused_by_table
 
@@ -45,6 +46,8 @@ class Context:
     fused: Mapping[str, Any] = field(default_factory=dict)
     """The optimizer of registry.yaml's tables (`train.optimizer`), as TorchRec's `fused_params`.
     A trainer of one's own may have another one: ask `sharders` and `fused_by_table`."""
+    codecs: Codecs | None = None
+    """The codecs of registry.yaml's tables (`train.codecs`), as TorchRec's sharders take them."""
     own_sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]] | None = None
     """The sharders that a trainer gave to `stack.plan`; there for `sharding` and `cache`."""
     schema: Schema | None = None
@@ -100,18 +103,24 @@ class Context:
     """The record's name, for the same messages."""
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own sharders; TorchRec's default ones, with `fused`, where there are none.
+        """The trainer's own sharders; TorchRec's default ones, with `fused` and `codecs`, where
+        there are none.
 
         A trainer gives its own when it asks for a plan, so a planner asks here when it plans.
         """
         if self.own_sharders is not None:
             return list(self.own_sharders())
-        return default_sharders(self.fused)
+        return default_sharders(self.fused, self.codecs)
 
     def fused_by_table(self, model: nn.Module) -> dict[str, dict[str, Any]]:
         """The fused params of each of the model's tables, by `apply_optimizer_in_backward` and by
         the trainer's sharders."""
         return fused_by_table(model, self.sharders())
+
+    def carried(self, model: nn.Module) -> float:
+        """The bytes in which exchanges carry rows, sums and gradients, over those of float32: fewer
+        where the sharders have codecs."""
+        return carried(model, self.sharders())
 
     def require_schema(self) -> Schema:
         """The schema; a `PluginError` where it is not known yet."""

@@ -105,6 +105,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """All tables of that model, on rank 0."""
         self.fused: Mapping[str, Mapping[str, Any]] = {}
         """The optimizer of each of the model's tables, as TorchRec's `fused_params`."""
+        self.carried = 1.0
+        """What exchanges carry of rows, sums and gradients, by the sharders' codecs:
+        `Prices.carried`."""
         self._profiles = TableProfiles(self.slot, profile, profile_batches)
         self._left = LeftTables(self.slot, self.name, self.kind)
         self.explanation = "No plan has been made yet."
@@ -550,6 +553,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
         """The tables that the policy is for, that may be row-wise, and tiers in front of them."""
         self.fused = self.context.fused_by_table(model)
+        self.carried = self.context.carried(model)
         chosen = self.tables(model)
         if not isinstance(chosen, Mapping):
             raise PluginError(

@@ -46,6 +46,8 @@ class Compute:
     """Seconds of an operation on a small tensor, with the Python around it."""
     dense_bytes: float = 0.0
     """Bytes of the dense parameters, whose gradients all ranks reduce."""
+    dense_carried: float = 1.0
+    """What travels of them, over that: less where they travel in fewer bits."""
     activations: float = 0.0
     """Bytes that all but poolings keep of a sample until backward."""
     ranks: int = 1

@@ -117,11 +117,12 @@ class StepForecast:
         between = sum(sent[name] for name in EXCHANGES if name != "a2a_intra")
         rows = between * (1 - ids) / 2
         by_rows = cluster.a2a_global.gbps * w * (u - w) / u
-        took = crossing = 1 / cluster.ar_global.gbps
-        leaving = 2 * (u - 1) / u
-        if cluster.crosses_once(self.compute.dense_bytes):
-            crossing = 1 / cluster.ar_cross.gbps / w
-            took, leaving = 2 / cluster.a2a_intra.gbps + crossing, 2 * (n - 1) / n
+        carried = self.compute.dense_carried
+        took = crossing = carried / cluster.ar_global.gbps
+        leaving = carried * 2 * (u - 1) / u
+        if cluster.crosses_once(self.compute.dense_bytes, carried):
+            crossing = carried / cluster.ar_cross.gbps / w
+            took, leaving = 2 / cluster.a2a_intra.gbps + crossing, carried * 2 * (n - 1) / n
         dense = max(self.compute.dense_bytes / GB * took * 1000 - hidden, 0.0)
         both = (by_rows * rows + leaving / took * dense) / max(by_rows, leaving / crossing)
         return rows + dense - max(rows, dense, both)
@@ -153,14 +154,14 @@ class StepForecast:
         cluster, cost = self.ledger.prices.cluster, self.ledger.cost
         w, u = cluster.ranks_per_node, cluster.world_size
         mean = {name: float(np.mean(getattr(cost, name))) for name in COLLECTIVES}
-        dense = self.compute.dense_bytes
-        once = cluster.crosses_once(dense)
-        around = 2 * (mean["ar_global"] + (0.0 if once else dense)) * (u - 1) / u
+        dense, carried = self.compute.dense_bytes, self.compute.dense_carried
+        once = cluster.crosses_once(dense, carried)
+        around = 2 * (mean["ar_global"] + (0.0 if once else carried * dense)) * (u - 1) / u
         intra = mean["a2a_intra"] + (2 * dense if once else 0.0)
         within = mean["a2a_global"] * (w - 1) / u + (intra + around) * (w - 1) / w
         return {
             "between_nodes": float(np.mean(cost.between_nodes))
-            + cluster.dense_between_nodes(dense),
+            + cluster.dense_between_nodes(dense, carried),
             "within_nodes": u * within,
         }
 
@@ -169,12 +170,14 @@ class StepForecast:
         """By calls of `BUCKET` bytes each, all but the last of which cost no more than the latency
         between nodes beside their bytes."""
         size, cluster = self.compute.dense_bytes, self.ledger.prices.cluster
+        carried = self.compute.dense_carried
         if self.world_size == 1 or not size:
             return 0.0
         calls = math.ceil(size / BUCKET)
-        if cluster.crosses_once(size):
-            return (calls - 1) * cluster.ar_cross.latency_ms + cluster.once_a_node_ms(size)
-        return (calls - 1) * cluster.ar_global.latency_ms + float(cluster.ar_global.ms(size))
+        if cluster.crosses_once(size, carried):
+            return (calls - 1) * cluster.ar_cross.latency_ms + cluster.once_a_node_ms(size, carried)
+        reduced = float(cluster.ar_global.ms(carried * size))
+        return (calls - 1) * cluster.ar_global.latency_ms + reduced
 
     @property
     def ids(self) -> float:

@@ -377,11 +377,7 @@ class ForecastMeter(Callback):
         found = self._facts.beside(
             training.device,
             traffic={to: sum(phases.values()) for to, phases in traffic.items()},
-            dense=sum(
-                parameter.numel() * parameter.element_size()
-                for group in training.dense.param_groups
-                for parameter in group["params"]
-            ),
+            dense=self._stack.dense_handed,
             parts=summary.get("parts_ms") or {},
             step_ms=cost.get("step_ms") or 0.0,
         )

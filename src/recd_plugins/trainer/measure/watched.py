@@ -86,7 +86,7 @@ class WatchedBatches:
         dist.all_reduce(every)
         *sums, steps = every.tolist()
         traffic = {to: size / steps for to, size in zip(ROUTES, sums, strict=True) if size}
-        found = facts.beside(at, traffic=traffic, dense=self._stack.dense_bytes, parts={})
+        found = facts.beside(at, traffic=traffic, dense=self._stack.dense_handed, parts={})
         return [] if dist.get_rank() else found
 
     def lines(self, device: torch.device | str = "cpu") -> list[str]:
