@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
@@ -27,6 +30,7 @@ __all__ = ["DenseGradients"]
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """What gradients travel as, by the words of `allreduce_comm_precision`."""
+COMPRESS = {torch.float16: fp16_compress_hook, torch.bfloat16: bf16_compress_hook}
 PARTS = 8
 """Parts that ranks all-reduce the dense gradients in: all but the last travel beside backward."""
 LEAST_PART, MOST_PART = 1 << 18, 25 << 20
@@ -53,9 +57,10 @@ class DenseGradients(DefaultDataParallelWrapper):
         if "bucket_cap_mb" not in options:
             given = options.get("ddp_kwargs") or {}
             options |= {"bucket_cap_mb": mib, "ddp_kwargs": first_step_in_parts(mib) | given}
-        super().__init__(**options)
+        # The hook that TorchRec's wrapper would register is registered here, or another.
+        self._kind = DTYPES.get(options.pop("allreduce_comm_precision", None) or "")
         self._mixed = (options.get("ddp_kwargs") or {}).get("mixed_precision") is not None
-        self._kind = DTYPES.get(options.get("allreduce_comm_precision") or "")
+        super().__init__(**options)
         self._dense_bytes = dense_bytes
         self._topology = topology
         self.once = False
@@ -75,18 +80,15 @@ class DenseGradients(DefaultDataParallelWrapper):
             super().wrap(dmp, env, device)
             return
         found = self._across_nodes(group, device)
-        in_bfloat16 = self._kind is torch.bfloat16 and device.type == "cpu"
-        if isinstance(found, Cluster) or in_bfloat16:
-            self._allreduce_comm_precision = None  # the hook of TorchRec's wrapper, for another
         super().wrap(dmp, env, device)
         if (ddp := _ddp(dmp)) is None:
             return
         kind = "" if self._kind is None else f" in {str(self._kind).removeprefix('torch.')}"
         if isinstance(found, str):
-            if in_bfloat16:  # torch's hook is right on gloo too, where DDP refuses it by its name
-                ddp.register_comm_hook(
-                    group, lambda state, bucket: bf16_compress_hook(state, bucket)
-                )
+            if self._kind is not None:
+                # DDP refuses torch's hook of bfloat16 by its name where there is no NCCL.
+                hook = COMPRESS[self._kind]
+                ddp.register_comm_hook(None, lambda state, bucket: hook(group, bucket))
             self.explained = (
                 f"DistributedDataParallel all-reduces them over all ranks{kind}: {found}"
             )
