@@ -147,7 +147,7 @@ class RegistryPlanner:
 
     @cached_property
     def _codecs(self) -> Codecs | None:
-        """Those of registry.yaml, one for all sharders, which are told apart by them."""
+        """Those of registry.yaml: one object for all sharders, which are compared by it."""
         return self._registry.train.codecs.of_tables(self._contexts().device)
 
     def _check_agrees(self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
