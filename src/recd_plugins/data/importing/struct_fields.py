@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.conform.values import is_list, plain_type
 
 __all__ = [
     "ELEMENTS",
     "MOST_FIELDS",
     "field_at",
+    "fields_lacked",
     "fields_of",
     "is_pair",
     "of_fields",
@@ -50,6 +51,23 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def fields_lacked(
+    values: Mapping[str, pa.Scalar], names: Collection[str], nested: Mapping[str, tuple[str, ...]]
+) -> dict[str, pa.Scalar]:
+    """The columns of one value that a file lacks, which has these `names`, `nested` as they are:
+    of a struct that is null those of its fields. A list that the file has has as many elements
+    where a field of them came later, so that no null stands for these."""
+    lacked = {name: one.type for name, one in values.items() if name not in names}
+    found = {}
+    for name, where in fields_of(lacked).items():
+        lists = where[: where.index(ELEMENTS) + 1] if ELEMENTS in where else where
+        if name in names or any(one[: len(lists)] == lists for one in nested.values()):
+            continue
+        value = values[where[0]]
+        found[name] = value if len(where) == 1 else pa.scalar(None, type_at(value.type, where))
+    return found
+
+
 def of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Table:
     """The fields of structs as columns, each of plain values."""
     return pa.table(
@@ -65,8 +83,8 @@ def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
-    elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
-        plain = kind.value_field.with_type(kind.value_type.value_type)
+    elif is_list(kind) and plain_type(kind.value_type) != kind.value_type:
+        plain = kind.value_field.with_type(plain_type(kind.value_type))
         if pa.types.is_fixed_size_list(kind):
             column = column.cast(pa.list_(plain, kind.list_size))
         else:
@@ -98,7 +116,8 @@ def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
                 offsets = pa.concat_arrays([offsets, pc.cumulative_sum(lengths)])
             inner = field_at(root.flatten(), where[number:])
             return pa.ListArray.from_arrays(offsets, inner, mask=root.is_null())
-        root = pc.struct_field(root, part)
+        # Arrow takes a name that begins with a dot or a bracket for a path.
+        root = pc.struct_field(root, [root.type.get_field_index(part)])
     return root
 
 
