@@ -433,3 +433,21 @@ def test_files_of_changes_and_of_what_was_removed_are_not_read(tmp_path: Path) -
     commit(table, 0, protocol(), metadata(CLICKS), added(table, "a.parquet", clicks(1, 2)), changes)
     added(table, "left.parquet", clicks(8))
     assert items_of(rows_both_ways(table, SCHEMA, tmp_path / "made")) == [1, 2]
+
+
+def test_a_variant_is_no_group_of_columns(tmp_path: Path) -> None:
+    """Its bytes would be ids; the other columns are read."""
+    table = tmp_path / "t"
+    values = [{"metadata": b"\1\0\0", "value": bytes([12, one % 5])} for one in range(60)]
+    rows = clicks(*(one % 7 for one in range(60))) | {"v": values}
+    file = added(table, "a.parquet", rows)
+    commit(table, 0, protocol("variantType"), metadata({**CLICKS, "v": "variant"}), file)
+    shown = json.loads(recd("data", "schema", table, "--json"))
+    assert [one["name"] for one in shown["schema"]["sparse"]] == ["item"]
+    assert "v: a variant, whose values are of any type" in "".join(shown["doubts"])
+    assert len(rows_both_ways(table, SCHEMA, tmp_path / "made")) == 60
+    wrong = schema_file(
+        {"label": "clicked", "sparse": [{"name": "v", "num_ids": 9}]}, tmp_path / "v"
+    )
+    told = recd("data", "import", table, tmp_path / "v", "--schema", wrong, fails=2)
+    assert "column 'v' is struct<metadata: binary" in told

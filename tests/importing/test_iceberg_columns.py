@@ -176,6 +176,8 @@ def test_a_snapshot_has_the_columns_of_its_time(catalog: Any, tmp_path: Path) ->
     schema = load_schema(schema_file(SCHEMA, tmp_path / "made"))
     opened = Table.of(tmp_path / "t", files, schema)
     assert opened.read(opened.stripes[0])["item"].to_pylist() == [[1], [2]]
+    with pytest.raises(DataError, match=r"Iceberg keeps .*whose latest snapshot has no such file"):
+        found_files(tmp_path / "t" / "data")
     files, _ = snapshot_files(tmp_path / "t", "iceberg", None)
     assert [facts.columns for facts in files.values()] == [{"clicked", "thing", "price"}]
 
@@ -195,8 +197,8 @@ def test_a_column_that_was_dropped_is_none_of_the_table(catalog: Any, tmp_path: 
         Table.open(tmp_path / "t", load_schema(schema_file(wrong, tmp_path / "wrong")))
 
 
-def partitioned(tmp_path: Path) -> Any:
-    """A table by day and shop."""
+def partitioned(tmp_path: Path, version: str) -> Any:
+    """A table by day and shop, of a version of the format."""
     columns = Schema(
         NestedField(1, "clicked", LongType()),
         NestedField(2, "item", LongType()),
@@ -208,7 +210,7 @@ def partitioned(tmp_path: Path) -> Any:
         PartitionField(4, 1001, IdentityTransform(), "shop"),
     )
     catalog = iceberg(f"file://{tmp_path}/t")
-    catalog.create(columns, partition_spec=spec)
+    catalog.create(columns, partition_spec=spec, properties={"format-version": version})
     return catalog
 
 
@@ -225,13 +227,15 @@ def without(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("lacked", [(), ("day", "shop")])
+@pytest.mark.parametrize(
+    ("version", "lacked"), [("1", ("day", "shop")), ("2", ()), ("2", ("day", "shop"))]
+)
 def test_partitions_that_were_changed_have_the_values_of_their_time(
-    tmp_path: Path, lacked: tuple[str, ...]
+    tmp_path: Path, version: str, lacked: tuple[str, ...]
 ) -> None:
     """Where files lack their columns, the partition that each was written in says them; names of
     folders have characters that a URI would have encoded."""
-    catalog = partitioned(tmp_path)
+    catalog = partitioned(tmp_path, version)
     catalog.latest.append(sold(1, 2, day="2024-05-01", shop="a/b 50%"))
     catalog.latest.append(sold(3, day="2024-05-02", shop=None))
     with catalog.latest.update_spec() as update:

@@ -91,6 +91,21 @@ class TestDelta:
         assert (tables.train.num_rows, tables.test.snapshot) == (60, "version 1")
         assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
 
+    def test_a_log_may_name_files_by_their_place_on_a_store(self, tmp_path, store):
+        """As Spark writes it in a shallow clone: by s3a, and percent-encoded."""
+        deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+        deltalake.write_deltalake(tmp_path / "t", rows(60))
+        (file,) = (tmp_path / "t").glob("*.parquet")
+        (log,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+        top = f"tables/{uuid.uuid4().hex}"
+        place = f"s3a://{top}/other%20place/{file.name}"
+        log.write_text(log.read_text().replace(f'"path":"{file.name}"', f'"path":"{place}"'))
+        (tmp_path / "other place").mkdir()
+        file.rename(tmp_path / "other place" / file.name)
+        put(tmp_path, location_of(f"s3://{top}"))
+        tables = opened(tmp_path, "delta", location_of(f"s3://{top}/t"))
+        assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
+
     def test_what_is_no_table_is_explained(self, tmp_path):
         pytest.importorskip("deltalake", reason="needs the extra delta")
         (tmp_path / "t").mkdir()

@@ -82,7 +82,7 @@ def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) ->
         raise
     except Exception as error:  # each library has its own, some of which derive from Exception
         which = "" if snapshot is None else f" of snapshot {snapshot}"
-        why = _said(error, table)
+        why = _message(error, table)
         if UNSUPPORTED.search(why):
             raise DataError(
                 f"{table}: asks its readers for what {package} does not know ({why}). "
@@ -94,7 +94,7 @@ def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) ->
         ) from error
 
 
-def _said(error: Exception, table: Location) -> str:
+def _message(error: Exception, table: Location) -> str:
     """The message of a library's error, without secrets."""
     return table.hidden(str(error)) if isinstance(table, Uri) else str(error)
 
@@ -214,7 +214,7 @@ def _check_delta(found: Any, table: Location) -> None:
     except Exception as error:  # the library has its own, which derives from Exception
         raise DataError(
             f"{table}: may have deletion vectors, of rows that are deleted, but lie in its files, "
-            f"and deltalake cannot read them ({_said(error, table)}). {ANEW % 'delta'}."
+            f"and deltalake cannot read them ({_message(error, table)}). {ANEW % 'delta'}."
         ) from error
     if deleted:
         raise DataError(

@@ -17,6 +17,7 @@ __all__ = [
     "fields_lacked",
     "fields_of",
     "is_pair",
+    "is_variant",
     "of_fields",
     "type_at",
     "undressed",
@@ -40,7 +41,11 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
             inner, within = kind.value_type, (*where, ELEMENTS)
         else:
             inner, within = kind, where
-        if pa.types.is_struct(inner) and 0 < inner.num_fields <= MOST_FIELDS:
+        if (
+            pa.types.is_struct(inner)
+            and 0 < inner.num_fields <= MOST_FIELDS
+            and not is_variant(inner)
+        ):
             waiting += [((*within, one.name), one.type) for one in reversed(list(inner))]
             continue
         name = own = ".".join(part for part in where if part != ELEMENTS)
@@ -100,6 +105,17 @@ def is_pair(kind: pa.DataType) -> bool:
     weight = kind.field(1).type
     return bool(
         pa.types.is_integer(weight) or pa.types.is_floating(weight) or pa.types.is_decimal(weight)
+    )
+
+
+def is_variant(kind: pa.DataType) -> bool:
+    """Whether a struct is a variant: a value of any type in bytes, with what these mean."""
+    if not pa.types.is_struct(kind):
+        return False
+    names = {one.name for one in kind}
+    parts = {"metadata", "value"}
+    return parts <= names <= {*parts, "typed_value"} and all(
+        pa.types.is_binary(kind.field(one).type) for one in parts
     )
 
 
