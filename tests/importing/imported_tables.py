@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
+from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.table import Table
 
 
@@ -20,5 +23,25 @@ def recd(*words: object, fails: int = 0) -> str:
 
 
 def rows_of(table: Path) -> pa.Table:
-    opened = Table.open(table)
+    return _rows(Table.open(table))
+
+
+def rows_both_ways(table: Path, schema: dict[str, Any], to: Path) -> list[dict[str, Any]]:
+    """The rows that an import makes, which are those that training reads in place."""
+    file = schema_file(schema, to)
+    assert "no problem" in recd("data", "check", table, "--schema", file)
+    recd("data", "import", table, to, "--schema", file)
+    made: list[dict[str, Any]] = rows_of(to).to_pylist()
+    assert made == _rows(Table.open(table, load_schema(file))).to_pylist()
+    return made
+
+
+def schema_file(schema: dict[str, Any], beside: Path) -> Path:
+    """A schema without sessions and times, unless it has some, as a file."""
+    file = beside.with_suffix(".yaml")
+    file.write_text(json.dumps({"session_id": None, "timestamp": None, **schema}))
+    return file
+
+
+def _rows(opened: Table) -> pa.Table:
     return pa.concat_tables(opened.read(stripe) for stripe in opened.stripes)

@@ -91,6 +91,28 @@ def test_files_of_a_store_that_a_snapshot_has_no_more_are_refused(delta: Path, s
     assert len([one for one in looks if "day" not in one and "_delta_log" not in one]) == 2
 
 
+@pytest.mark.parametrize("name", ["2024-05-01", "17", "data"])
+def test_a_file_of_a_store_is_looked_up_whatever_its_folder_is_called(name: str) -> None:
+    """As a day, a number or `data`, which folders within a table are called too."""
+    for table in ("clicks", f"clicks/{name}"):
+        top = location_of(f"memory://{uuid.uuid4().hex}/lake/{table}")
+        assert isinstance(top, Uri)
+        folder = top if table.endswith(f"/{name}") else top / name
+        for file in (kept := folder / "kept.parquet", left := folder / "left.parquet"):
+            with file.open("wb") as made:
+                pq.write_table(pa.table({"item": [1]}), made)
+        line = json.dumps({"path": f"hdfs://name/{kept.below(top)}", "action": "add"})
+        (top / "_spark_metadata" / "0").write_text(f"v1\n{line}")
+        for find in (lambda path: found_files(path), lambda path: files_of([path])):
+            assert list(find(kept)) == [kept]
+            with pytest.raises(DataError, match=r"left\.parquet: a stream of Spark keeps memory:"):
+                find(left)
+            with pytest.raises(DataError, match=r"left\.parquet: a stream of Spark keeps memory:"):
+                find(top.parent)
+        with pytest.raises(DataError, match=r"left\.parquet: a stream of Spark keeps memory:"):
+            found_files(top.parent / "**" / "*.parquet")
+
+
 def test_files_that_iceberg_keeps_no_more_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

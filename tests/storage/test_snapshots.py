@@ -8,6 +8,7 @@ import warnings
 
 import pyarrow as pa
 import pytest
+from iceberg_tables import iceberg
 from stored import put, rows
 
 from benchmarks.s3_endpoint import seeded
@@ -90,54 +91,26 @@ class TestDelta:
         assert (tables.train.num_rows, tables.test.snapshot) == (60, "version 1")
         assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
 
+    def test_a_log_may_name_files_by_their_place_on_a_store(self, tmp_path, store):
+        """As Spark writes it in a shallow clone: by s3a, and percent-encoded."""
+        deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+        deltalake.write_deltalake(tmp_path / "t", rows(60))
+        (file,) = (tmp_path / "t").glob("*.parquet")
+        (log,) = (tmp_path / "t" / "_delta_log").glob("*.json")
+        top = f"tables/{uuid.uuid4().hex}"
+        place = f"s3a://{top}/other%20place/{file.name}"
+        log.write_text(log.read_text().replace(f'"path":"{file.name}"', f'"path":"{place}"'))
+        (tmp_path / "other place").mkdir()
+        file.rename(tmp_path / "other place" / file.name)
+        put(tmp_path, location_of(f"s3://{top}"))
+        tables = opened(tmp_path, "delta", location_of(f"s3://{top}/t"))
+        assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
+
     def test_what_is_no_table_is_explained(self, tmp_path):
         pytest.importorskip("deltalake", reason="needs the extra delta")
         (tmp_path / "t").mkdir()
         with pytest.raises(DataError, match=r"deltalake finds no files.*Check the path"):
             opened(tmp_path, "delta")
-
-
-def iceberg(place, **properties):
-    """A table and what commits to it: a catalog that keeps nothing but the latest table."""
-    from pyiceberg.catalog import MetastoreCatalog
-    from pyiceberg.catalog.noop import NoopCatalog
-    from pyiceberg.table import CommitTableResponse, Table
-
-    class Only(NoopCatalog):
-        _update_and_stage_table = MetastoreCatalog._update_and_stage_table
-        _create_staged_table = MetastoreCatalog._create_staged_table
-        _resolve_table_location = lambda self, location, *name: location  # noqa: E731
-        _get_default_warehouse_location = MetastoreCatalog._get_default_warehouse_location
-        _write_metadata = staticmethod(MetastoreCatalog._write_metadata)
-        _parse_metadata_version = staticmethod(MetastoreCatalog._parse_metadata_version)
-        latest = None
-
-        def create(self, schema):
-            staged = self._create_staged_table(("n", "t"), schema, place)
-            self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-            self.latest = Table(
-                ("n", "t"), staged.metadata, staged.metadata_location, staged.io, self
-            )
-            return self.latest
-
-        def kept(self, staged):
-            self.latest = Table(
-                ("n", "t"), staged.metadata, staged.metadata_location, staged.io, self
-            )
-            return self.latest
-
-        def load_table(self, identifier):
-            return self.latest
-
-        def commit_table(self, table, requirements, updates):
-            staged = self._update_and_stage_table(table, table.name(), requirements, updates)
-            self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-            self.kept(staged)
-            return CommitTableResponse(
-                metadata=staged.metadata, metadata_location=staged.metadata_location
-            )
-
-    return Only("only", **properties)
 
 
 class TestIceberg:

@@ -30,6 +30,7 @@ __all__ = [
     "found_files",
     "in_partitions",
     "is_hidden",
+    "logs_below",
     "named_by",
     "note_links",
     "place_of",
@@ -63,6 +64,20 @@ class FileFacts:
     """The `key=value` of its folders."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
     """Columns that have one value in all of its rows, which the file itself need not have."""
+    columns: frozenset[str] | None = None
+    """The columns of its table, where a log says them: others that it has are not of the table."""
+
+    def check_names(self, own: Collection[str], file: Location) -> None:
+        """`DataError` where the file has a column of the table in letters of another case."""
+        lacked = (self.columns or frozenset()).difference(own)
+        spelled = {name.casefold(): name for name in own} if lacked else {}
+        for name in sorted(lacked):
+            other = spelled.get(name.casefold(), name)
+            if other not in (self.columns or ()):
+                raise DataError(
+                    f"{file}: has column {other!r}, which its table calls {name!r}. They are two "
+                    "names here: write the file anew with the table's."
+                )
 
     def beside(self, own: Collection[str]) -> FileFacts:
         """The facts without the partitions that the file has among its `own` columns, which
@@ -170,11 +185,13 @@ def place_of(file: Location) -> str:
     return os.path.realpath(file) if isinstance(file, Path) else str(file)
 
 
-def check_none_left_behind(files: Iterable[Location], known: Collection[Uri] = ()) -> None:
+def check_none_left_behind(
+    files: Iterable[Location], known: Mapping[Uri, Uri | None] | None = None
+) -> None:
     """`DataError` for files, found by another way than its log, that a log of their folder does not
-    list any more; of `known` folders of a store it is known that they need no look."""
+    list any more; folders of a store that are `known`, see `logs_below`, need no look."""
     above: dict[Path, Path | None] = {}
-    stored: dict[Uri, Uri | None] = dict.fromkeys(known)
+    stored = dict(known or {})
     kept: dict[Location, list[Location]] = {}
     for file in files:
         if isinstance(file, Path):
@@ -201,15 +218,31 @@ def _kept_above(folder: Path, known: dict[Path, Path | None]) -> Path | None:
 
 
 def _kept_on_store(folder: Uri, known: dict[Uri, Uri | None]) -> Uri | None:
-    """The table's folder, if a program keeps a log of its files. A look is a request: it is the
-    first above whose name is not that of a part, and one that may not be listed has none."""
-    while PART_OF_TABLE.fullmatch(folder.name) and len(folder.parts) > 2:
+    """The table's folder, if a program keeps a log of its files. A look is a request: the last
+    is at the first folder above whose name is not that of a part, and none is at partitions. A
+    folder that may not be listed has no log."""
+    while True:
+        part = len(folder.parts) > 2 and PART_OF_TABLE.fullmatch(folder.name)
+        if folder not in known and not (part and "=" in folder.name):
+            known[folder] = None
+            with suppress(DataError):
+                known[folder] = folder if snapshot_kind(folder, folder.listing()[1]) else None
+        if not part or known.get(folder) is not None:
+            return known[folder]
         folder = folder.parent
-    if folder not in known:
-        known[folder] = None
-        with suppress(DataError):
-            known[folder] = folder if snapshot_kind(folder, folder.listing()[1]) else None
-    return known[folder]
+
+
+def logs_below(top: Uri, files: Iterable[Uri]) -> dict[Uri, Uri | None]:
+    """Whether a program keeps a log of its files, of each folder below one of which all files were
+    listed, that one among them: the folder, or nothing."""
+    within: dict[Uri, set[str]] = {top: set()}
+    for folder in {file.parent for file in files}:
+        above = top
+        for name in filter(None, folder.below(top).split("/")):
+            within[above].add(name)
+            above = above / name
+            within.setdefault(above, set())
+    return {one: one if snapshot_kind(one, names) else None for one, names in within.items()}
 
 
 def _files(path: Location) -> dict[Location, FileFacts]:
@@ -280,18 +313,18 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     fixed = next((at for at, part in enumerate(parts) if GLOB & set(part)), None)
     if fixed is not None:
         base, pattern = path.above(fixed), "/".join(parts[fixed:])
-        stats = base.matching(pattern) if fixed else {}
+        every = base.listed(deep="/" in pattern) if fixed else {}
+        stats = base.matching(pattern, every)
         if not is_hidden(parts[fixed:]):
             stats = {
                 one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))
             }
         if not stats:
             raise NoSuchTable(path)
-        if snapshot_kind(base, base.listing()[1]) is not None:
-            from recd_plugins.data.snapshots import check_latest
-
-            check_latest(base, list(stats))
-        check_none_left_behind(stats, [base])
+        known = logs_below(base, every)
+        if "/" not in pattern:
+            known[base] = base if snapshot_kind(base, base.listing()[1]) else None
+        check_none_left_behind(stats, known)
         return _partitioned(base, stats)
     kind = path.kind()
     if kind == "File":
@@ -311,9 +344,10 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
         if file.name.endswith(".parquet") and not is_hidden([file.name])
     }
     if files:
-        check_none_left_behind(files, [path])
+        check_none_left_behind(files, {path: None})
         return files
-    deep = path.matching("**/*.parquet") if kind == "Directory" else {}
+    every = path.listed(deep=True) if kind == "Directory" else {}
+    deep = path.matching("**/*.parquet", every)
     if not deep and not top:
         bucket = path.above(1)
         if path.store.keys and not bucket.exists():
@@ -323,7 +357,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
             )
         raise NoSuchTable(path)
     shown = {file: one for file, one in deep.items() if not is_hidden(file.below(path).split("/"))}
-    check_none_left_behind(shown, [path])
+    check_none_left_behind(shown, logs_below(path, every))
     return _in_partitions(path, _partitioned(path, shown))
 
 

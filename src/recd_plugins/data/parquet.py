@@ -70,7 +70,8 @@ class ParquetConfig(Config):
     absent: str | tuple[str, ...] = ()
     """Sparse features and dense columns that some of the files may lack, by name or glob, since
     they came later or went: there a list is empty and a number 0, or what `nulls` of the schema
-    says. A column that another file lacks is an error."""
+    says. A column that another file lacks is an error, unless the log of its table says what it is
+    there."""
 
     join: tuple[SideTableConfig, ...] = ()
     """Features that lie in other tables, and are joined in by a key as rows are read."""

@@ -234,15 +234,19 @@ class FileWriter(pq.ParquetWriter):
 def arrow_schema(
     footer: pq.FileMetaData, file: Location, facts: FileFacts | None = None
 ) -> pa.Schema:
-    """The types of a file's columns, its partitions among them; `DataError` where Arrow has none
-    like them."""
+    """The types of a file's columns, as its table has them, partitions among them;
+    `DataError` where Arrow has none like them."""
     try:
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
     if facts is None:
         return schema
-    for name, value in facts.beside(schema.names).partitions.items():
+    known, columns = facts.beside(schema.names).partitions, facts.columns
+    if columns is not None:
+        facts.check_names(schema.names, file)
+        schema = pa.schema([one for one in schema if one.name in columns], schema.metadata)
+    for name, value in known.items():
         schema = schema.append(pa.field(name, value.type))
     return schema
 

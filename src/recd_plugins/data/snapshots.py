@@ -1,7 +1,8 @@
 """Tables of Delta Lake, of Iceberg and of streams of Spark: which files a snapshot has.
 
 All keep data as Parquet files and the list of them in logs of their own, which the libraries of the
-former two read. Files that a log does not list any more lie on beside the others. Rows that a
+former two read. Files that a log does not list any more lie on beside the others. What a file lacks
+the log says: the values of its partition, and nulls for a column that came later. Rows that a
 snapshot has deleted within a file, and columns renamed since it was written, are refused, not read
 wrongly; so are tables of Hudi.
 """
@@ -9,8 +10,11 @@ wrongly; so are tables of Hudi.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -22,7 +26,9 @@ from recd_plugins.data.files import (
     place_of,
     snapshot_kind,
 )
-from recd_plugins.data.parquet_file import arrow_schema, read_footer
+from recd_plugins.data.footers import footers_of
+from recd_plugins.data.iceberg_columns import REWRITE, IcebergColumns
+from recd_plugins.data.parquet_file import arrow_schema
 from recd_plugins.errors import CapabilityError, DataError, listed
 from recd_plugins.storage.store import s3_endpoint_and_region
 from recd_plugins.storage.uri import Location, Uri, location_of
@@ -39,10 +45,15 @@ KEEPERS: Mapping[SnapshotKind, str] = {
     "iceberg": "Iceberg",
     "spark": "a stream of Spark",
 }
+ANEW = "Write its latest rows as Parquet: spark.read.format('%s').load(TABLE).write.parquet(FOLDER)"
 HUDI = (
     "is a table of Hudi, which is not read: older versions of its rows lie beside the latest. "
-    "Write the latest as Parquet: spark.read.format('hudi').load(TABLE).write.parquet(FOLDER)"
+    + ANEW % "hudi"
 )
+UNSUPPORTED = re.compile(
+    "feature|catalog-managed|unsupported field type|unknown format version", re.IGNORECASE
+)
+"""What a library says of a table that asks for more than it knows."""
 
 
 def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) -> Found:
@@ -71,11 +82,21 @@ def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) ->
         raise
     except Exception as error:  # each library has its own, some of which derive from Exception
         which = "" if snapshot is None else f" of snapshot {snapshot}"
-        why = table.hidden(str(error)) if isinstance(table, Uri) else str(error)
+        why = _message(error, table)
+        if UNSUPPORTED.search(why):
+            raise DataError(
+                f"{table}: asks its readers for what {package} does not know ({why}). "
+                f"{ANEW % kind}."
+            ) from error
         raise DataError(
             f"{table}: {package} finds no files{which} here ({why}). Check the path, the format "
             "and the snapshot."
         ) from error
+
+
+def _message(error: Exception, table: Location) -> str:
+    """The message of a library's error, without secrets."""
+    return table.hidden(str(error)) if isinstance(table, Uri) else str(error)
 
 
 def check_latest(table: Location, files: Sequence[Location]) -> None:
@@ -147,37 +168,75 @@ def _delta(table: Location, version: int | None) -> Found:
     if access.get("AWS_ENDPOINT_URL", "").startswith("http://"):
         access["AWS_ALLOW_HTTP"] = "true"
     found = DeltaTable(str(table), version=version, storage_options=access)
-    if found.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise DataError(
-            f"{table}: maps its columns to other names in its files, which is not read. Rewrite it "
-            "without delta.columnMapping.mode."
-        )
-    if pa.table(found.deletion_vectors()).num_rows:
-        raise DataError(
-            f"{table}: has deletion vectors: rows that are deleted, but lie in its files. Run "
-            "REORG TABLE ... APPLY (PURGE), or name a snapshot of before they were deleted."
-        )
+    _check_delta(found, table)
     actions = pa.table(found.get_add_actions(flatten=False))
     partitions = {}
     if "partition" in actions.schema.names:
         column = actions["partition"].combine_chunks()
         partitions = {field.name: column.field(field.name) for field in column.type}
-    # A file of before a column came lacks it: it is null there. Fields of structs go by others.
-    nulls = {
-        field.name: pa.scalar(None, field.type)
-        for field in pa.schema(found.schema())
-        if not pa.types.is_struct(field.type)
-    }
+    # A file of before a column came lacks it: it is null there.
+    schema = pa.schema(found.schema())
+    nulls = {field.name: pa.scalar(None, field.type) for field in schema}
+    columns = frozenset(schema.names)
     files: dict[Location, FileFacts] = {}
     rows = zip(
         *(actions[name].to_pylist() for name in ("path", "size_bytes", "modification_time")),
         strict=True,
     )
     for at, (path, size, changed) in enumerate(rows):
-        file = location_of(path) if "://" in path else table / unquote(path)
         own = {name: one[at] for name, one in partitions.items()}
-        files[file] = FileFacts(size, changed * 10**6, partitions={**nulls, **own})
+        file = _named(unquote(path), table)
+        values = {**nulls, **own}
+        files[file] = FileFacts(size, changed * 10**6, partitions=values, columns=columns)
     return _any(files, table), f"version {found.version()}"
+
+
+def _check_delta(found: Any, table: Location) -> None:
+    """`DataError` for a table of which more is to be known than which files it has."""
+    mode = found.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mode != "none":
+        raise DataError(
+            f"{table}: has other names for its columns in its files (delta.columnMapping.mode is "
+            f"{mode}), which is not read. {ANEW % 'delta'}."
+        )
+    protocol = found.protocol()
+    unknown = sorted({*(protocol.reader_features or ())} - DELTA_FEATURES)
+    if unknown or protocol.min_reader_version > DELTA_VERSION:
+        asked = listed(unknown) if unknown else f"version {protocol.min_reader_version}"
+        raise DataError(
+            f"{table}: asks its readers for {asked} of Delta Lake's protocol, which is not "
+            f"known here. {ANEW % 'delta'}."
+        )
+    if "deletionVectors" not in (protocol.reader_features or ()):
+        return
+    try:
+        deleted = pa.table(found.deletion_vectors()).num_rows
+    except Exception as error:  # the library has its own, which derives from Exception
+        raise DataError(
+            f"{table}: may have deletion vectors, of rows that are deleted, but lie in its files, "
+            f"and deltalake cannot read them ({_message(error, table)}). {ANEW % 'delta'}."
+        ) from error
+    if deleted:
+        raise DataError(
+            f"{table}: has deletion vectors: rows that are deleted, but lie in its files. Run "
+            "REORG TABLE ... APPLY (PURGE), or name a snapshot of before they were deleted."
+        )
+
+
+def _named(place: str, table: Location) -> Location:
+    """A file as a table names it: by its way from the table's folder, or by its place, which is
+    reached as the table is."""
+    scheme, parted, path = place.partition(":")
+    if not parted or "/" in scheme or not path.startswith("/"):
+        return table / place
+    if scheme == "file":  # as file:///logs or file:/logs
+        return Path("/" + path.lstrip("/"))
+    container, _, key = path.removeprefix("//").partition("/")
+    if not container or not path.startswith("//"):
+        return location_of(place)
+    top = location_of(f"{scheme}://{container}")
+    assert isinstance(top, Uri)
+    return (top.reached_as(table) if isinstance(table, Uri) else top) / key
 
 
 def _iceberg(table: Location, snapshot: int | None) -> Found:
@@ -189,56 +248,72 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
     if chosen is None:
         known = ", ".join(str(one.snapshot_id) for one in found.metadata.snapshots) or "none"
         raise DataError(f"{table}: has no snapshot {snapshot or ''}. Known: {known}.")
-    names = {field.field_id: field.name for field in found.schema().fields}
+    schema = found.schema()
+    if snapshot is not None and chosen.schema_id is not None:  # the columns that it had then
+        schema = found.metadata.schema_by_id(chosen.schema_id) or schema
+    columns = IcebergColumns(schema, found.metadata.name_mapping())
     files: dict[Location, FileFacts] = {}
-    for task in found.scan(snapshot_id=chosen.snapshot_id).plan_files():
-        if task.delete_files:
-            raise DataError(
-                f"{table}: has delete files: rows that are deleted, but lie in its files. Run "
-                "rewrite_data_files on it, or name a snapshot of before they were deleted."
-            )
-        path = task.file.file_path
-        file = _with_access(location_of(path), table)
-        files[file] = FileFacts(task.file.file_size_in_bytes, 0)
-    for file in files:
-        _check_names(file, names)
+    partitions: dict[Location, dict[int, Any]] = {}
+    for one in _iceberg_files(found, chosen.snapshot_id, table):
+        file = _named(one.file_path, table)
+        files[file] = FileFacts(one.file_size_in_bytes, 0)
+        fields = found.specs()[one.spec_id].fields
+        partitions[file] = {
+            field.source_id: one.partition[at]
+            for at, field in enumerate(fields)
+            if str(field.transform) == "identity"
+        }
+    for file, facts, footer in [*footers_of(files)]:
+        lacked = columns.lacked(arrow_schema(footer.metadata, file), partitions[file], file)
+        files[file] = replace(facts, digest="", partitions=lacked, columns=columns.roots)
     return _any(files, table), f"snapshot {chosen.snapshot_id}"
 
 
-def _check_names(file: Location, names: Mapping[int, str]) -> None:
-    """Iceberg knows columns by number: a file may have an older name for one, or a column that was
-    dropped, whose name another one has now."""
-    for field in arrow_schema(read_footer(file).metadata, file):
-        number = (field.metadata or {}).get(b"PARQUET:field_id")
-        now = names.get(int(number)) if number else None
-        if number and now is None and field.name in names.values():
-            raise DataError(
-                f"{file}: has column {field.name!r} of before it was dropped and made anew, which "
-                "is not read. Run rewrite_data_files on the table."
-            )
-        if now is not None and now != field.name:
-            raise DataError(
-                f"{file}: has column {now!r} under its name of before, {field.name!r}, which is "
-                "not read. Run rewrite_data_files on the table."
-            )
+def _iceberg_files(found: Any, snapshot: int, table: Location) -> Iterator[Any]:
+    """What a snapshot knows of each of its files; `DataError` where rows of some are deleted."""
+    deleted = (
+        f"{table}: has delete files: rows that are deleted, but lie in its files. {REWRITE}; or "
+        "name a snapshot of before they were deleted."
+    )
+    try:
+        tasks = list(found.scan(snapshot_id=snapshot).plan_files())
+    except ValueError as error:
+        if "equality delete" not in str(error):
+            raise
+        raise DataError(deleted) from error
+    for task in tasks:
+        if task.delete_files:
+            raise DataError(deleted)
+        yield task.file
 
 
 def _iceberg_metadata(table: Location) -> Location:
     """The file that describes the table: itself, or the latest of its folder."""
     if table.name.endswith(".metadata.json"):
         return table
-    described: list[Location] = [*(table / "metadata").glob("*.metadata.json")]
+    described: dict[Location, int] = {
+        file: _version(file.name) for file in (table / "metadata").glob("*.metadata.json")
+    }
     if not described:
         raise DataError(
             f"{table}: holds no metadata/*.metadata.json, so it is no table of Iceberg. Name its "
             "folder, or the metadata file that its catalog has."
         )
-    return max(described, key=lambda file: int(file.name.lstrip("v").split("-")[0].split(".")[0]))
+    last = max(described.values())
+    latest = sorted(file for file, version in described.items() if version == last)
+    if len(latest) > 1 or last < 0:
+        raise DataError(
+            f"{table}: which of metadata/{listed([one.name for one in latest], 4)} is its latest "
+            "its catalog knows alone. Name that file."
+        )
+    return latest[0]
 
 
-def _with_access(file: Location, table: Location) -> Location:
-    """A file that a table names is reached as the table is."""
-    return file.reached_as(table) if isinstance(file, Uri) and isinstance(table, Uri) else file
+def _version(name: str) -> int:
+    """The number that a metadata file's name begins with, as 00012-... or v12; -1 where it has
+    none."""
+    number = name.removeprefix("v").split("-")[0].split(".")[0]
+    return int(number) if number.isdigit() else -1
 
 
 def _any(files: dict[Location, FileFacts], table: Location) -> dict[Location, FileFacts]:
@@ -247,6 +322,23 @@ def _any(files: dict[Location, FileFacts], table: Location) -> dict[Location, Fi
     return files
 
 
+DELTA_VERSION = 3
+"""The version of Delta Lake's protocol for readers that is known."""
+DELTA_FEATURES = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+    }
+)
+"""What that version has readers know beside the list of files. Of the first two a table may ask,
+and not use them."""
 DELTA_NAMES = {
     "access_key": "AWS_ACCESS_KEY_ID",
     "secret_key": "AWS_SECRET_ACCESS_KEY",

@@ -165,7 +165,7 @@ class Table:
         for file, known, (footer, *_) in footers_of(files, cache):
             arrow = arrow_schema(footer, file)
             facts[file] = known.beside(arrow.names)
-            if facts[file].partitions:
+            if facts[file].partitions or known.columns is not None:
                 arrow = arrow_schema(footer, file, facts[file])
             if not stripes and isinstance(schema, ForeignSchema):
                 _check_is_foreign(schema, file, footer)

@@ -199,10 +199,11 @@ class Uri:
         below = (info.path.lstrip("/")[len(top) :].strip("/") for info in found if not info.is_file)
         return dict(sorted(files.items())), frozenset(one for one in below if "/" not in one)
 
-    def matching(self, pattern: str) -> dict[Uri, Stat]:
-        """The files whose path below this folder fits: `**` is any folders, `*` is within one."""
+    def matching(self, pattern: str, listed: dict[Uri, Stat] | None = None) -> dict[Uri, Stat]:
+        """The files whose path below this folder fits: `**` is any folders, `*` is within one;
+        of those that are `listed`, where they are already."""
         wanted = pattern.split("/")
-        files = self.listed(deep=len(wanted) > 1)
+        files = self.listed(deep=len(wanted) > 1) if listed is None else listed
         return {
             file: stat for file, stat in files.items() if _fits(file.below(self).split("/"), wanted)
         }

@@ -28,6 +28,7 @@ __all__ = [
     "is_list",
     "missing",
     "plain",
+    "plain_type",
     "with_nulls",
     "without_views",
 ]
@@ -83,9 +84,30 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def without_views(columns: pa.Table) -> pa.Table:
-    """The same columns, texts that are views as others: Arrow can neither filter nor take these."""
+    """The same columns, texts and lists that are views as others: Arrow can neither filter nor take
+    the former, and finds no type that the latter have in common with others."""
+    for at, (name, column) in enumerate(zip(columns.column_names, columns.columns, strict=True)):
+        if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
+            columns = columns.set_column(at, name, _as_lists(column))
     schema = pa.schema([pa.field(one.name, _viewless(one.type)) for one in columns.schema])
     return columns if schema.types == columns.schema.types else columns.cast(schema)
+
+
+def _as_lists(views: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Lists that are views as such that lie end to end; Arrow's own cast leaves their last end
+    out."""
+    large = pa.types.is_large_list_view(views.type)
+    field = views.type.value_field
+    kind, lists = (
+        (pa.large_list(field), pa.LargeListArray) if large else (pa.list_(field), pa.ListArray)
+    )
+    made = []
+    for chunk in views.chunks:
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(chunk), 0))
+        offsets = pa.concat_arrays([pa.array([0], ends.type), ends])
+        values = chunk.flatten()
+        made.append(lists.from_arrays(offsets, values, type=kind, mask=chunk.is_null()))
+    return pa.chunked_array(made, kind)
 
 
 def _viewless(kind: pa.DataType) -> pa.DataType:

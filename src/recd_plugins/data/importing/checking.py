@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.dates import date_digits
-from recd_plugins.data.conform.rows import column_problems, conform, roles_of
+from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, conform, roles_of
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
@@ -107,11 +107,17 @@ def as_foreign(schema: Schema) -> ForeignSchema:
     )
 
 
+def _checked_roles(schema: ForeignSchema) -> dict[str, Role]:
+    """The columns that are looked at; the weights of scored ids are with these."""
+    roles = roles_of(schema)
+    return {name: role for name, role in roles.items() if not isinstance(role, ScoreRole)}
+
+
 def _dropping(schema: ForeignSchema) -> ForeignSchema:
     """The same, but that rows are left out where a null is an error: nulls are counted apart."""
     mended: dict[str, Nulls] = {
         name: "drop"
-        for role in roles_of(schema).values()
+        for role in _checked_roles(schema).values()
         for name, nulls in zip(role.sources, role.nulls, strict=True)
         if nulls == "error"
     }
@@ -160,7 +166,10 @@ def check_files(
         if isinstance(opened, DataError):
             found.add_error(opened)
         elif in_place and opened.format == "parquet":
-            files.append(dataclasses.replace(opened, names=opened.roots, nested={}))
+            facts = paths[opened.path]
+            roots = dict.fromkeys(map(opened.root, opened.names))
+            own = facts.beside(opened.roots).partitions
+            files.append(dataclasses.replace(opened, names=tuple(roots), nested={}, partitions=own))
         else:
             files.append(opened)
     if not paths:
@@ -415,7 +424,7 @@ class _Reading:
         assert self._schema is not None
         assert self._dropping is not None
         found = {}
-        for name, role in roles_of(self._schema).items():
+        for name, role in _checked_roles(self._schema).items():
             if self._wrong & set(role.sources) or skip & set(role.sources):
                 continue
             one = found[name] = _Column()

@@ -30,6 +30,7 @@ from recd_plugins.data.importing.column_names import (
 from recd_plugins.data.importing.column_survey import ColumnSurvey, is_text
 from recd_plugins.data.importing.filled_lists import LARGEST
 from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
+from recd_plugins.data.importing.struct_fields import is_variant
 from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
 from recd_plugins.data.importing.whole_numbers import Kind, kind_of
@@ -93,6 +94,11 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
 
 def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
     """Why a column is left out whatever its values would be taken for."""
+    if is_variant(column.type):
+        return left_out(
+            column, "a variant, whose values are of any type: write a column of each field that is "
+            "a feature (in Spark: variant_get(NAME, '$.FIELD', 'string'))"
+        )  # fmt: skip
     if column.seems == "unknown" and not pa.types.is_null(column.type):
         return left_out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if not column.values and column.seems != "scored ids":

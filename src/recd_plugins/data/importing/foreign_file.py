@@ -55,12 +55,17 @@ class ForeignFile:
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns that are fields of structs: where each lies, the root first."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """The columns that its folders `key=value` say, which have one value in all of its rows."""
+    """The columns that its folders `key=value` say, or the log of its table: they have one value in
+    all of its rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Its own columns, and those of its folders."""
         return (*self.names, *self.partitions)
+
+    def root(self, name: str) -> str:
+        """The column of Parquet that a column is, or is a field of."""
+        return self.nested.get(name, (name,))[0]
 
     def __str__(self) -> str:
         packed = f", {self.compression}" if self.compression else ""

@@ -87,7 +87,7 @@ def _own_columns(file: ForeignFile, columns: Sequence[str]) -> list[str]:
     return [
         name for name in columns
         if name in file.names or (keys_may_come and name not in file.partitions)
-    ] or [file.names[0]]  # fmt: skip
+    ] or [*(file.names or file.roots)[:1]]  # fmt: skip
 
 
 def blocks(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.conform.values import is_list, plain_type
 
 __all__ = [
     "ELEMENTS",
     "MOST_FIELDS",
     "field_at",
+    "fields_lacked",
     "fields_of",
     "is_pair",
+    "is_variant",
     "of_fields",
     "type_at",
     "undressed",
@@ -39,7 +41,11 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
             inner, within = kind.value_type, (*where, ELEMENTS)
         else:
             inner, within = kind, where
-        if pa.types.is_struct(inner) and 0 < inner.num_fields <= MOST_FIELDS:
+        if (
+            pa.types.is_struct(inner)
+            and 0 < inner.num_fields <= MOST_FIELDS
+            and not is_variant(inner)
+        ):
             waiting += [((*within, one.name), one.type) for one in reversed(list(inner))]
             continue
         name = own = ".".join(part for part in where if part != ELEMENTS)
@@ -47,6 +53,23 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
         while own in found or (len(where) > 1 and own in columns):
             own, number = f"{name}_{number}", number + 1
         found[own] = where
+    return found
+
+
+def fields_lacked(
+    values: Mapping[str, pa.Scalar], names: Collection[str], nested: Mapping[str, tuple[str, ...]]
+) -> dict[str, pa.Scalar]:
+    """The columns of one value that a file lacks, which has these `names`, `nested` as they are:
+    of a struct that is null those of its fields. A list that the file has has as many elements
+    where a field of them came later, so that no null stands for these."""
+    lacked = {name: one.type for name, one in values.items() if name not in names}
+    found = {}
+    for name, where in fields_of(lacked).items():
+        lists = where[: where.index(ELEMENTS) + 1] if ELEMENTS in where else where
+        if name in names or any(one[: len(lists)] == lists for one in nested.values()):
+            continue
+        value = values[where[0]]
+        found[name] = value if len(where) == 1 else pa.scalar(None, type_at(value.type, where))
     return found
 
 
@@ -65,8 +88,8 @@ def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
-    elif is_list(kind) and pa.types.is_dictionary(kind.value_type):
-        plain = kind.value_field.with_type(kind.value_type.value_type)
+    elif is_list(kind) and plain_type(kind.value_type) != kind.value_type:
+        plain = kind.value_field.with_type(plain_type(kind.value_type))
         if pa.types.is_fixed_size_list(kind):
             column = column.cast(pa.list_(plain, kind.list_size))
         else:
@@ -85,6 +108,17 @@ def is_pair(kind: pa.DataType) -> bool:
     )
 
 
+def is_variant(kind: pa.DataType) -> bool:
+    """Whether a struct is a variant: a value of any type in bytes, with what these mean."""
+    if not pa.types.is_struct(kind):
+        return False
+    names = {one.name for one in kind}
+    parts = {"metadata", "value"}
+    return parts <= names <= {*parts, "typed_value"} and all(
+        pa.types.is_binary(kind.field(one).type) for one in parts
+    )
+
+
 def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
     """The field of a column of structs; null where one that it lies in is."""
     if isinstance(root, pa.ChunkedArray) and ELEMENTS in where:
@@ -98,7 +132,8 @@ def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
                 offsets = pa.concat_arrays([offsets, pc.cumulative_sum(lengths)])
             inner = field_at(root.flatten(), where[number:])
             return pa.ListArray.from_arrays(offsets, inner, mask=root.is_null())
-        root = pc.struct_field(root, part)
+        # Arrow takes a name that begins with a dot or a bracket for a path.
+        root = pc.struct_field(root, [root.type.get_field_index(part)])
     return root
 
 

@@ -15,6 +15,7 @@ from recd_plugins.data.files import (
     each_once,
     in_partitions,
     is_hidden,
+    logs_below,
     note_links,
     snapshot_kind,
     typed_partitions,
@@ -24,6 +25,7 @@ from recd_plugins.data.importing.delimited import check_delimiter
 from recd_plugins.data.importing.encodings import checked_encoding
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.formats import format_of
+from recd_plugins.data.importing.struct_fields import fields_lacked
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, listed, so_many
@@ -92,19 +94,20 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
     """
     found: dict[Location, FileFacts] = {}
     by_no_log: list[Location] = []
+    known: dict[Uri, Uri | None] = {}
     for path in paths:
         is_folder = path.is_dir()
         if is_folder and (kind := snapshot_kind(path)) is not None:
             found |= snapshot_files(path, kind, None)[0]
             continue
         if is_folder:
-            inside = _inside(path)
+            inside = _inside(path, known)
         else:
             _check_is_file(path)
             inside = {path: FileFacts()}
         found |= inside
         by_no_log += inside
-    check_none_left_behind(by_no_log, [path for path in paths if isinstance(path, Uri)])
+    check_none_left_behind(by_no_log, known)
     return typed_partitions(each_once(found))
 
 
@@ -137,13 +140,15 @@ def formats_of(
         return list(pool.map(look, files))
 
 
-def _inside(folder: Location) -> dict[Location, FileFacts]:
-    """All files of a folder and its folders, in order, but for hidden ones."""
+def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, FileFacts]:
+    """All files of a folder and its folders, in order, but for hidden ones; of a store those with a
+    log of their files are `known` then."""
     below: dict[Location, str] = {}
     stats: Mapping[Any, Stat] = {}
     if isinstance(folder, Uri):
         stats = folder.listed(deep=True)
         below.update({file: file.below(folder) for file in stats})
+        known.update(logs_below(folder, stats))
     else:
         files = sorted(file for file in folder.rglob("*") if not file.is_dir())
         below.update({file: file.relative_to(folder).as_posix() for file in files})
@@ -173,8 +178,13 @@ def _check_is_file(path: Location) -> None:
 def _foreign_file(
     path: Location, facts: FileFacts, form: TextForm, encoding: str, given: TextForm
 ) -> ForeignFile:
-    """The format of one file; a column of its own counts before one of its folders."""
+    """The format of one file; a column of its own counts before one of its folders. Of a
+    table that a log describes its columns are these alone."""
     file = format_of(path, form, encoding)
+    if facts.columns is not None:
+        facts.check_names(file.roots, path)
+        left = tuple(name for name in file.names if file.root(name) in facts.columns)
+        file = replace(file, names=left)
     _check_is_text(file, given)
     if form.names and (given.names or not _names_itself(file, form.names)):
         file = _with_names(file, form.names)
@@ -182,7 +192,7 @@ def _foreign_file(
     if size is None:
         stat = path.stat()
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
-    own = facts.beside(file.names).partitions
+    own = fields_lacked(facts.partitions, file.names, file.nested)
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
 
 

@@ -1,0 +1,122 @@
+"""Value tests: columns of odd types and names in Parquet, imported as they are read in place."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from imported_tables import recd, rows_both_ways, rows_of, schema_file
+from strangers_files import text
+
+from recd_plugins.data.importing.column_types import ColumnTypes
+from recd_plugins.data.importing.reading import blocks
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
+
+ROWS = 60
+IDS = [one % 7 for one in range(ROWS)]
+LABEL = pa.array([one % 2 for one in range(ROWS)])
+WORDS = [None if one % 5 == 0 else [f"w{one % 3}", None] for one in range(ROWS)]
+
+
+def read(path: Path, *names: str) -> dict[str, list[Any]]:
+    """Columns as an import reads them."""
+    parts = [one.rows(names, ColumnTypes()) for one in blocks(foreign_files([path]), names)]
+    found: dict[str, list[Any]] = pa.concat_tables(parts).to_pydict()
+    return found
+
+
+def test_fields_and_columns_whose_names_have_dots(tmp_path: Path) -> None:
+    """A column `user.id` beside a field `id` of a struct `user`, and fields with dots, or that
+    begin with what begins a path."""
+    user = [{"id": one, "at.city": one + 1, "at": {"city": one + 2}} for one in range(ROWS)]
+    odd = [{".id": one + 3, "[0]": one + 4, "": one + 5} for one in range(ROWS)]
+    table = pa.table(
+        {
+            "clicked": LABEL,
+            "user": user,
+            "user.id": [one + 6 for one in range(ROWS)],
+            "odd": odd,
+            "a.b.c": [one + 7 for one in range(ROWS)],
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=25)
+    names = [one.name for one in survey(foreign_files([path])).columns]
+    assert names == [
+        "clicked", "user.id_2", "user.at.city", "user.at.city_2", "user.id", "odd..id", "odd.[0]",
+        "odd.", "a.b.c",
+    ]  # fmt: skip
+    found = read(path, *names[1:])
+    firsts = {name: column[0] for name, column in found.items()}
+    assert [*firsts.values()] == [0, 1, 2, 6, 3, 4, 5, 7]
+    assert all(one == [*range(one[0], one[0] + ROWS)] for one in found.values())
+
+
+@pytest.mark.parametrize("kind", [pa.list_view(pa.string()), pa.large_list_view(pa.string())])
+def test_lists_that_are_views_are_lists(tmp_path: Path, kind: pa.DataType) -> None:
+    """Of one file; beside lists of another; and where rows are dropped."""
+    (tmp_path / "in").mkdir()
+    price = pa.array([None if one % 9 == 0 else one / 2 for one in range(ROWS)])
+    for name, of in (("a", kind), ("b", pa.list_(pa.string()))):
+        words = pa.array(WORDS, of)
+        table = pa.table({"clicked": LABEL, "words": words, "price": price})
+        pq.write_table(table, tmp_path / "in" / f"{name}.parquet")
+    shown = json.loads(recd("data", "schema", tmp_path / "in", "--json"))
+    assert [one["name"] for one in shown["schema"]["sparse"]] == ["words"]
+    sparse = [{"name": "words", "num_ids": 2**40, "ids": "hash"}]
+    whole = {"label": "clicked", "sparse": sparse}
+    rows = rows_both_ways(tmp_path / "in", whole, tmp_path / "made")
+    assert [len(row["words"]) for row in rows] == [int(one is not None) for one in WORDS] * 2
+    left = schema_file(whole | {"dense": [{"name": "price", "nulls": "drop"}]}, tmp_path / "left")
+    recd("data", "import", tmp_path / "in", tmp_path / "left", "--schema", left)
+    made = rows_of(tmp_path / "left")["words"].to_pylist()
+    assert made == [row["words"] for at, row in enumerate(rows) if at % ROWS % 9]
+
+
+def test_uuids_and_texts_of_json_are_ids_by_their_values(tmp_path: Path) -> None:
+    """In one file as such, in the next as the bytes and texts that they are."""
+    (tmp_path / "in").mkdir()
+    keys = [uuid.UUID(int=one << 100).bytes for one in IDS]
+    notes = [json.dumps({"n": one}) for one in IDS]
+    for name, of, note in (("a", pa.uuid(), pa.json_()), ("b", pa.binary(16), pa.string())):
+        table = {
+            "clicked": LABEL,
+            "key": pa.array(keys, pa.binary(16)).cast(of),
+            "note": pa.array(notes).cast(note),
+            "keys": pa.array([[one] for one in keys], pa.list_(pa.binary(16))).cast(pa.list_(of)),
+        }
+        pq.write_table(pa.table(table), tmp_path / "in" / f"{name}.parquet")
+    hashed = {"num_ids": 2**40, "ids": "hash"}
+    sparse = [{"name": name, **hashed} for name in ("key", "note", "keys")]
+    rows = rows_both_ways(tmp_path / "in", {"label": "clicked", "sparse": sparse}, tmp_path / "t")
+    for name in ("key", "note"):
+        by_value = {(one, row[name][0]) for one, row in zip(IDS * 2, rows, strict=True)}
+        assert len(by_value) == len({one for _, one in by_value}) == 7
+    assert [row["keys"] for row in rows] == [row["key"] for row in rows]
+    shown = json.loads(recd("data", "schema", tmp_path / "in", "--json"))
+    assert [one["name"] for one in shown["schema"]["sparse"]] == ["key", "keys"]
+    assert "note: objects or lists as a program printed them" in "".join(shown["doubts"])
+
+
+def test_nulls_among_folders_and_what_lies_beside_files(tmp_path: Path) -> None:
+    """Labels of bools; marks, checksums and copies of attributes are no part of the table."""
+    for day in ("1", "__HIVE_DEFAULT_PARTITION__"):
+        folder = tmp_path / "in" / f"day={day}"
+        folder.mkdir(parents=True)
+        rows = {"clicked": LABEL.cast(pa.bool_()), "item": IDS}
+        rows = rows if day == "1" else dict(reversed(rows.items()))
+        pq.write_table(pa.table(rows), folder / "part.parquet")
+        for name in ("_SUCCESS", "._part.parquet", ".part.parquet.crc", "_committed_1"):
+            text(folder / name, "no rows")
+    features = [{"name": "item", "num_ids": 9}, {"name": "day", "num_ids": 9}]
+    schema = {"label": "clicked", "sparse": features}
+    rows = rows_both_ways(tmp_path / "in", schema, tmp_path / "made")
+    assert [row["day"] for row in rows] == [[1]] * ROWS + [[]] * ROWS
+    assert [row["item"] for row in rows] == [[one] for one in IDS] * 2
+    assert [row["clicked"] for row in rows] == LABEL.to_pylist() * 2
