@@ -128,12 +128,21 @@ def test_a_column_has_the_default_of_the_rows_before_it_came(catalog: Any, tmp_p
 
 
 def test_the_default_of_a_field_of_a_struct_is_refused(catalog: Any, tmp_path: Path) -> None:
+    """Where a file has the struct and lacks the field; a struct that it lacks is null."""
     with catalog.latest.update_schema() as update:
         update.add_column("user", StructType(NestedField(1, "city", StringType())))
     catalog.latest.append(clicks(3, user=[{"city": "Bonn"}]))
 
+    def there(described: dict[str, Any]) -> None:
+        described |= {"format-version": 3, "next-row-id": 0}
+        (user,) = (one for one in described["schemas"][-1]["fields"] if one["name"] == "user")
+        user["type"]["fields"][0]["initial-default"] = "Rom"
+
+    rows = rows_both_ways(edited(tmp_path / "t", there), SCHEMA, tmp_path / "made")
+    assert items_of(rows) == [1, 2, 3]
+
     def later(described: dict[str, Any]) -> None:
-        described |= {"format-version": 3, "next-row-id": 0, "last-column-id": 9}
+        described["last-column-id"] = 9
         (user,) = (one for one in described["schemas"][-1]["fields"] if one["name"] == "user")
         user["type"]["fields"].append(
             {"id": 9, "name": "age", "required": False, "type": "int", "initial-default": 18}
