@@ -32,6 +32,7 @@ from pyiceberg.types import (
     DateType,
     DoubleType,
     IntegerType,
+    ListType,
     LongType,
     NestedField,
     StringType,
@@ -94,6 +95,21 @@ def test_columns_and_structs_that_came_later_are_null_before(catalog: Any, tmp_p
     rows = by_item([row for one in made.stripes for row in made.read(one).to_pylist()])
     assert [rows[one]["user.age"] for one in range(1, 7)] == [-1, -1, -1, -1, 40, 50]
     assert [len(rows[one]["user.city"]) for one in range(1, 7)] == [0, 0, 1, 0, 1, 0]
+
+
+def test_columns_that_came_later_are_rewritten_as_nulls(catalog: Any, tmp_path: Path) -> None:
+    """Of the types that they have in other files."""
+    with catalog.latest.update_schema() as update:
+        update.add_column("shop", StringType())
+        update.add_column("seen", ListType(9, StringType(), element_required=False))
+        update.add_column("user", StructType(NestedField(1, "city", StringType())))
+    late = {"shop": ["a", "b"], "seen": [["x"], []], "user": [{"city": "Bonn"}, None]}
+    catalog.latest.append(clicks(3, 4, **late))
+    recd("data", "rewrite", tmp_path / "t", tmp_path / "made")
+    rows = pq.read_table(tmp_path / "made").sort_by("item")
+    assert rows["shop"].to_pylist() == [None, None, "a", "b"]
+    assert rows["seen"].to_pylist() == [None, None, ["x"], []]
+    assert rows["user"].to_pylist() == [None, None, {"city": "Bonn"}, None]
 
 
 def test_a_column_has_the_default_of_the_rows_before_it_came(catalog: Any, tmp_path: Path) -> None:
