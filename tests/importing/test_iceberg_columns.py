@@ -32,6 +32,7 @@ from pyiceberg.types import (
     DateType,
     DoubleType,
     IntegerType,
+    ListType,
     LongType,
     NestedField,
     StringType,
@@ -96,6 +97,21 @@ def test_columns_and_structs_that_came_later_are_null_before(catalog: Any, tmp_p
     assert [len(rows[one]["user.city"]) for one in range(1, 7)] == [0, 0, 1, 0, 1, 0]
 
 
+def test_columns_that_came_later_are_rewritten_as_nulls(catalog: Any, tmp_path: Path) -> None:
+    """Of the types that they have in other files."""
+    with catalog.latest.update_schema() as update:
+        update.add_column("shop", StringType())
+        update.add_column("seen", ListType(9, StringType(), element_required=False))
+        update.add_column("user", StructType(NestedField(1, "city", StringType())))
+    late = {"shop": ["a", "b"], "seen": [["x"], []], "user": [{"city": "Bonn"}, None]}
+    catalog.latest.append(clicks(3, 4, **late))
+    recd("data", "rewrite", tmp_path / "t", tmp_path / "made")
+    rows = pq.read_table(tmp_path / "made").sort_by("item")
+    assert rows["shop"].to_pylist() == [None, None, "a", "b"]
+    assert rows["seen"].to_pylist() == [None, None, ["x"], []]
+    assert rows["user"].to_pylist() == [None, None, {"city": "Bonn"}, None]
+
+
 def test_a_column_has_the_default_of_the_rows_before_it_came(catalog: Any, tmp_path: Path) -> None:
     """`initial-default` of format 3; `write-default` is of rows that are written without one."""
 
@@ -128,12 +144,21 @@ def test_a_column_has_the_default_of_the_rows_before_it_came(catalog: Any, tmp_p
 
 
 def test_the_default_of_a_field_of_a_struct_is_refused(catalog: Any, tmp_path: Path) -> None:
+    """Where a file has the struct and lacks the field; a struct that it lacks is null."""
     with catalog.latest.update_schema() as update:
         update.add_column("user", StructType(NestedField(1, "city", StringType())))
     catalog.latest.append(clicks(3, user=[{"city": "Bonn"}]))
 
+    def there(described: dict[str, Any]) -> None:
+        described |= {"format-version": 3, "next-row-id": 0}
+        (user,) = (one for one in described["schemas"][-1]["fields"] if one["name"] == "user")
+        user["type"]["fields"][0]["initial-default"] = "Rom"
+
+    rows = rows_both_ways(edited(tmp_path / "t", there), SCHEMA, tmp_path / "made")
+    assert items_of(rows) == [1, 2, 3]
+
     def later(described: dict[str, Any]) -> None:
-        described |= {"format-version": 3, "next-row-id": 0, "last-column-id": 9}
+        described["last-column-id"] = 9
         (user,) = (one for one in described["schemas"][-1]["fields"] if one["name"] == "user")
         user["type"]["fields"].append(
             {"id": 9, "name": "age", "required": False, "type": "int", "initial-default": 18}

@@ -135,4 +135,18 @@ def _scalar(value: Any, kind: Any) -> pa.Scalar:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     plain = value.bytes if isinstance(value, UUID) else value
-    return pa.scalar(plain, schema_to_pyarrow(kind, include_field_ids=False))
+    return pa.scalar(plain, _as_read(schema_to_pyarrow(kind, include_field_ids=False)))
+
+
+def _as_read(kind: pa.DataType) -> pa.DataType:
+    """The type as which Arrow reads such a column of another file: pyiceberg makes all texts and
+    lists large ones."""
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return pa.string() if pa.types.is_large_string(kind) else pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_as_read(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_as_read(kind.key_type), _as_read(kind.item_type))
+    if is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_read(kind.value_type)))
+    return kind
