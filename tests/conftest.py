@@ -41,6 +41,7 @@ PRELOADED_FOR_TESTS[-1:-1] = [
     "rich.table",
     "torch.utils.tensorboard",
     "torchrec.models.dlrm",
+    "typer._adapters",  # which has pydantic imported once a command line has an option
 ]
 
 # The same examples in every run; and a busy machine is slow, not wrong. `make test-fast` draws
