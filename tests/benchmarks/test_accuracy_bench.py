@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import DATASETS, ORDERS, AccuracyCurve, Run, compare, draw, trained
+from benchmarks.accuracy import ORDERS, AccuracyCurve, Run, compare, draw, trained
 from recd_plugins.testing.gloo import GlooPool
 
 
-SMALL = {"use": "sequence_dlrm", "embedding_dim": 8, "bottom": [16], "top": [16]}
-
-
 def test_deduplication_changes_nothing_but_the_order_of_sums(
-    gloo_pool: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(DATASETS["sessions"], "model", SMALL)
     curves = trained(tmp_path, gloo_pool, ["sessions"], [0], steps=2)
     assert len(curves) == 2 * len(ORDERS)
     for order in ORDERS:
