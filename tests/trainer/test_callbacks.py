@@ -521,3 +521,41 @@ def test_what_a_callback_leaves_can_be_written(
     assert str(caught.value).startswith("callbacks[0]: callbacks 'schedule' of ")
     right = {"loss": 1.0, "ne": 1.0, "auc": math.nan, "samples": 8, "mine": 2}
     Callbacks([(Callback(), choice)]).call(event, training, right)
+
+
+@pytest.mark.parametrize(
+    ("tell", "says"),
+    [
+        (
+            lambda one: one.stop(3),
+            "TypeError in at_start: training.stop takes why the run ends, in",
+        ),
+        (lambda one: one.stop(""), "takes why the run ends, in words, and was given ''"),
+        (lambda one: one.say(3), "TypeError in at_start: training.say takes a text, and was given"),
+        (lambda one: one.log("mine", 3), "takes the kind of a line and a mapping of values, and"),
+        (lambda one: one.log("cost", {}), "ValueError in at_start: training.log was given the kin"),
+        (lambda one: one.log("mine", {"step": 3}), "was given a value named 'step', as each line"),
+        (lambda one: one.log("mine", {"rows": torch.ones(1)}), "values that cannot be written as"),
+    ],
+)
+def test_what_a_callback_tells_a_run_is_held_to_what_that_takes(
+    tmp_path: Path, tell: Callable[[Training], None], says: str
+) -> None:
+    class Tells(Callback):
+        def at_start(self, training: Training) -> None:
+            training.stop("enough")
+            training.say("a line")
+            training.log("mine", {"rows": 3, "share": math.nan})
+            tell(training)
+
+    ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
+    none = [dataclasses.MISSING, dataclasses.MISSING]
+    fields = dataclasses.fields(Training)
+    needed = {one.name: None for one in fields if [one.default, one.default_factory] == none}
+    training: Any = Training(**needed)  # type: ignore[arg-type]
+    with pytest.raises(PluginError) as caught:
+        Callbacks([(Tells(), choice)]).call("at_start", training)
+    assert str(caught.value).startswith("callbacks[0]: callbacks 'schedule' of ")
+    assert says in str(caught.value)
+    assert training.stopping == "enough"
+    assert training.lines == ["a line", ("mine", None, {"rows": 3, "share": math.nan})]

@@ -71,14 +71,24 @@ class Training:
 
     def say(self, text: str) -> None:
         """A line on rank 0's console, after that of the metrics in `on_metrics`."""
+        if not isinstance(text, str):
+            raise TypeError(f"training.say takes a text, and was given {shown(text)}")
         self.lines.append(text)
 
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
         """A line of `kind` in rank 0's metrics.jsonl, its numbers on TensorBoard."""
+        _check_logged(kind, values)
         self.lines.append((kind, self.step, values))
 
     def stop(self, reason: str) -> None:
-        """End the run after the next step, for `reason`; one rank's word is enough for all."""
+        """End the run after the next step, for `reason`, in words; one rank's is enough for all."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise TypeError(
+                "training.stop takes why the run ends, in words, and was given "
+                f"{shown(reason)}: it ends after the next step, whenever it is called, as in "
+                "`if training.step == 3: training.stop('enough')`; `train.steps` says how many "
+                "steps there are"
+            )
         self.stopping = self.stopping or reason
 
 
@@ -158,6 +168,38 @@ class Callbacks:
                 name = choice.record.name
                 seen[name] = count = seen.get(name, 0) + 1
                 yield name if count == 1 else f"{name}#{count}", callback, choice
+
+
+OF_A_LINE = ("kind", "step")
+"""What a line of metrics.jsonl has beside its values."""
+OF_THE_RUN = ("train", "test", "cost", "repeats", "calibration", "period", "profile")
+"""The kinds of lines that a run writes itself, and reads when it is resumed or reported."""
+
+
+def _check_logged(kind: object, values: object) -> None:
+    """`TypeError` or `ValueError` unless both can be a line of metrics.jsonl."""
+    if not isinstance(kind, str) or not isinstance(values, Mapping):
+        raise TypeError(
+            "training.log takes the kind of a line and a mapping of values, and was given "
+            f"{shown(kind)} and {shown(values)}"
+        )
+    if kind in OF_THE_RUN:
+        raise ValueError(
+            f"training.log was given the kind {kind!r}, whose lines are the run's own: name "
+            "yours otherwise"
+        )
+    if taken := [name for name in OF_A_LINE if name in values]:
+        raise ValueError(
+            f"training.log was given a value named {taken[0]!r}, as each line has one: give it "
+            "another name"
+        )
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"training.log was given values that cannot be written as JSON ({error}): keep "
+            "numbers, texts, lists and mappings in them"
+        ) from error
 
 
 LEFT = ("on_metrics", "on_evaluation", "at_end")

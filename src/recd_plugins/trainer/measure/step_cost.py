@@ -143,7 +143,7 @@ class CostMeter(Callback):
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         if self._counter is not None and batch.dedup is not None:
             self._factor = batch.dedup.dedupe_factor()
-            training.log("repeats", {"groups": repeats(batch.dedup)})
+            training.lines.append(("repeats", training.step, {"groups": repeats(batch.dedup)}))
         return batch
 
     def before_step(self, training: Training) -> None:
@@ -169,7 +169,7 @@ class CostMeter(Callback):
         self._so_far.add(cost)
         self._rates.append(metrics["samples"] / cost.seconds)
         metrics["samples_per_second"] = self._rates[-1]
-        training.log("cost", dataclasses.asdict(cost))
+        training.lines.append(("cost", training.step, dataclasses.asdict(cost)))
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         cost = self._so_far.mean()
