@@ -14,6 +14,8 @@ from torchrec import (
     EmbeddingCollection,
     EmbeddingConfig,
 )
+from torchrec.distributed import sharding_plan
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan
@@ -22,6 +24,13 @@ from recd_plugins.errors import PluginError
 from recd_plugins.planning.plan_check import check_plan, dense_tables
 
 SHARDERS = get_default_sharders()
+
+
+class OwnSharder(EmbeddingBagCollectionSharder):
+    """A trainer's own, which shards in a way of its own."""
+
+    def shard(self, *given: Any, **more: Any) -> Any:
+        raise NotImplementedError
 
 
 def model() -> nn.Module:
@@ -153,7 +162,80 @@ def test_shards_that_are_a_tables_parts_fit(change: Callable[[dict[str, Any]], o
     made = model()
     plan = plan_of(made)
     change(plan.plan)
-    check_plan(plan, made, SHARDERS, 1, "P returned")
+    check_plan(plan, made, [OwnSharder()], 1, "P returned")
+
+
+def row_wise(*sizes: int, ranks: tuple[int, ...] = (0, 1)) -> Callable[[dict[str, Any]], object]:
+    """A plan that has a table of 9 x 4 row-wise on two ranks, in parts of so many rows."""
+
+    def change(plan: dict[str, Any]) -> None:
+        table = plan["bags"]["a"]
+        table.sharding_type, table.ranks = "row_wise", [*ranks]
+        begins = [sum(sizes[:part]) for part in range(len(sizes))]
+        table.sharding_spec.shards = [
+            ShardMetadata([begin, 0], [size, 4], f"rank:{rank}/cpu")
+            for begin, size, rank in zip(begins, sizes, ranks, strict=False)
+        ]
+
+    return change
+
+
+def on_others(plan: dict[str, Any]) -> None:
+    plan["bags"]["a"].ranks = [1]
+
+
+PARTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "uneven": (
+        row_wise(3, 6),
+        "row_wise with 3, 6 rows, in this order, and TorchRec looks up as "
+        "if they were 5, 4: it would train other rows. `construct_module_sharding_plan` of Torch",
+    ),
+    "too even": (row_wise(4, 5), "row_wise with 4, 5 rows, in this order"),
+    "on one rank": (row_wise(9, ranks=(0,)), "row_wise in 1 shard. `construct_module_sharding_pl"),
+    "on fewer": (row_wise(9), "row_wise on ranks 0, 1, and 1 shard on rank 0. Give each rank"),
+    "turned": (row_wise(5, 4, ranks=(1, 0)), "row_wise on ranks 1, 0: TorchRec looks rows up on"),
+    "elsewhere": (on_others, "table_wise on rank 1, and 1 shard on rank 0."),
+    "halves": (
+        parted((0, 0), (0, 2), sizes=(9, 2)),
+        "table_wise on rank 0, and 2 shards on ranks 0, 0.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_torchrec_would_not_look_up_in_are_named(name: str) -> None:
+    """It takes their number, order and ranks for granted; a sharder of somebody else's may not."""
+    change, says = PARTS[name]
+    made = model()
+    plan = plan_of(made)
+    change(plan.plan)
+    with pytest.raises(PluginError) as caught:
+        check_plan(plan, made, SHARDERS, 2, "P returned")
+    assert f"P returned for table 'a' of 'bags' {says}" in str(caught.value)
+    check_plan(plan, made, [OwnSharder()], 2, "P returned")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        sharding_plan.row_wise(compute_kernel="fused"),
+        sharding_plan.column_wise(ranks=[3, 1], compute_kernel="fused"),
+        sharding_plan.table_wise(rank=3, compute_kernel="fused"),
+        sharding_plan.table_row_wise(host_index=1),
+        sharding_plan.data_parallel(),
+    ],
+)
+def test_parts_that_torchrec_makes_fit(way: Any) -> None:
+    made: Any = model()
+    places = sharding_plan.construct_module_sharding_plan(
+        made["bags"],
+        {"a": way, "b": way},
+        EmbeddingBagCollectionSharder(),
+        local_size=2,
+        world_size=4,
+        device_type="cuda",
+    )
+    check_plan(ShardingPlan({"bags": places}), made, SHARDERS, 4, "P returned", device="cuda")
 
 
 def test_torchrecs_own_plan_fits() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
-from recd_plugins.planning.embedding_collections import has_sequences
+from recd_plugins.planning.embedding_collections import embedding_collections, has_sequences
 from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ __all__ = ["check_alike", "check_plan", "check_same", "dense_tables"]
 
 IN_PART = ("key_value", "ssd_virtual_table", "dram_virtual_table")
 """The kernels that hold some of a table's rows."""
+MAKES = "`construct_module_sharding_plan` of TorchRec makes them."
+"""Who makes shards as TorchRec takes them."""
 
 
 def check_plan(
@@ -52,9 +54,12 @@ def check_plan(
             places: Any = plan.plan[path]
             tables = sharder.shardable_parameters(module)
             _check_tables(places, tables, path, whose)
+            plain = _of_equal_parts(module, sharder)
             for name, table in tables.items():
                 of_table = f"{whose} for table {name!r} of {path!r}"
                 _check_place(places[name], table, world_size, of_table)
+                if name in plain:
+                    _check_parts(places[name], table, world_size, of_table)
                 if device == "cpu" and _is_dense(places[name]) and has_sequences(module):
                     raise PluginError(
                         f"{of_table} {_kind(places[name])}: on a CPU the dense kernel of fbgemm "
@@ -209,6 +214,60 @@ def _check_place(place: Any, table: Tensor, world_size: int, whose: str) -> None
             f"{', ...' if len(shards) > 4 else ''}. Let each begin where others end: "
             "`construct_module_sharding_plan` of TorchRec finds the offsets."
         )
+
+
+def _of_equal_parts(module: nn.Module, sharder: ModuleSharder[Any]) -> set[str]:
+    """The tables of a collection that TorchRec's own sharder shards, but for those in buckets: a
+    sharder of somebody else's may take other parts."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    own = (EmbeddingCollectionSharder.shard, EmbeddingBagCollectionSharder.shard)
+    if getattr(type(sharder), "shard", None) not in own:
+        return set()
+    return {
+        config.name
+        for path, _, configs in embedding_collections(module)
+        for config in configs
+        if not path and not getattr(config, "total_num_buckets", None)
+    }
+
+
+def _check_parts(place: Any, table: Tensor, world_size: int, whose: str) -> None:
+    """`PluginError` unless a table's shards are those that TorchRec looks ids up in: it takes their
+    number, order and ranks for granted, and another rank's rows would be trained."""
+    kind = place.sharding_type
+    if kind == "data_parallel" or place.compute_kernel in IN_PART:
+        return
+    shards, ranks = place.sharding_spec.shards, [*(place.ranks or range(world_size))]
+    on = [one.placement.rank() for one in shards if one.placement]
+    if len(shards) != len(ranks) or (on and on != ranks):
+        raise PluginError(
+            f"{whose} {kind} on {listed(ranks, kind='rank')}, and "
+            f"{so_many(len(shards), 'shard')} on {listed(on, kind='rank')}. Give each rank of "
+            f"`ranks` the shard of its place. {MAKES}"
+        )
+    number = {"table_wise": 1, "row_wise": world_size}.get(kind, len(shards))
+    if len(shards) != number:
+        raise PluginError(f"{whose} {kind} in {so_many(len(shards), 'shard')}. {MAKES}")
+    if kind == "row_wise" and ranks != [*range(world_size)]:
+        raise PluginError(
+            f"{whose} row_wise on {listed(ranks, kind='rank')}: TorchRec looks rows up on all "
+            f"ranks, in their order. {MAKES}"
+        )
+    if kind in ("row_wise", "table_row_wise"):
+        rows, block = table.shape[0], -(-table.shape[0] // number)
+        begins = [min(rows, part * block) for part in range(number)]
+        right = [min(rows, begin + block) - begin for begin in begins]
+        found = [one.shard_sizes[0] for one in shards]
+        if found != right or any(
+            size and one.shard_offsets[0] != begin
+            for one, size, begin in zip(shards, right, begins, strict=True)
+        ):
+            raise PluginError(
+                f"{whose} {kind} with {listed(found, 8)} rows, in this order, and TorchRec looks "
+                f"up as if they were {listed(right, 8)}: it would train other rows. {MAKES}"
+            )
 
 
 def _overlap(shards: Sequence[Any], shape: tuple[int, int]) -> bool:
