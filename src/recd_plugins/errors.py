@@ -13,6 +13,7 @@ import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 __all__ = [
     "CapabilityError",
@@ -22,6 +23,8 @@ __all__ = [
     "RecdError",
     "RegistryError",
     "VersionError",
+    "called",
+    "check_made",
     "is_of_the_system",
     "listed",
     "naming",
@@ -29,6 +32,7 @@ __all__ = [
     "shortened",
     "shown",
     "so_many",
+    "without_frames",
 ]
 
 
@@ -135,12 +139,38 @@ def naming(who: str, when: str) -> Iterator[None]:
     except Exception as error:
         if is_of_the_system(error):
             raise
-        what = str(error).partition("\nException raised from ")[0]  # behind it C++ lists its frames
-        raise PluginError(_raised(who, type(error).__name__, when, what)) from error
+        kind, what = type(error).__name__, without_frames(error)
+        raise PluginError(_raised(who, kind, when, what)) from error
+
+
+def without_frames(error: BaseException) -> str:
+    """The message of an error, without the frames that C++ lists behind it."""
+    return str(error).partition("\nException raised from ")[0].strip()
 
 
 def _raised(who: str, kind: str, when: str, what: str) -> str:
     return f"{who} raised {kind} {when}: {what.rstrip('.')}. Run with --debug for its traceback."
+
+
+def check_made(made: Any, kind: type[Any], whose: str, fix: str) -> None:
+    """`PluginError` where something that a plugin made is none of a type; `whose` opens the
+    message, and `fix` ends it."""
+    if not isinstance(made, kind):
+        raise PluginError(f"{whose} {called(made)}, whose type must be {kind.__name__}. {fix}")
+
+
+def called(made: object) -> str:
+    """What somebody made, as a message has it.
+
+    >>> called(None), called(3), called([]), called(dict)
+    ('None', 'the int 3', 'a list', 'the class dict itself')
+    """
+    if made is None:
+        return "None"
+    if isinstance(made, type):
+        return f"the class {made.__name__} itself"
+    kind = type(made).__name__
+    return f"the {kind} {shown(made)}" if isinstance(made, str | int | float) else f"a {kind}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -119,6 +119,22 @@ def chosen(**changed: Any) -> Any:
             chosen(sizes={"t9": TableSizes()}),
             "its `choose` returned a size of table 't9'; ",
         ),
+        ("choose", chosen(sizes=None), "its `choose` returned as `sizes` None, whose type must be"),
+        (
+            "choose",
+            chosen(sizes={"t0": None}),
+            "its `choose` returned as the size of table 't0' None, whose type must be TableSizes.",
+        ),
+        (
+            "choose",
+            chosen(report=None),
+            "its `choose` returned as `report` None, whose type must be PlanReport.",
+        ),
+        (
+            "choose",
+            chosen(notices=None),
+            "its `choose` returned as `notices` None, whose type must be Sequence.",
+        ),
         (
             "choose",
             chosen(reason=None),
@@ -135,3 +151,25 @@ def test_what_a_policy_cannot_choose_is_reported(part: str, made: Any, message: 
 def test_sizes_are_numbers_of_rows(wrong: Any) -> None:
     with pytest.raises(DataError, match=f"^TableSizes: .*`{next(iter(wrong))}`"):
         TableSizes(**wrong)
+
+
+BEHIND: dict[str, Any] = {
+    "propose": (None, "its `propose` returned None, whose type must be ShardingPlan."),
+    "sharders": (None, "its `sharders` returned None, whose type must be Sequence."),
+    "may_be_row_wise": (None, "its `may_be_row_wise` returned None, whose type must be bool."),
+    "row_wise": (None, "its `row_wise` returned None, whose type must be HoldsRowWise."),
+    "explain": (3, "its `explain` returned the int 3, whose type must be str."),
+}
+
+
+@pytest.mark.parametrize("part", BEHIND)
+def test_what_a_planner_behind_does_not_answer_is_reported(part: str) -> None:
+    made, says = BEHIND[part]
+    plain = in_front(context(), {"search": "greedy"})
+    others = plain.others
+    assert others is not None
+    parts = {"row_wise": lambda self, *given: self, part: lambda self, *given: made}
+    others.__class__ = type("Wrong", (type(others),), parts)
+    planner = FlexShardPlanner(FlexShardConfig(goal="min_communication"), plain)
+    with pytest.raises(PluginError, match=f"^the planner Wrong: {says}"):
+        planner.propose(Histories(), dataclasses.replace(SLOW), 4)

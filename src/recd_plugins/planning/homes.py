@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.answers import having_in_files, proposal
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
@@ -93,13 +94,13 @@ class Homes:
         """The plan of the planner behind, were there no tiers; where memory has no room for all
         tables, and some may leave it, as if it had."""
         try:
-            return behind.propose(self._model, self._topology, self._world_size)
+            return proposal(behind, self._model, self._topology, self._world_size)
         except RecdError as error:
             if not self._chosen or self._device != "cpu":
                 raise
             self.lacking = error
         try:
-            return behind.propose(self._model, boundless(self._topology), self._world_size)
+            return proposal(behind, self._model, boundless(self._topology), self._world_size)
         except RecdError:  # so that memory is not what it lacks
             raise self.lacking from None
 
@@ -142,12 +143,12 @@ class Homes:
         """A planner like the one behind and its plan, where `replicas` take so many bytes of a
         rank: more tables may leave memory for them, unless homes are a saved plan's."""
         if self._saved:
-            planner = behind.in_files(self.mapped)
-            plan = planner.propose(self._model, self._topology, self._world_size)
+            planner = having_in_files(behind, self.mapped)
+            plan = proposal(planner, self._model, self._topology, self._world_size)
             self._check_saved(plan)
             return planner, plan
         if self.lacking is None:
-            return behind, behind.propose(self._model, self._topology, self._world_size)
+            return behind, proposal(behind, self._model, self._topology, self._world_size)
         room = less(self._topology, replicas)
         return self._with_room(behind, room, least=len(self.mapped))
 
@@ -175,8 +176,8 @@ class Homes:
         names = tuple(one.name for one in self._may_leave)
 
         def attempt(count: int) -> tuple[HoldsRowWise, ShardingPlan]:
-            planner = behind.in_files(names[:count])
-            return planner, planner.propose(self._model, topology, self._world_size)
+            planner = having_in_files(behind, names[:count])
+            return planner, proposal(planner, self._model, topology, self._world_size)
 
         count, found = fewest(attempt, least, len(names))
         dense = self._on_every_rank(found[1])

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import PluginError, check_made
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS, Context, Planner, PoolingFactory
-from recd_plugins.slots.built import check_made
 
 if TYPE_CHECKING:
     from torch import nn

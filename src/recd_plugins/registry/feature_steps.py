@@ -22,7 +22,7 @@ from recd_plugins.data.preprocessing import (
     steps_of,
 )
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, PluginError, nearest, shown
+from recd_plugins.errors import CapabilityError, PluginError, check_made, nearest, shown
 from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
@@ -31,7 +31,6 @@ from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.slots import DedupConverter, Explains, Loader, ModelRecord, Reader
-from recd_plugins.slots.built import check_made
 
 if TYPE_CHECKING:
     from torch import nn

@@ -29,13 +29,12 @@ from recd_plugins.data.growing import (
     closed_period,
 )
 from recd_plugins.data.table import ChunkError, Progress, Table, silent
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, check_made
 from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.plugin_code import note_code, outdated
 from recd_plugins.slots import Context, DatasetRecord, Etl
-from recd_plugins.slots.built import check_made
 from recd_plugins.storage.uri import Location, Uri
 
 __all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]

@@ -399,11 +399,14 @@ class Usage:
         """Notices of what a trainer that calls its model, which has this tier plan, leaves
         alone."""
         tiered = isinstance(planner, TierPlanner) and planner
-        if tiered and tier_plan is not None and not tiered.stands_in_front_of(tier_plan):
+        bare = tiered.without_tiers(tier_plan) if tiered and tier_plan is not None else []
+        if tier_plan is not None and bare:
+            every = len(bare) == len(tier_plan.tables)
+            of_some = f"no tiers are in front of {listed(bare, kind='table')}"
+            left = "no table has its tiers" if every else of_some
             yield _unused(
                 planning,
-                "the model was sharded without its sharders, or by another plan, so that no table "
-                "has its tiers",
+                f"the model was sharded without its sharders, or by another plan, so that {left}",
                 "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
                 "before stack.plan is given another model.",
             )

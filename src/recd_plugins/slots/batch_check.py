@@ -16,10 +16,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, listed, nearest, so_many
+from recd_plugins.errors import PluginError, check_made, listed, nearest, so_many
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.slots.builds import Loader
-from recd_plugins.slots.built import check_made
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.id_bounds import IdBounds

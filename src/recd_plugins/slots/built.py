@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from inspect import Parameter, getattr_static, signature
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import PluginError, listed, shown
+from recd_plugins.errors import PluginError, called, check_made, listed
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["LOADER", "check_built", "check_made", "check_parts", "check_steps"]
+__all__ = ["LOADER", "check_built", "check_parts", "check_steps"]
 
 PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "log": ("LogStore", ("shards",)),
+    "log": ("LogStore", ("shards", "route", "read", "fingerprint")),
     "dataset": ("Dataset", ("in_place", "prepare")),
     "etl": ("Etl", ("run",)),
     "stats": ("TableStats", ("measure",)),
@@ -66,16 +66,9 @@ def check_parts(made: Any, protocol: str, parts: tuple[str, ...], whose: str) ->
     lacks = [part for part in parts if not _has(made, part)]
     if lacks:
         raise PluginError(
-            f"{whose} {_kind(made)}, which is no {protocol}: it lacks {listed(lacks)}. "
+            f"{whose} {called(made)}, which is no {protocol}: it lacks {listed(lacks)}. "
             "docs/slots.md says what each of them does."
         )
-
-
-def check_made(made: Any, kind: type[Any], whose: str, fix: str) -> None:
-    """`PluginError` where something that was made is none of a type; `whose` opens the message, and
-    `fix` ends it."""
-    if not isinstance(made, kind):
-        raise PluginError(f"{whose} {_kind(made)}, whose type must be {kind.__name__}. {fix}")
 
 
 def check_steps(optimizer: Optimizer, params: Sequence[nn.Parameter], whose: str) -> None:
@@ -107,7 +100,7 @@ def _check_factory(slot: str, built: Any, who: str) -> None:
 
     if isinstance(built, nn.Module | Optimizer) or not callable(built):
         raise PluginError(
-            f"{who} built {_kind(built)}, where it must build a function that makes one. Return "
+            f"{who} built {called(built)}, where it must build a function that makes one. Return "
             f"{FACTORIES[slot]}."
         )
 
@@ -116,12 +109,3 @@ def _has(made: Any, part: str) -> bool:
     """Whether it has the part, without asking a property for its value, if that can be helped."""
     lacking = object()
     return getattr_static(made, part, lacking) is not lacking or hasattr(made, part)
-
-
-def _kind(made: Any) -> str:
-    if made is None:
-        return "None"
-    if isinstance(made, type):
-        return f"the class {made.__name__} itself"
-    kind = type(made).__name__
-    return f"the {kind} {shown(made)}" if isinstance(made, str | int | float) else f"a {kind}"

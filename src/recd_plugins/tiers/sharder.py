@@ -46,9 +46,9 @@ class TierCluster:
         self._tiers: WeakSet[Tiers] = WeakSet()
 
     @property
-    def in_front(self) -> bool:
-        """Whether any collection has its tiers."""
-        return bool(self._tiers)
+    def tables(self) -> set[str]:
+        """The tables of collections that have its tiers."""
+        return {name for one in self._tiers for name in one.tables}
 
     @property
     def never_hot(self) -> set[str]:

@@ -16,10 +16,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from recd_plugins.errors import DataError, PluginError, RecdError, listed, nearest, shown, so_many
+from recd_plugins.errors import (
+    DataError,
+    PluginError,
+    RecdError,
+    check_made,
+    listed,
+    nearest,
+    shown,
+    so_many,
+)
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.answers import (
+    explanation,
+    having_row_wise,
+    may_be_row_wise,
+    sharders_of,
+)
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.homes import Homes, in_memory, without_rows
@@ -201,7 +216,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.mapped = homes.mapped
         if self.tier_plan is not None:
             self.tier_plan = dataclasses.replace(self.tier_plan, mapped=self.mapped)
-        self.explanation = "\n".join([reason, *homes.in_words(), self._behind.explain()])
+        self.explanation = "\n".join([reason, *homes.in_words(), explanation(self._behind)])
         return plan
 
     def _proposed(
@@ -257,7 +272,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the others, with tiers in front of tables where the plan has any."""
-        found = self._others_planner().sharders()
+        found = sharders_of(self._others_planner())
         if self.tier_plan is not None:
             from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 
@@ -284,10 +299,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The folder of mapped files."""
         return self.context.folder / "mapped"
 
-    def stands_in_front_of(self, plan: TierPlan) -> bool:
-        """Whether tiers stand in front of the tables of this plan, as it was made: whether they
-        were sharded so, be their replicas other rows by now."""
-        return any(one.made_of is plan and one.in_front for one in self._clusters)
+    def without_tiers(self, plan: TierPlan) -> list[str]:
+        """The tables of this plan, as it was made, that have no tiers in front of them: those that
+        were not sharded so, be the replicas of others other rows by now."""
+        made = [one.tables for one in self._clusters if one.made_of is plan]
+        return sorted(plan.tables.keys() - set().union(*made))
 
     @property
     def never_hot(self) -> set[str]:
@@ -442,9 +458,19 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 f"{whose} a {type(chosen).__name__}, where it must return "
                 "ChosenSizes(sizes=..., report=..., reason=...)."
             )
-        for name in chosen.sizes:
+        check_made(chosen.sizes, Mapping, f"{whose} as `sizes`", "Give a TableSizes by table.")
+        for name, size in chosen.sizes.items():
             if name not in tables:
-                raise PluginError(f"{whose} a size of table {name!r}; {nearest(name, tables)}")
+                raise PluginError(
+                    f"{whose} a size of table {shown(name)}; {nearest(str(name), tables)}"
+                )
+            of_table = f"{whose} as the size of table {name!r}"
+            check_made(size, TableSizes, of_table, "Give AS_TORCHREC to one that is left alone.")
+        fix = "Give the PlanReport of its ledger."
+        check_made(chosen.report, PlanReport, f"{whose} as `report`", fix)
+        check_made(chosen.notices, Sequence, f"{whose} as `notices`", "Give a tuple of them.")
+        for notice in chosen.notices:
+            check_made(notice, Notice, f"{whose} among `notices`", "Give Unused(...) and the like.")
         if not isinstance(chosen.reason, str):
             raise PluginError(
                 f"{whose} a `reason` of {shown(chosen.reason)}, where it must say in words why the "
@@ -556,11 +582,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
                 "it must return some of model_tables(model), by name."
             )
-        self._left.begin(model, chosen, self.fused, self.others.sharders())
+        self._left.begin(model, chosen, self.fused, sharders_of(self.others))
         return {
             name: table
             for name, table in chosen.items()
-            if self.others.may_be_row_wise(name) and name not in self._left.why
+            if may_be_row_wise(self.others, name) and name not in self._left.why
         }
 
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
@@ -592,4 +618,4 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
-        return self.others.row_wise(self._held, self.kernels())
+        return having_row_wise(self.others, self._held, self.kernels())
