@@ -31,9 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.log.codec import flat
+from recd_dedup.log.held_log import HeldGrowingLog
+from recd_dedup.log.kafka import KafkaLog
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
-from recd_dedup.log.shards import DeletedMessages
+from recd_dedup.log.shards import DeletedMessages, ZstdShards
 from recd_plugins.api import (
     Context,
     DataError,
@@ -129,7 +131,7 @@ class GrowingLogDataset(GrowingDataset):
     def __init__(
         self,
         config: GrowingLogConfig,
-        log: GrowingLog,
+        log: GrowingLog | HeldGrowingLog,
         folder: Path,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -366,7 +368,7 @@ class LogPeriod(Period):
     def __init__(
         self,
         config: GrowingLogConfig,
-        log: GrowingLog,
+        log: GrowingLog | HeldGrowingLog,
         manifest: PeriodManifest,
         ends_of: Callable[[int], Mapping[str, int]],
     ) -> None:
@@ -530,4 +532,5 @@ def build_growing_log(config: GrowingLogConfig, context: Context) -> GrowingLogD
             "`between` of recd_plugins.api.GrowingLog. Choose zstd_shards, or `dataset: logged`.",
             "log",
         )
-    return GrowingLogDataset(config, log, context.folder)
+    ours = isinstance(log, KafkaLog | ZstdShards)
+    return GrowingLogDataset(config, log if ours else HeldGrowingLog(log), context.folder)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from recd_dedup.hashing import uniforms
 from recd_dedup.log.codec import Decoder, MessageCodec
+from recd_dedup.log.held_log import HeldLog
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.kafka import KafkaLog
@@ -103,7 +104,7 @@ class LoggedSamples(Dataset):
     """Joins once for both splits as tables, and else anew for each; `reports` says what each of
     these joins met."""
 
-    def __init__(self, config: LoggedConfig, log: LogStore | Snapshot) -> None:
+    def __init__(self, config: LoggedConfig, log: HeldLog | Snapshot) -> None:
         self.config = config
         self.reports: dict[Split, JoinReport] = {}
         self._log = log
@@ -155,7 +156,7 @@ class LoggedSamples(Dataset):
 
 
 def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:
-    log: LogStore | Snapshot = context.neighbours["log"]
+    log: LogStore = context.neighbours["log"]
     if isinstance(log, KafkaLog | ZstdShards):  # written to while ranks and workers ask for tables
-        log = Snapshot(log, context.folder)
-    return LoggedSamples(config, log)
+        return LoggedSamples(config, Snapshot(log, context.folder))
+    return LoggedSamples(config, HeldLog(log))
