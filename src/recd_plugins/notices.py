@@ -21,6 +21,7 @@ __all__ = [
     "NOTICE",
     "Empty",
     "GivesNotices",
+    "LeftOut",
     "Missed",
     "NotHeldOut",
     "Notice",
@@ -169,6 +170,13 @@ class Unneeded(Notice):
     """It is read and made ready, and nothing takes it."""
 
     verdict = "is not needed"
+    refused = False
+
+
+class LeftOut(Notice):
+    """Nobody chose it, and all that there are were asked for."""
+
+    verdict = "is left out"
     refused = False
 
 

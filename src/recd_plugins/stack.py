@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +23,21 @@ from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown, so_many
+from recd_plugins.errors import (
+    CapabilityError,
+    PluginError,
+    RegistryError,
+    called,
+    check_made,
+    nearest,
+    shown,
+    so_many,
+)
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
-from recd_plugins.planning.access.ranks import BatchesOfRanks
+from recd_plugins.planning.access.ranks import PLANNING, BatchesOfRanks, together
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.codecs import codecs_in_words
@@ -54,6 +63,7 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.measured import measured
 from recd_plugins.registry.period_batches import PeriodBatches
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.prepare import Periods, absolute, prepared, there
@@ -64,10 +74,9 @@ from recd_plugins.slots import (
     OptimizerFactory,
     Planner,
     Reader,
-    TableStats,
     check_callback,
 )
-from recd_plugins.slots.built import LOADER, check_made, check_parts, check_steps
+from recd_plugins.slots.built import LOADER, check_parts, check_steps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -178,19 +187,18 @@ class Stack(LooksAtBatches):
     ) -> Iterator[tuple[Choice, StatsReport]]:
         """The findings of each measure in any table: those of `stats`, or else all that plugins
         have."""
-        choices = self.registry.chosen_or_all("stats")
+        choices, left_out = self.registry.chosen_or_all("stats")
         if not choices:
+            why = "; ".join(f"{one.what}: {one.why}" for one in left_out)
             raise RegistryError(
-                "nothing measures a table: no enabled plugin fills the slot 'stats'. Add one "
+                f"nothing measures a table: {why}"
+                if why
+                else "nothing measures a table: no enabled plugin fills the slot 'stats'. Add one "
                 "that does to `plugins` in registry.yaml, say recd_dedup."
             )
+        self._usage.found(left_out)
         for choice in choices:
-            measure: TableStats = choice.build(self._contexts.of("stats"))
-            with choice.named("when it measured"):
-                report = measure.measure(table, progress)
-            whose = f"{choice.who}: its `measure` returned"
-            check_made(report, StatsReport, whose, "Return its findings as one.")
-            yield choice, report
+            yield choice, measured(choice, self._contexts.of("stats"), table, progress)
 
     @cached_property
     def schema(self) -> Schema:
@@ -623,11 +631,18 @@ class Stack(LooksAtBatches):
             else:
                 planning.read_by_trainer(brought)
             planning.know(constraints=constraints or {})
-            planner = planning.planner_by_now()
-            check_parts(planner, "Planner", ("plan",), f"{planning.choice.who} built")
-            # What a trainer brought is called in it, and an error of that is the trainer's.
-            with planning.choice.named("when it planned") if not given else nullcontext():
-                plan = planner.plan(model, on, group)
+            plans: list[ShardingPlan] = []
+
+            def planned() -> int:
+                planner = planning.planner_by_now()
+                check_parts(planner, "Planner", ("plan",), f"{planning.choice.who} built")
+                # What a trainer brought is called in it, and an error of that is the trainer's.
+                with planning.choice.named("when it planned", trainers=given):
+                    plans.append(planner.plan(model, on, group))
+                return 1
+
+            together(group, planned, PLANNING)
+        (plan,), planner = plans, planning.planner()
         self._check_planned(plan, planner, model, on, group)
         planning.planned = True
         self._tell_of_tables(plan, planner, model, constraints or {})
@@ -654,11 +669,8 @@ class Stack(LooksAtBatches):
         group: ProcessGroup,
     ) -> None:
         """Hold what the planner returned to what TorchRec takes, and to the memory here."""
-        from torchrec.distributed.types import ShardingPlan
-
         planning = self._planning
-        whose = f"{planning.choice.who}: its `plan` returned"
-        check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
+        whose = self._check_is_plan(plan, "plan")
         device = topology.device or self.device
         made = self._made()
         check_alike(
@@ -674,6 +686,15 @@ class Stack(LooksAtBatches):
             here = neighbours(group.rank(), group.size())
             held = bytes_held(plan, model, planning.sharders(), here, planner)
             self._usage.too_large(planning.choice, held, has, len(here))
+
+    def _check_is_plan(self, plan: object, part: str) -> str:
+        """`PluginError` where that part of the planner did not return a plan; whose it is, as
+        errors of it begin."""
+        from torchrec.distributed.types import ShardingPlan
+
+        whose = f"{self._planning.choice.who}: its `{part}` returned"
+        check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
+        return whose
 
     def _tell_of_tables(
         self,
@@ -798,7 +819,9 @@ class Stack(LooksAtBatches):
         if not of_trainer:
             planning.train_by_registry()  # its ranks are those of `recd train`
         with planning.choice.named("when it proposed a plan"):
-            self.proposed = planner.propose(model, topology or self.registry.topology, world_size)
+            proposed = planner.propose(model, topology or self.registry.topology, world_size)
+        self._check_is_plan(proposed, "propose")
+        self.proposed = proposed
         planning.planned = True
         self._usage.planned(planner)
         return planner
@@ -833,9 +856,13 @@ class Stack(LooksAtBatches):
         whose = f"{choice.who}: its `sharders` returned"
         check_made(found, Sequence, whose, "Return context.sharders(), as they are or wrapped.")
         for one in found:
+            if isinstance(one, type):
+                cure = f"Make one of it: `{one.__name__}(...)`."
+                raise PluginError(f"{whose} among others {called(one)}, and no sharder. {cure}")
             check_parts(one, "ModuleSharder", ("module_type", "shard"), f"{whose} among others")
         sharders = completed(found, self._planning.sharders(), who)
-        if isinstance(planner, Tiered) and not self._planning.planned:
+        named = isinstance(planner, Tiered) or choice.record.slot in self.registry.source.values
+        if named and not self._planning.planned:
             self._usage.unused(
                 choice,
                 "stack.sharders() was asked before there is a plan",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -27,12 +29,12 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.output_paths import check_writable
-from recd_plugins.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
-    from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
+    from recd_plugins.data.stats_report import StatsReport, StatsTable
     from recd_plugins.data.table import Table
+    from recd_plugins.registry import Choice
     from recd_plugins.stack import Stack
     from recd_plugins.storage.uri import Location
 
@@ -72,27 +74,29 @@ def stats(
     `recd data schema` would suggest.
     """
     with reported(debug):
+        from recd_plugins.registry.measured import drawn
+
         check_writable(figures and figures / "any.png", "--figures")
         stack = _measuring(registry)
         opened = _opened(table, registry, schema)
-        with progress() as show:
-            reports = list(
-                _named((choice.record.name, report) for choice, report in stack.stats(opened, show))
-            )
-        drawn = [
-            str(_save(draw, figures / f"{name}-{figure}.png"))
-            for name, report in reports
-            for figure, draw in report.figures.items()
+        reports: list[_Found] = []
+        try:
+            with redirect_stdout(sys.stderr):  # what a measure prints is no part of what it finds
+                reports += _found(stack, opened)
+        finally:  # what is found is found, be it that a later measure fails
+            for part in (part for one in reports if not as_json for part in one.report.tables):
+                _print(part)
+        saved = [
+            str(drawn(one.choice, figure, draw, figures / f"{one.name}-{figure}.png", DPI))
+            for one in reports
+            for figure, draw in one.report.figures.items()
             if figures is not None
         ]
         if as_json:
-            found: Mapping[str, Any] = {name: report.values for name, report in reports}
-            print(json.dumps({"path": str(table), "stats": found, "figures": drawn}))
+            found = {one.name: _defined(one.report.values) for one in reports}
+            print(json.dumps({"path": str(table), "stats": found, "figures": saved}))
             return
-        for _, report in reports:
-            for part in report.tables:
-                _print(part)
-        for path in drawn:
+        for path in saved:
             print(path)
 
 
@@ -105,7 +109,7 @@ def _measuring(registry: Path) -> Stack:
     folder = Path(tempfile.gettempdir())
     if registry != REGISTRY or registry.exists():
         stack = load(registry)
-        if "stats" in stack.registry.choices or stack.registry.chosen_or_all("stats"):
+        if "stats" in stack.registry.choices or stack.registry.chosen_or_all("stats")[0]:
             return stack
         folder = stack.registry.folder
     claims = Catalog([*available()], Path(), strict=False).of("stats")
@@ -178,24 +182,32 @@ def _suggested(path: Location) -> ForeignSchema:
     return dataclasses.replace(schema, sparse=tuple(hashed)).keeping_all
 
 
-def _named(
-    reports: Iterator[tuple[str, StatsReport]],
-) -> Iterator[tuple[str, StatsReport]]:
-    """Names, numbered where registry.yaml asks for one measure twice: sessions, sessions-2."""
+class _Found(NamedTuple):
+    """The findings of a measure."""
+
+    name: str
+    choice: Choice
+    report: StatsReport
+
+
+def _found(stack: Stack, table: Table) -> Iterator[_Found]:
+    """The findings of each measure, numbered where registry.yaml asks for one twice: sessions,
+    sessions-2."""
     seen: Counter[str] = Counter()
-    for name, report in reports:
-        seen[name] += 1
-        yield name if seen[name] == 1 else f"{name}-{seen[name]}", report
+    with progress() as show:
+        for choice, report in stack.stats(table, show):
+            name = choice.record.name
+            seen[name] += 1
+            yield _Found(name if seen[name] == 1 else f"{name}-{seen[name]}", choice, report)
 
 
-def _save(draw: Draw, path: Path) -> Path:
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    draw(figure)
-    with whole_file(path) as part:
-        figure.savefig(part, dpi=DPI)
-    return path
+def _defined(values: Any) -> Any:
+    """JSON knows no NaN: what is not a number becomes null."""
+    if isinstance(values, Mapping):
+        return {name: _defined(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_defined(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _print(part: StatsTable) -> None:
@@ -209,7 +221,7 @@ def _print(part: StatsTable) -> None:
         drawn.add_column(column, justify="right" if numbers else "left")
     for row in part.rows:
         drawn.add_row(*row)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(part.title)
     if part.rows:
         console.print(drawn)

@@ -1,27 +1,61 @@
 """The plugin whose code an error came from that nobody expected: its frames say so.
 
 Most calls of what a record built name the record themselves. A forward, a loader's iteration or an
-optimizer's step is called by torch, deep below the host.
+optimizer's step is called by torch, deep below the host; a neighbour by the record that uses it.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
 
 from recd_plugins.compat.packages import OURS
+from recd_plugins.errors import without_frames
 
 if TYPE_CHECKING:
     from recd_plugins.hooks.manager import Provider
 
-__all__ = ["blamed", "remember"]
+__all__ = ["Raised", "blamed", "raised_by", "remember"]
 
-_imported: dict[Path, tuple[str, Provider | None]] = {
-    Path(__file__).resolve().parents[1]: ("recd_plugins", None)
-}
-"""By its file, or the folder of its package, each plugin that this process has imported; and the
-host. Those that come with it have no provider: what they raise is a defect of ours."""
+HOST = Path(__file__).resolve().parents[1]
+TRAINERS = HOST / "planning" / "access"
+"""The host's code that reads a trainer's batches: what it calls is the trainer's."""
+
+
+class _Plugin(NamedTuple):
+    """A plugin that this process has imported, or the host."""
+
+    name: str
+    provider: Provider | None
+    """None of those that come with the host: what they raise is a defect of ours."""
+    names: frozenset[str]
+    """All names that registries have had for it."""
+
+
+_imported: dict[Path, _Plugin] = {HOST: _Plugin("recd_plugins", None, frozenset())}
+"""By the file of each, or the folder of its package."""
+
+
+class _Frame(NamedTuple):
+    """A frame of the host or of a plugin."""
+
+    plugin: _Plugin
+    file: Path
+    place: str
+    """`MyLog.read (my_log.py:12)`."""
+
+
+class Raised(NamedTuple):
+    """The plugin that raised an error, or called what did."""
+
+    plugin: str
+    place: str
+    """Where, as `MyLog.read (my_log.py:12)`."""
+    names: frozenset[str]
+    """All names that registries have had for the plugin."""
 
 
 def remember(name: str, plugin: object, provider: Provider) -> None:
@@ -30,29 +64,44 @@ def remember(name: str, plugin: object, provider: Provider) -> None:
     if module is not None and module.__file__ is not None:
         file = Path(module.__file__).resolve()
         whole = file.parent if file.name == "__init__.py" else file
-        _imported[whole] = (name, None if provider.distribution == OURS else provider)
+        before = _imported[whole].names if whole in _imported else frozenset()
+        stranger = None if provider.distribution == OURS else provider
+        _imported[whole] = _Plugin(name, stranger, before | {name})
 
 
 def blamed(error: BaseException) -> str | None:
     """The message of an error that a stranger's plugin raised, or what it called that is neither
     ours nor a plugin's; none of any other error."""
-    frames, at = [], error.__traceback__
-    while at is not None:
-        frames.append(at)
-        at = at.tb_next
-    for frame in reversed(frames):
-        code = frame.tb_frame.f_code
-        file = Path(code.co_filename).resolve()
-        found = next((_imported[one] for one in (file, *file.parents) if one in _imported), None)
-        if found is None:
-            continue
-        name, provider = found
-        if provider is None:
+    frame = next(_frames(error.__traceback__), None)
+    if frame is None or frame.plugin.provider is None:
+        return None
+    what = without_frames(error)
+    return (
+        f"plugin {frame.plugin.name!r} ({frame.plugin.provider}) raised {type(error).__name__} in "
+        f"{frame.place}{f': {what}' if what else ''}. Run with --debug for its traceback."
+    )
+
+
+def raised_by(error: BaseException) -> Raised | None:
+    """The plugin that has the innermost frame of an error but for the host's; none where no plugin
+    has any, or where it came while a trainer's batches were read."""
+    for frame in _frames(error.__traceback__):
+        if frame.file.is_relative_to(TRAINERS):
             return None
-        what = str(error).partition("\nException raised from ")[0].strip()
-        return (
-            f"plugin {name!r} ({provider}) raised {type(error).__name__} in {code.co_qualname} "
-            f"({file.name}:{frame.tb_lineno}){f': {what}' if what else ''}. Run with --debug for "
-            "its traceback."
-        )
+        if not frame.file.is_relative_to(HOST):
+            return Raised(frame.plugin.name, frame.place, frame.plugin.names)
     return None
+
+
+def _frames(at: TracebackType | None) -> Iterator[_Frame]:
+    """The frames of the host and of plugins, the innermost first."""
+    every = []
+    while at is not None:
+        every.append(at)
+        at = at.tb_next
+    for one in reversed(every):
+        code = one.tb_frame.f_code
+        file = Path(code.co_filename).resolve()
+        found = next((_imported[path] for path in (file, *file.parents) if path in _imported), None)
+        if found is not None:
+            yield _Frame(found, file, f"{code.co_qualname} ({file.name}:{one.tb_lineno})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,16 +15,20 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.schema_file import load_schema, options_of_schema
 from recd_plugins.describe import type_hints
 from recd_plugins.errors import (
+    FailedOnRank0,
     PluginError,
     RecdError,
     RegistryError,
+    is_of_the_system,
     listed,
     naming,
     nearest,
     shown,
+    without_frames,
 )
+from recd_plugins.hooks.blame import raised_by
 from recd_plugins.hooks.manager import Catalog, Provider
-from recd_plugins.notices import Empty
+from recd_plugins.notices import Empty, LeftOut
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices
 from recd_plugins.registry.capability import check_needs
@@ -82,9 +86,32 @@ class Choice:
         """The record and its place in registry.yaml, for error messages."""
         return f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider}"
 
-    def named(self, when: str) -> AbstractContextManager[None]:
-        """Inside, an error that is not the project's becomes one that names the plugin."""
-        return naming(self.who, when)
+    @contextmanager
+    def named(self, when: str, *, trainers: bool = False) -> Iterator[None]:
+        """Inside, an error that is not the project's becomes one that names the plugin; and the
+        plugin that raised it, where that is another one, as a neighbour's.
+
+        Where a trainer's code is called inside, too (`trainers`), an error of that stays as it is.
+        """
+        with nullcontext() if trainers else naming(self.who, when):
+            try:
+                yield
+            except FailedOnRank0 as error:
+                if not trainers:
+                    raise
+                message = f"{self.who}, {when}: {error}"
+                raise FailedOnRank0(message, error.kind, error.what) from error
+            except RecdError:
+                raise
+            except Exception as error:
+                by = None if is_of_the_system(error) else raised_by(error)
+                if by is None or (self.provider.plugin in by.names and not trainers):
+                    raise
+                what = without_frames(error).rstrip(".")
+                raise PluginError(
+                    f"{self.who}, {when}: plugin {by.plugin!r} raised {type(error).__name__} in "
+                    f"{by.place}: {what}. Run with --debug for its traceback."
+                ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +154,23 @@ class Registry:
     def chosen(self, slot: str) -> tuple[Choice, ...]:
         return self.choices.get(slot, ())
 
-    def chosen_or_all(self, slot: str) -> tuple[Choice, ...]:
+    def chosen_or_all(self, slot: str) -> tuple[tuple[Choice, ...], tuple[LeftOut, ...]]:
         """The records that registry.yaml chose; or, where it is silent, every one there is,
-        unadorned."""
+        unadorned, and notices of those that cannot be taken so."""
         if slot in self.choices:
-            return self.choices[slot]
-        found = []
+            return self.choices[slot], ()
+        found, left_out = [], []
         for claim in self.catalog.of(slot):
             record, where = claim.record, f"{slot} {claim.record.name!r} of {claim.provider}"
-            check_needs(record, self.train.device, self.choices.keys(), slot, claim.provider)
-            config: Config = parse(record.config, {}, where)
+            try:
+                check_needs(record, self.train.device, self.choices.keys(), slot, claim.provider)
+                config: Config = parse(record.config, {}, where)
+            except RecdError as error:
+                cure = f"Choose it in registry.yaml, `{slot}: [{{use: {record.name}, ...}}]`."
+                left_out.append(LeftOut(what=f"{slot}: {record.name}", why=str(error), cure=cure))
+                continue
             found.append(Choice(record=record, config=config, provider=claim.provider, where=slot))
-        return tuple(found)
+        return tuple(found), tuple(left_out)
 
     @property
     def has_dataset(self) -> bool:

@@ -88,6 +88,7 @@ def arrange(
     plan: TierPlan,
 ) -> tuple[list[TableGroup], list[TableFeature]]:
     """The groups of the tables that the plan names, and the features of all the other tables."""
+    _check_row_wise(configs, shardings, plan)
     every = _features(sharded, configs)
     by_name = {config.name: config for config in configs}
     groups: list[TableGroup] = []
@@ -159,17 +160,26 @@ def _homes(
     kernel: KeyedOptimizer, shardings: Mapping[str, ParameterSharding], plan: TierPlan
 ) -> list[tuple[str, HomeTable]]:
     planned = [key.split(".")[1] for key in kernel.params if key.split(".")[1] in plan.tables]
-    for name in planned:
+    if not planned:
+        return []
+    _check_every_rank_has_rows(kernel, shardings, planned)
+    return [(name, home) for name, home in home_tables(kernel) if name in planned]
+
+
+def _check_row_wise(
+    configs: Sequence[BaseEmbeddingConfig],
+    shardings: Mapping[str, ParameterSharding],
+    plan: TierPlan,
+) -> None:
+    """Refuse planned tables that TorchRec's plan has otherwise, on all ranks alike: those without a
+    part of the table would wait for those that have one."""
+    for name in (config.name for config in configs if config.name in plan.tables):
         if shardings[name].sharding_type != "row_wise":
             raise CapabilityError(
                 f"tiers: table {name!r} has a tier plan, but TorchRec's plan shards it "
                 f"{shardings[name].sharding_type}. Only row-wise tables have replicas: shard it "
                 "row_wise, or leave it out of the tier plan."
             )
-    if not planned:
-        return []
-    _check_every_rank_has_rows(kernel, shardings, planned)
-    return [(name, home) for name, home in home_tables(kernel) if name in planned]
 
 
 def _check_every_rank_has_rows(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -10,18 +13,21 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Tally
 from recd_plugins.planning.access.distribution import Integers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["BatchesOfRanks", "gathered", "ranks_where", "together"]
+__all__ = ["PLANNING", "BatchesOfRanks", "gathered", "ranks_where", "together"]
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
 TO_TELL = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, to tell them."""
+LOOK = 0.001
+"""Seconds between two looks whether all are there."""
 _TELLING: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
 """By group, that of the same ranks in which they tell each other."""
 
@@ -51,7 +57,34 @@ class BatchesOfRanks:
             yield self._read(rank, self._world_size)
 
 
-def together(group: ProcessGroup, do: Callable[[], int]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """Something that all ranks do together, in words."""
+
+    what: str
+    """What a rank could not do: `count its batches`."""
+    waits: str
+    """Where the others may wait when one fails, and what to do."""
+    without: str
+    """What no rank does where one failed."""
+
+
+COUNTING = Doing(
+    what="count its batches",
+    waits="they wait in what the loader asks of all ranks. Where one rank reads for all, as by "
+    "Accelerate's dispatch_batches, its default for an IterableDataset, have each rank read "
+    "batches of its own: DataLoaderConfiguration(dispatch_batches=False).",
+    without="no rank plans without them",
+)
+PLANNING = Doing(
+    what="plan",
+    waits="they wait in what the planner asks of all ranks. Have every rank make the same "
+    "collectives there, or none: recd_plugins.api.planning.from_rank_0 has rank 0 plan for all.",
+    without="no rank trains without a plan",
+)
+
+
+def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING) -> int:
     """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
 
     What is done may make collectives of the group, as a loader does by which one rank reads for
@@ -78,22 +111,32 @@ def together(group: ProcessGroup, do: Callable[[], int]) -> int:
         except RuntimeError:  # the time is over, or one of them has ended
             _TELLING.pop(group, None)
             raise DataError(
-                f"rank {group.rank()} could not count its batches ({type(failure).__name__}: "
+                f"rank {group.rank()} could not {doing.what} ({type(failure).__name__}: "
                 f"{failure}), and for {TO_TELL.total_seconds():g} s no other rank came to "
-                "hear of it: they wait in what the loader asks of all ranks. Where one rank reads "
-                "for all, as by Accelerate's dispatch_batches, its default for an IterableDataset, "
-                "have each rank read batches of its own: "
-                "DataLoaderConfiguration(dispatch_batches=False)."
+                f"hear of it: {doing.waits}"
             ) from failure
         raise failure
-    work.wait()
+    _wait_for(work, group, doing)
     failed, greatest = status.tolist()
     if failed:
-        raise DataError(
-            f"rank {failed - 1} could not count its batches, and says why; no rank plans "
-            "without them."
-        )
+        raise DataError(f"rank {failed - 1} could not {doing.what}, and says why; {doing.without}.")
     return int(greatest)
+
+
+def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
+    """Wait for the other ranks, and say so once they are late."""
+    late = time.monotonic() + TO_TELL.total_seconds()
+    while not work.is_completed() and time.monotonic() < late:
+        time.sleep(LOOK)
+    if not work.is_completed():
+        warnings.warn(
+            f"rank {group.rank()} has done what all ranks do together (to {doing.what}), and for "
+            f"{TO_TELL.total_seconds():g} s not all of the others have. If they come no more, "
+            f"{doing.waits}",
+            NoticeWarning,
+            stacklevel=3,
+        )
+    work.wait()
 
 
 def _telling(group: ProcessGroup) -> ProcessGroup:
