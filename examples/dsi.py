@@ -12,7 +12,7 @@ import recd_plugins as rp
 from recd_plugins.api.batch import TransformProgram
 
 NAMES = [f"f{n}" for n in range(40)]
-OFTEN = {"kind": "user", "stay": 0.9, "length": 50, "num_ids": 10_000}
+OFTEN = {"kind": "user", "stay": 0.9, "length": 20, "num_ids": 10_000}
 SPARSE = [{"name": n, **OFTEN} for n in NAMES]
 USED = ["f3", "f17", "f31"]  # of forty features
 STEPS = [

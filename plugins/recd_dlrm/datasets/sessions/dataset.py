@@ -257,8 +257,13 @@ class Sessions(Dataset):
         """The label's model, calibrated to a pilot of samples that are drawn as all others."""
         config = self.config
         label = LabelModel(config.label, config.features, config.dense, config.seed)
-        _, weights, dense = self._draw(self._pilot(), label)
-        label.calibrate(weights, dense)
+        pilot = self._pilot()
+        lists = (
+            (name, *feature.lists(pilot.sessions, pilot.steps))
+            for name, feature in self._features.items()
+        )
+        weights = {name: label.weights(name, ids, offsets) for name, ids, offsets in lists}
+        label.calibrate(weights, self._dense(pilot))
         return label
 
     def _pilot(self) -> Slice:
@@ -268,7 +273,7 @@ class Sessions(Dataset):
             sessions=np.arange(PILOT_SESSION, PILOT_SESSION + PILOT_SAMPLES, dtype=np.uint64),
             steps=zeros,
             timestamps=zeros,
-            versions=dict.fromkeys(self._stream.change_rates, zeros),
+            versions={},  # all are 0
         )
 
 
