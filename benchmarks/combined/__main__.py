@@ -180,7 +180,7 @@ def _beside_plain(ranks: Sequence[NodeSteps], name: str) -> Figure:
         f"all ranks compute {1e3 * _computing(ranks, name):,.0f} ms; "
         f"{after / 1e6:.2f} MB out of all nodes, {before / after:.1f}x fewer; "
         f"{100 * _memory(ranks, name) / _memory(ranks, PLAIN):.0f}% of the step's memory; "
-        f"{100 * ours.hot:.0f}% of batches hot; loss {ours.loss:.4f}",
+        f"{100 * ours.hot:.0f}% of batches hot; loss {ours.loss:.4f}, NE {ours.ne:.4f}",
     )
 
 

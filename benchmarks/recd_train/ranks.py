@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 
@@ -49,6 +50,8 @@ class TrainSteps:
     """A step's, of all ranks."""
     loss: float
     """The last step's."""
+    ne: float = 0.0
+    """The same over the entropy of the labels of its samples."""
     traffic: Traffic
     """Bytes to collectives in a step; mean over those counted."""
     ids: float
@@ -180,6 +183,7 @@ class _Training:
         self._seconds: list[float] = []
         self._cpu: list[float] = []
         self._loss = torch.zeros(())
+        self._labels = torch.zeros(0)
 
     def step(self, *, counts: bool) -> None:
         gc.collect()
@@ -219,6 +223,7 @@ class _Training:
             cpu=self._cpu,
             samples=self._samples,
             loss=self._loss.item(),
+            ne=self._loss.item() / _entropy(self._labels),
             traffic=traffic,
             ids=sum(
                 dedup.dedupe_factor() * count for dedup, count in zip(dedups, kept, strict=True)
@@ -251,7 +256,7 @@ class _Training:
         world = dist.group.WORLD
         assert world is not None
         exchange_both_ways(world, self._both_ways)
-        self._loss, *_ = self._job.pipeline.progress(self._batches)
+        self._loss, (_, _, self._labels, _) = self._job.pipeline.progress(self._batches)
 
 
 class _SideStack(Stack):
@@ -277,6 +282,12 @@ class _SideStack(Stack):
         if self.side.index_dedup:
             sharders = [_index_dedup(sharder) for sharder in sharders]
         return sharders
+
+
+def _entropy(labels: Tensor) -> float:
+    """In nats, of labels that are 0 or 1; endless where they are all alike."""
+    mean = labels.float().mean()
+    return float(torch.special.entr(torch.stack([mean, 1 - mean])).sum()) or math.inf
 
 
 def _index_dedup(sharder: Any) -> Any:

@@ -79,7 +79,7 @@ def stats(
         check_writable(figures and figures / "any.png", "--figures")
         stack = _measuring(registry)
         opened = _opened(table, registry, schema)
-        reports: list[_Found] = []
+        reports: list[_Findings] = []
         try:
             with redirect_stdout(sys.stderr):  # what a measure prints is no part of what it finds
                 reports += _found(stack, opened)
@@ -182,7 +182,7 @@ def _suggested(path: Location) -> ForeignSchema:
     return dataclasses.replace(schema, sparse=tuple(hashed)).keeping_all
 
 
-class _Found(NamedTuple):
+class _Findings(NamedTuple):
     """The findings of a measure."""
 
     name: str
@@ -190,7 +190,7 @@ class _Found(NamedTuple):
     report: StatsReport
 
 
-def _found(stack: Stack, table: Table) -> Iterator[_Found]:
+def _found(stack: Stack, table: Table) -> Iterator[_Findings]:
     """The findings of each measure, numbered where registry.yaml asks for one twice: sessions,
     sessions-2."""
     seen: Counter[str] = Counter()
@@ -198,7 +198,7 @@ def _found(stack: Stack, table: Table) -> Iterator[_Found]:
         for choice, report in stack.stats(table, show):
             name = choice.record.name
             seen[name] += 1
-            yield _Found(name if seen[name] == 1 else f"{name}-{seen[name]}", choice, report)
+            yield _Findings(name if seen[name] == 1 else f"{name}-{seen[name]}", choice, report)
 
 
 def _defined(values: Any) -> Any:
