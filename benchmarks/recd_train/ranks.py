@@ -256,7 +256,7 @@ class _Training:
         world = dist.group.WORLD
         assert world is not None
         exchange_both_ways(world, self._both_ways)
-        self._loss, (_, _, self._labels, _) = self._job.pipeline.progress(self._batches)
+        self._loss, _, self._labels, _ = self._job.pipeline.progress(self._batches)
 
 
 class _SideStack(Stack):
