@@ -37,7 +37,7 @@ from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
-from recd_plugins.planning.access.ranks import PLANNING, BatchesOfRanks, together
+from recd_plugins.planning.access.ranks import BatchesOfRanks, planning_by, together
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.codecs import codecs_in_words
@@ -641,7 +641,8 @@ class Stack(LooksAtBatches):
                     plans.append(planner.plan(model, on, group))
                 return 1
 
-            together(group, planned, PLANNING)
+            choice = planning.choice
+            together(group, planned, planning_by(f"{choice.where}: {choice.record.name}"))
         (plan,), planner = plans, planning.planner()
         self._check_planned(plan, planner, model, on, group)
         planning.planned = True

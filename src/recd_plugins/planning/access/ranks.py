@@ -20,7 +20,7 @@ from recd_plugins.planning.access.distribution import Integers
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["PLANNING", "BatchesOfRanks", "gathered", "ranks_where", "together"]
+__all__ = ["BatchesOfRanks", "gathered", "planning_by", "ranks_where", "together"]
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
@@ -76,12 +76,17 @@ COUNTING = Doing(
     "batches of its own: DataLoaderConfiguration(dispatch_batches=False).",
     without="no rank plans without them",
 )
-PLANNING = Doing(
-    what="plan",
-    waits="they wait in what the planner asks of all ranks. Have every rank make the same "
-    "collectives there, or none: recd_plugins.api.planning.from_rank_0 has rank 0 plan for all.",
-    without="no rank trains without a plan",
-)
+
+
+def planning_by(planner: str) -> Doing:
+    """To plan, by a planner as registry.yaml has it: `sharding: mine`."""
+    return Doing(
+        what=f"plan by `{planner}`",
+        waits="they wait in what the planner asks of all ranks. Have every rank make the same "
+        "collectives there, or none: recd_plugins.api.planning.from_rank_0 has rank 0 plan for "
+        "all.",
+        without="no rank trains without a plan",
+    )
 
 
 def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING) -> int:
