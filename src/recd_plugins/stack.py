@@ -31,23 +31,18 @@ from recd_plugins.errors import (
     check_made,
     nearest,
     shown,
-    so_many,
 )
-from recd_plugins.launch.machine_memory import machine_memory
-from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks, planning_by, together
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.codecs import codecs_in_words
-from recd_plugins.planning.constraints import check_known, not_kept, tables_of
-from recd_plugins.planning.memory_held import bytes_held, neighbours
-from recd_plugins.planning.plan_check import check_alike, check_plan, check_same, dense_tables
+from recd_plugins.planning.constraints import check_known
+from recd_plugins.planning.plan_check import check_alike
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
-from recd_plugins.planning.sharders import completed, fused_by_table, left_whole
+from recd_plugins.planning.sharders import completed
 from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.arguments import (
     check_batches,
@@ -63,6 +58,8 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.held_plan import check_is_plan, hold_to_torchrec, hold_to_trainer
+from recd_plugins.registry.looked_up import bytes_beside, check_read, looked_up, too_small
 from recd_plugins.registry.measured import measured
 from recd_plugins.registry.period_batches import PeriodBatches
 from recd_plugins.registry.planner import RegistryPlanner
@@ -625,8 +622,8 @@ class Stack(LooksAtBatches):
         with self._looking(), trainer_batches(group, batches, features, profile) as brought:
             given = brought.batches is not None or brought.profile is not None
             if self.registry.has_dataset and not given:
-                self._check_read(model)
-                self._usage.too_small(_too_small(model, self._features.schema))
+                check_read(model, self._features)
+                self._usage.too_small(too_small(model, self._features.schema))
                 planning.read_by_registry(group.rank(), group.size())
             else:
                 planning.read_by_trainer(brought)
@@ -643,77 +640,34 @@ class Stack(LooksAtBatches):
 
             choice = planning.choice
             together(group, planned, planning_by(f"{choice.where}: {choice.record.name}"))
-        (plan,), planner = plans, planning.planner()
-        self._check_planned(plan, planner, model, on, group)
+        (plan,) = plans
+        whose = check_is_plan(planning, plan, "plan")
+        made = self._made()
+        check_alike(
+            {of: what for of, (what, _) in made.items()},
+            group,
+            {of: cure for of, (_, cure) in made.items()},
+        )
+        device = on.device or self.device
+        hold_to_torchrec(
+            plan, model, planning, self._usage, whose=whose, device=device, group=group
+        )
         planning.planned = True
-        self._tell_of_tables(plan, planner, model, constraints or {})
+        hold_to_trainer(plan, model, planning, self._usage, constraints or {})
         self._rows = {}
-        self.dense_bytes = _bytes_beside(model, plan)
+        self.dense_bytes = bytes_beside(model, plan)
         self._planned_on = on
         self._codecs = codecs_in_words(model, planning.sharders())
         self._exchanges = exchange_as_measured(on, group)
+        planner = planning.planner()
         self._usage.planned(planner, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
-            self._usage.unneeded(self._features.unneeded(_looked_up(model)))
+            self._usage.unneeded(self._features.unneeded(looked_up(model)))
         unique = self._features.groups if self._adapted else ()
         if plan.plan:  # of a model without tables the planner has said so
             self._usage.watch(model, planner, planning.choice, unique)
         return plan
-
-    def _check_planned(
-        self,
-        plan: ShardingPlan,
-        planner: Planner,
-        model: nn.Module,
-        topology: Topology,
-        group: ProcessGroup,
-    ) -> None:
-        """Hold what the planner returned to what TorchRec takes, and to the memory here."""
-        planning = self._planning
-        whose = self._check_is_plan(plan, "plan")
-        device = topology.device or self.device
-        made = self._made()
-        check_alike(
-            {whose: what for whose, (what, _) in made.items()},
-            group,
-            {whose: cure for whose, (_, cure) in made.items()},
-        )
-        check_plan(plan, model, planning.sharders(), group.size(), whose, device)
-        check_same(plan, group, whose)
-        if device == "cuda":
-            on_machines(plan, group.size())
-        elif has := machine_memory():
-            here = neighbours(group.rank(), group.size())
-            held = bytes_held(plan, model, planning.sharders(), here, planner)
-            self._usage.too_large(planning.choice, held, has, len(here))
-
-    def _check_is_plan(self, plan: object, part: str) -> str:
-        """`PluginError` where that part of the planner did not return a plan; whose it is, as
-        errors of it begin."""
-        from torchrec.distributed.types import ShardingPlan
-
-        whose = f"{self._planning.choice.who}: its `{part}` returned"
-        check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
-        return whose
-
-    def _tell_of_tables(
-        self,
-        plan: ShardingPlan,
-        planner: Planner,
-        model: nn.Module,
-        constraints: Mapping[str, ParameterConstraints],
-    ) -> None:
-        """Tell which tables are not as the trainer's constraints and sharders have them."""
-        choice, sharders = self._planning.choice, self._planning.sharders
-        self._usage.not_kept(choice, not_kept(plan, constraints))
-        if planned := tables_of(plan):  # of a model without tables the planner has said so
-            self._usage.of_no_table(sorted(constraints.keys() - planned), planned)
-        if not isinstance(planner, GivesNotices):  # else it says so itself
-            fused = fused_by_table(model, sharders())
-            dense = [name for name in dense_tables(plan) if fused.get(name)]
-            self._usage.stepped_densely(choice, dense)
-        self._usage.left_whole(choice, left_whole(model, sharders(), plan) if plan.plan else [])
 
     def _made(self) -> dict[str, tuple[str, str]]:
         """What this rank has made of registry.yaml so far that every rank must make alike: by whose
@@ -755,21 +709,6 @@ class Stack(LooksAtBatches):
     def _train_on(self, group: ProcessGroup | None) -> None:
         """These ranks agree from now on; where none are named, all of the job."""
         self._group = self._features.group = self._usage.group = group
-
-    def _check_read(self, model: nn.Module) -> None:
-        """`CapabilityError` where a model looks up what is not read, for it is another one than
-        the registry's."""
-        steps = self._features
-        looked_up = set() if steps.columns is None else _looked_up(model)
-        lacking = looked_up & {*steps.made.sparse_names} - {*steps.schema.sparse_names}
-        if lacking:
-            names = ", ".join(sorted(lacking))
-            raise CapabilityError(
-                f"stack.plan: the model looks up {names}, which is not read: the model of "
-                "registry.yaml does not take it. Take `model` out of registry.yaml, if yours is "
-                "another one, or have its record's `takes` (`model.features` of the built-in ones) "
-                "name it."
-            )
 
     @property
     def _may_select(self) -> bool:
@@ -821,7 +760,7 @@ class Stack(LooksAtBatches):
             planning.train_by_registry()  # its ranks are those of `recd train`
         with planning.choice.named("when it proposed a plan"):
             proposed = planner.propose(model, topology or self.registry.topology, world_size)
-        self._check_is_plan(proposed, "propose")
+        check_is_plan(planning, proposed, "propose")
         self.proposed = proposed
         planning.planned = True
         self._usage.planned(planner)
@@ -967,37 +906,3 @@ def _uncalled(*_: object) -> None:
 
 
 cast("Any", Stack.data_parallel).wrap = _uncalled
-
-
-def _too_small(model: nn.Module, schema: Schema) -> list[str]:
-    """The tables that have fewer rows than a feature of theirs has ids, in words; but for those
-    behind a managed collision, which gives each id a row."""
-    from recd_plugins.planning.model_tables import model_tables
-
-    num_ids = {one.name: one.num_ids for one in schema.sparse}
-    maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
-    return [
-        f"table {table.name} has {so_many(table.num_rows, 'row')}, and {feature} "
-        f"{so_many(num_ids[feature], 'id')}"
-        for table in model_tables(model).values()
-        for feature in table.features
-        if num_ids.get(feature, 0) > table.num_rows
-        and not any(table.module.startswith(path) for path in maps)
-    ]
-
-
-def _looked_up(model: nn.Module) -> set[str]:
-    """The features of all tables of a model."""
-    from recd_plugins.planning.model_tables import model_tables
-
-    return {name for table in model_tables(model).values() for name in table.features}
-
-
-def _bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:
-    """The bytes of the parameters that are in no module which the plan shards."""
-    sharded = tuple(f"{path}." if path else "" for path in plan.plan)
-    return sum(
-        parameter.numel() * parameter.element_size()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not name.startswith(sharded)
-    )

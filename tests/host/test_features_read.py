@@ -22,6 +22,7 @@ from recd_plugins.data.preprocessing import ChosenTransform, narrowed, steps_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.registry.looked_up import check_read
 from recd_plugins.stack import Stack
 from recd_plugins.testing.batches import from_lists, random_table, to_lists
 from recd_plugins.testing.reference import unsharded
@@ -244,4 +245,4 @@ def test_who_asks_for_what_there_is_not_is_told(registry: dict[str, Any]) -> Non
         other.loader(0, 1)
     mine = rp.load({**registry, "model": {**registry["model"], "features": "*"}}).model()
     with pytest.raises(CapabilityError, match=r"looks up beta, which is not read"):
-        rp.load(registry)._check_read(mine)
+        check_read(mine, rp.load(registry)._features)

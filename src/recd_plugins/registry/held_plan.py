@@ -1,0 +1,77 @@
+"""A plan that the registry's planner returned, held to what TorchRec takes, to the memory here and
+to what the trainer wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from recd_plugins.errors import check_made
+from recd_plugins.launch.machine_memory import machine_memory
+from recd_plugins.notices import GivesNotices
+from recd_plugins.planning.constraints import not_kept, tables_of
+from recd_plugins.planning.memory_held import bytes_held, neighbours
+from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.planning.sharders import fused_by_table, left_whole
+from recd_plugins.planning.torchrec_planner import on_machines
+from recd_plugins.registry.planner import RegistryPlanner
+from recd_plugins.registry.usage import Usage
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ShardingPlan
+
+__all__ = ["check_is_plan", "hold_to_torchrec", "hold_to_trainer"]
+
+
+def check_is_plan(planning: RegistryPlanner, plan: object, part: str) -> str:
+    """`PluginError` where that part of the planner did not return a plan; whose it is, as errors of
+    it begin."""
+    from torchrec.distributed.types import ShardingPlan
+
+    whose = f"{planning.choice.who}: its `{part}` returned"
+    check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
+    return whose
+
+
+def hold_to_torchrec(
+    plan: ShardingPlan,
+    model: nn.Module,
+    planning: RegistryPlanner,
+    usage: Usage,
+    *,
+    whose: str,
+    device: Literal["cpu", "cuda"],
+    group: ProcessGroup,
+) -> None:
+    """`PluginError`, which begins with `whose` it is, where TorchRec would not take it, or ranks
+    have different ones; and a notice where this machine has no memory for it."""
+    check_plan(plan, model, planning.sharders(), group.size(), whose, device)
+    check_same(plan, group, whose)
+    if device == "cuda":
+        on_machines(plan, group.size())
+    elif has := machine_memory():
+        here = neighbours(group.rank(), group.size())
+        held = bytes_held(plan, model, planning.sharders(), here, planning.planner())
+        usage.too_large(planning.choice, held, has, len(here))
+
+
+def hold_to_trainer(
+    plan: ShardingPlan,
+    model: nn.Module,
+    planning: RegistryPlanner,
+    usage: Usage,
+    constraints: Mapping[str, ParameterConstraints],
+) -> None:
+    """Notices of tables that are not as the trainer's constraints and sharders have them."""
+    choice, sharders = planning.choice, planning.sharders()
+    usage.not_kept(choice, not_kept(plan, constraints))
+    if planned := tables_of(plan):  # of a model without tables the planner has said so
+        usage.of_no_table(sorted(constraints.keys() - planned), planned)
+    if not isinstance(planning.planner(), GivesNotices):  # else it says so itself
+        fused: Mapping[str, Any] = fused_by_table(model, sharders)
+        dense = [name for name in dense_tables(plan) if fused.get(name)]
+        usage.stepped_densely(choice, dense)
+    usage.left_whole(choice, left_whole(model, sharders, plan) if plan.plan else [])

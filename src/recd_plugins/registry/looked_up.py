@@ -1,0 +1,65 @@
+"""What a trainer's model looks up, held to what the registry reads; and what it has beside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recd_plugins.data.schema import Schema
+from recd_plugins.errors import CapabilityError, so_many
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ShardingPlan
+
+    from recd_plugins.registry.feature_steps import FeatureSteps
+
+__all__ = ["bytes_beside", "check_read", "looked_up", "too_small"]
+
+
+def looked_up(model: nn.Module) -> set[str]:
+    """The features of all tables of a model."""
+    from recd_plugins.planning.model_tables import model_tables
+
+    return {name for table in model_tables(model).values() for name in table.features}
+
+
+def check_read(model: nn.Module, steps: FeatureSteps) -> None:
+    """`CapabilityError` where a model looks up what is not read, for it is another one than the
+    registry's."""
+    asked = set() if steps.columns is None else looked_up(model)
+    lacking = asked & {*steps.made.sparse_names} - {*steps.schema.sparse_names}
+    if lacking:
+        names = ", ".join(sorted(lacking))
+        raise CapabilityError(
+            f"stack.plan: the model looks up {names}, which is not read: the model of "
+            "registry.yaml does not take it. Take `model` out of registry.yaml, if yours is "
+            "another one, or have its record's `takes` (`model.features` of the built-in ones) "
+            "name it."
+        )
+
+
+def too_small(model: nn.Module, schema: Schema) -> list[str]:
+    """The tables that have fewer rows than a feature of theirs has ids, in words; but for those
+    behind a managed collision, which gives each id a row."""
+    from recd_plugins.planning.model_tables import model_tables
+
+    num_ids = {one.name: one.num_ids for one in schema.sparse}
+    maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
+    return [
+        f"table {table.name} has {so_many(table.num_rows, 'row')}, and {feature} "
+        f"{so_many(num_ids[feature], 'id')}"
+        for table in model_tables(model).values()
+        for feature in table.features
+        if num_ids.get(feature, 0) > table.num_rows
+        and not any(table.module.startswith(path) for path in maps)
+    ]
+
+
+def bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:
+    """The bytes of the parameters that are in no module which the plan shards."""
+    sharded = tuple(f"{path}." if path else "" for path in plan.plan)
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not name.startswith(sharded)
+    )
