@@ -176,6 +176,8 @@ def test_it_says_how_they_travel_and_counts_them(gloo_pool: GlooPool) -> None:
     said, handed = gloo_pool.run(wrapped, {"allreduce_comm_precision": "bf16"}, world_size=2)[0]
     assert "over all ranks in bfloat16: they are all on one node" in said
     assert handed == 18
+    ((said, handed),) = gloo_pool.run(wrapped, {"allreduce_comm_precision": "bf16"}, world_size=1)
+    assert (said, handed) == ("", 36)  # nothing travels, and what DDP is handed stays as it is
 
 
 def disagreeing() -> str:
@@ -223,6 +225,11 @@ def test_settings_and_sharders_say_what_is_carried(codecs: dict[str, Any], share
     assert settings.carried == carried(Probe(), sharders) == share
     words = codecs_in_words(Probe(), sharders)
     assert ("float16" in words) == bool(codecs)
+
+
+def test_a_scale_of_gradients_that_nobody_codes_is_refused() -> None:
+    with pytest.raises(RegistryError, match=r"train\.codecs\.backward_scale.*backward is fp32"):
+        load({"train": {"codecs": {"forward": "fp16", "backward_scale": 1024}}})
 
 
 def test_the_sharder_that_has_most_carried_counts() -> None:

@@ -77,6 +77,7 @@ class DenseGradients(DefaultDataParallelWrapper):
                 return
         group = env.process_group
         if group is None or group.size() == 1:
+            self._kind = None  # nothing travels
             super().wrap(dmp, env, device)
             return
         found = self._across_nodes(group, device)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
+from recd_plugins.errors import RegistryError
 from recd_plugins.planning.codecs import BYTES, Codecs, Precision, torchrec_codecs
 
 __all__ = ["CodecSettings", "OptimizerSettings", "TrainSettings"]
@@ -61,6 +62,15 @@ class CodecSettings(Config):
     """The factor of these gradients as they travel: fp16 has nothing between 0 and 6e-8."""
     dense: Precision = "fp32"
     """That of the dense parameters' gradients; where they cross nodes once, between nodes alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backward_scale != 1.0 and self.backward == "fp32":
+            raise RegistryError(
+                "is for gradients that travel in fewer bits, but backward is fp32. Set backward to "
+                "fp16, or take it out.",
+                "backward_scale",
+            )
 
     def of_tables(self, device: str) -> Codecs | None:
         """The codecs of rows, sums and their gradients, as TorchRec's sharders take them; none
