@@ -52,7 +52,7 @@ def test_chunks_of_any_size_become_even_stripes(tmp_path):
     assert table.num_rows == writer.num_rows == 25
     assert table.schema == SCHEMA
     rows = pa.concat_tables(pq.read_table(file) for file in table.files)
-    assert rows.equals(chunk(25).cast(SCHEMA.arrow()))
+    assert rows.equals(chunk(25).cast(SCHEMA.in_files()))
 
 
 def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(tmp_path, monkeypatch):

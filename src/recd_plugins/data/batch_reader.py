@@ -3,7 +3,8 @@
 Memory holds, per stream of the consumer, the window in use and those that are loaded behind it, one
 for each thread that loads; one of these twice while it is gathered (decoded, and in its order).
 Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or
-float; of the features that a `dedup` converter takes, each different row once.
+float; of the features that a `dedup` converter takes, each different row once. As decoded, ids have
+4 bytes where the files have so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A table written anew in another layout: maps flattened, columns in another order, other stripes.
 
-Any Parquet files will do. The rows stay as they are, and so does what the footers say of them. The
-result appears file by file, each whole: a rewrite that was ended goes on behind the last of them.
+Any Parquet files will do. The rows stay as they are, and so does what the footers say of them; ids
+of a table of ours take 4 bytes, as in one that is written today. The result appears file by file, each whole: a rewrite that was ended goes on behind the last of them.
 Memory holds a stripe of the source and one of the result.
 """
 
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from recd_plugins.config import Config, Range
 from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
 from recd_plugins.data.parquet_file import FileWriter, arrow_schema, footer_of, opened
+from recd_plugins.data.schema import IDS, METADATA_KEY, NARROW_IDS, Schema
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.lock_file import written_alone
@@ -65,7 +66,7 @@ def rewrite(
     if there and not (isinstance(target, Uri) and (target / UNFINISHED).exists()):
         raise _there(target)
     footers = {file: footer_of(file) for file in files}
-    arrow = arrow_schema(footers[files[0]], files[0], facts[files[0]])
+    arrow = _types(footers[files[0]], files[0], facts[files[0]])
     _check(arrow, facts, footers, config)
     # A store renames nothing: there the plan lies in the table until it is whole, and says that it
     # is not.
@@ -100,7 +101,7 @@ def _write_files(
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
     for number, chunks in enumerate(
-        _cut(_rows(facts, footers, arrow.names, written), rows_per_file), done
+        _cut(_rows(facts, footers, arrow, written), rows_per_file), done
     ):
         name = f"part-{number:05}.parquet"
         if isinstance(part, Uri):
@@ -188,7 +189,7 @@ def _check(
     config: RewriteConfig,
 ) -> None:
     for file, facts in files.items():
-        if arrow_schema(footers[file], file, facts) != arrow:
+        if _types(footers[file], file, facts) != arrow:
             raise DataError(
                 f"{file}: has other columns than {next(iter(files))}. Rewrite them as tables of "
                 "their own."
@@ -271,7 +272,7 @@ def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
 def _rows(
     files: Mapping[Location, FileFacts],
     footers: Mapping[Location, pq.FileMetaData],
-    names: Sequence[str],
+    arrow: pa.Schema,
     skipped: int,
 ) -> Iterator[pa.Table]:
     """The rows from `skipped` on, stripe by stripe: stripes before are not read."""
@@ -286,8 +287,38 @@ def _rows(
                 if skipped >= count:
                     skipped -= count
                     continue
-                yield read_stripe(parquet, Stripe(file, group, count), names).slice(skipped)
+                stripe = Stripe(file, group, count)
+                rows = read_stripe(parquet, stripe, arrow.names).slice(skipped)
+                yield _narrow(rows, arrow, stripe)
                 skipped = 0
+
+
+def _types(footer: pq.FileMetaData, file: Location, facts: FileFacts) -> pa.Schema:
+    """The types of a file's columns, as they are written."""
+    arrow = arrow_schema(footer, file, facts)
+    text = (arrow.metadata or {}).get(METADATA_KEY)
+    if text is not None:
+        own = Schema.from_json(text, str(file)).in_files()
+        for at, field in enumerate(arrow):
+            if field.type == IDS and field.name in own.names:
+                arrow = arrow.set(at, field.with_type(own.field(field.name).type))
+    return arrow
+
+
+def _narrow(rows: pa.Table, arrow: pa.Schema, stripe: Stripe) -> pa.Table:
+    """The rows with ids of 4 bytes, where the types have such."""
+    for at, field in enumerate(rows.schema):
+        kind = arrow.field(field.name).type
+        if kind == NARROW_IDS and kind != field.type:
+            try:
+                made = rows.column(at).cast(kind)
+            except pa.ArrowInvalid as error:
+                raise DataError(
+                    f"{stripe}: column {field.name!r} holds ids that its schema has no rows for "
+                    f"({error}). Write the table again."
+                ) from error
+            rows = rows.set_column(at, field.with_type(kind), made)
+    return rows
 
 
 def _cut(chunks: Iterator[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:

@@ -21,6 +21,7 @@ from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
 __all__ = [
     "IDS",
     "METADATA_KEY",
+    "NARROW_IDS",
     "WEIGHTS",
     "Fill",
     "Label",
@@ -34,7 +35,11 @@ METADATA_KEY = b"recd_schema"
 
 IDS = pa.list_(pa.field("element", pa.int64(), nullable=False))
 """The Arrow type of a feature's column: a list of int64 a row, without nulls in it."""
+NARROW_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+"""The type of such a column in files, where each of its ids fits."""
 WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+FIT = 1 << 31
+"""Ids below it fit into 4 bytes, with a sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +246,18 @@ class Schema(Config):
         )
 
     def arrow(self) -> pa.Schema:
-        """The Arrow schema of a table, this schema in its metadata."""
+        """The Arrow schema of a table's rows, this schema in its metadata."""
         return self._arrow
+
+    def in_files(self) -> pa.Schema:
+        """The Arrow schema of a table's files: `arrow`, but of ids that fit into 4 bytes no more is
+        written."""
+        arrow = self.arrow()
+        for feature in self.sparse:
+            if feature.num_ids <= FIT:
+                at = arrow.get_field_index(feature.name)
+                arrow = arrow.set(at, arrow.field(at).with_type(NARROW_IDS))
+        return arrow
 
     @cached_property
     def _arrow(self) -> pa.Schema:
