@@ -60,7 +60,8 @@ def table_of(folder: Path, rows: pa.Table, schema: Schema = SCHEMA) -> Table:
 
 def read(table: Table) -> pa.Table:
     files = sorted(table.path.glob("*.parquet"))  # also those without rows
-    return pa.concat_tables(pq.read_table(file) for file in files).combine_chunks()
+    rows = pa.concat_tables(pq.read_table(file) for file in files).combine_chunks()
+    return rows.cast(table.schema.arrow())
 
 
 def expected(rows: pa.Table) -> pa.Table:
