@@ -547,6 +547,13 @@ def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
     assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
 
 
+@pytest.mark.parametrize(("ms", "kept"), [(79.5, "a"), (78.0, "b")])
+def test_of_two_that_save_as_much_the_better_one_is_kept(ms: float, kept: str) -> None:
+    """On top of the first the second would have to save 5%; in its place, 1%."""
+    steps = {"": 100.0, "a": 80.0, "b": ms, "ab": 79.0}
+    assert walked(lambda there: steps["".join(sorted(there))], "ab", {}).kept == (kept,)
+
+
 @pytest.mark.parametrize(("ms", "kept"), [(70.0, "b"), (60.0, "c")])
 def test_replicas_on_a_cpu_must_save_more_than_prices_of_them_are_off(ms: float, kept: str) -> None:
     """c in the place of b saves 12.5% or 25%, and with b nothing more."""

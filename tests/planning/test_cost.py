@@ -423,6 +423,29 @@ def test_ranks_that_share_processors_leave_them_to_the_busiest(
     assert found["a2a_global"] == pytest.approx(400)  # links are shared by nobody
 
 
+@pytest.mark.parametrize(
+    ("link_shared", "ms"),
+    [
+        (1.0, 400),  # the busiest rank's, on a link of its own
+        (2.0, 200),  # twice as fast once the others have ended
+        (4.0, 125),  # one link has all: the mean of the busier node's
+    ],
+)
+def test_ranks_that_share_a_nodes_link_leave_it_to_the_busiest(
+    link_shared: float, ms: float
+) -> None:
+    cluster = Cluster(
+        n_nodes=2, ranks_per_node=4, link_shared=link_shared, gather_gbps=1,
+        a2a_global=Link(gbps=1), a2a_intra=Link(gbps=1), ar_cross=Link(gbps=2),
+    )  # fmt: skip
+    each = np.array([0.4, 0.1, 0, 0, 0.1, 0.1, 0.1, 0.1]) * GB
+    cost = Cost(local=each, a2a_intra=each, a2a_global=each, ar_cross=each)
+    found = milliseconds(cost, cluster, {})
+    assert found["a2a_global"] == pytest.approx(ms)
+    assert found["ar_cross"] == pytest.approx(ms / 2)
+    assert found["local"] == found["a2a_intra"] == pytest.approx(400)  # not of the link
+
+
 def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:
     slow = Link(gbps=1, latency_ms=2)
     cluster = Cluster(

@@ -87,6 +87,8 @@ def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> Non
     assert 1 <= found.scattered <= 1.5
     assert found.crowded is not None
     assert 1 <= found.crowded <= 4
+    assert found.link_shared is not None
+    assert 1 <= found.link_shared <= 2
     assert found.op_us is not None
     assert 0.1 < found.op_us < 1e4
 
@@ -96,6 +98,7 @@ def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:
     assert found.a2a_intra == found.a2a_global
     assert found.a2a_cross is None
     assert found.ar_cross is None
+    assert found.link_shared is None
     assert found.inter_node_gbps is None
 
 

@@ -105,6 +105,27 @@ def test_a_step_is_its_parts_less_what_hides() -> None:
     assert step.samples_per_second == pytest.approx(4 * 100 / step.ms * 1000)
 
 
+@pytest.mark.parametrize(
+    ("ranks_per_node", "crowded", "shared"),
+    [
+        (2, 1.0, 0.0),  # each has a processor of its own
+        (2, 4.0, 0.75),
+        (4, 4.0, 0.0),  # processors carry what stays in a node
+    ],
+)
+def test_calls_of_unique_samples_are_made_while_other_ranks_send(
+    ranks_per_node: int, crowded: float, shared: float
+) -> None:
+    topology = replace(TOPOLOGY, ranks_per_node=ranks_per_node, crowded=crowded)
+    compute = replace(COMPUTE, call=2e-7)
+    sent = 800 * (2 * 64 + 8) / GB * 1000
+    few, many = (forecast(topology, compute=compute, handled=n) for n in (100, 10_000))
+    assert few.parts["handling"] == pytest.approx(0.02)
+    assert few.hidden["handling"] == pytest.approx(shared * 0.02)
+    assert many.hidden["handling"] == pytest.approx(shared * sent)  # and no longer than they do
+    assert many.ms - few.ms == pytest.approx(2 - 0.02 - shared * (sent - 0.02))
+
+
 def test_gloo_sends_dense_gradients_in_the_pauses_of_those_of_rows() -> None:
     """Nodes send 1 GB a second by all-to-alls, and 0.5 * 3 / 2 by rings."""
     cpu = replace(ON_CPU, a2a_intra=Link(gbps=0.1))  # so that dense gradients go by the ring

@@ -3,9 +3,9 @@
 An addition is kept that makes what is asked for better by more than `WORTH`, or `COPYING` if rows
 get replicas on a CPU, within the budget. One that does not pay by itself waits for those that need
 it; at the end each that was kept is left out once, and stays out where nothing is lost by it; then
-each that was not kept takes the place of each that was, for two may save the same bytes, and the
-first that was met is not always the better. So nothing that is advised is slower than plain
-TorchRec's own best plan, by the forecasts.
+each that was not kept takes the place of each that was, where that saves `BETTER`, for two may save
+the same bytes, and the first that was met is not always the better. So nothing that is advised is
+slower than plain TorchRec's own best plan, by the forecasts.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ __all__ = [
 WORTH = 0.05
 """The share of a step that an addition must save: forecasts of two plans are off against each other
 by as much, and what is simpler is left."""
+BETTER = 0.01
+"""The share that one must save in another's place, which is no simpler."""
 COPYING = 0.15
 """The same on a CPU, for rows to have replicas where none had any: such steps took 11 to 20% longer
 against others than by their prices."""
@@ -372,7 +374,7 @@ class _OnTheWay:
                     outlook = self._having(rest)
                 except RecdError:
                     continue
-                if isinstance(outlook, NotHere) or not self._pays(outlook):
+                if isinstance(outlook, NotHere) or not self._better(outlook):
                     continue
                 if self._goal.fits(outlook, self._base):
                     tries.append((outlook, rest, gone))
@@ -439,6 +441,11 @@ class _OnTheWay:
     def _pays(self, outlook: Outlook) -> bool:
         """Whether it saves what it must of what is best so far."""
         return self._gain(outlook, self.best) > self._worth(outlook, self.best)
+
+    def _better(self, outlook: Outlook) -> bool:
+        """Whether it is better than what is best so far, of as many additions."""
+        worth = self._worth(outlook, self.best)
+        return self._gain(outlook, self.best) > (BETTER if worth == WORTH else worth)
 
     def _worth(self, outlook: Outlook, other: Outlook) -> float:
         """The share of the other that an outlook must save."""

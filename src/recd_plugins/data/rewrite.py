@@ -1,8 +1,9 @@
 """A table written anew in another layout: maps flattened, columns in another order, other stripes.
 
 Any Parquet files will do. The rows stay as they are, and so does what the footers say of them; ids
-of a table of ours take 4 bytes, as in one that is written today. The result appears file by file, each whole: a rewrite that was ended goes on behind the last of them.
-Memory holds a stripe of the source and one of the result.
+of a table of ours take 4 bytes, as in one that is written today. The result appears file by file,
+each whole: a rewrite that was ended goes on behind the last of them. Memory holds a stripe of the
+source and one of the result.
 """
 
 from __future__ import annotations

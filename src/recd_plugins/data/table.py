@@ -307,9 +307,9 @@ class Table:
 
 def _wide(rows: pa.Table) -> pa.Table:
     """The rows with ids of 8 bytes, on which plugins may count."""
-    for at, field in enumerate(rows.schema):
-        if field.type == NARROW_IDS:
-            rows = rows.set_column(at, field.with_type(IDS), rows.column(at).cast(IDS))
+    for at, column in enumerate(rows.schema):
+        if column.type == NARROW_IDS:
+            rows = rows.set_column(at, column.with_type(IDS), rows.column(at).cast(IDS))
     return rows
 
 

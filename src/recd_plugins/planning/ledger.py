@@ -368,6 +368,11 @@ class Ledger:
             Lane.of(self._copied, cluster, self.replica_calls, operations),
         )
 
+    @cached_property
+    def home_traffic(self) -> float:
+        """Milliseconds that bytes of tables at home are on links between nodes."""
+        return Lane.of(self._home, self.prices.cluster, self.home_calls).traffic
+
     @property
     def handed_over(self) -> float:
         """The bytes that a rank hands to torch's collectives in a step, on average; all of an

@@ -119,6 +119,8 @@ def measure_topology(
         found["a2a_intra"] = found["a2a_global"]
     if "a2a_global" in found:
         found["beside"] = _beside(timer, exchange, found["a2a_global"], largest, work)
+    if "a2a_cross" in found:
+        found["link_shared"] = _link_shared(timer, exchange, found["a2a_cross"], w, largest)
     if "ar_global" in found:
         found["scattered"] = _scattered(timer, found["ar_global"], largest)
     found |= own_work(timer, work)
@@ -217,6 +219,24 @@ def _beside(
     works, calls, apart, together = longer.in_turns([often, call, one_by_one, both])
     saved = middle([one - other for one, other in zip(apart, together, strict=True)])
     return min(max(saved / min(middle(works), middle(calls)), 0.0), 1.0)
+
+
+def _link_shared(timer: Timer, exchange: Exchange, link: Link, w: int, largest: int) -> float:
+    """Time an exchange between nodes of all ranks in turns with that of the first ones of each
+    node, for which the others wait; of their bytes alone. It takes all w of a node w times as long
+    as one where they share its link, and as long where they share nothing."""
+    world, size = timer.group, min(int(link.gbps * GB * LONG_ENOUGH), largest)
+    buffer = _zeros(max(size // 4, 1) // world.size() * world.size(), timer.device)
+    other = torch.empty_like(buffer)
+    mine = buffer if world.rank() % w == 0 else buffer[:0]
+
+    def of_first() -> None:
+        _all_to_all_across(exchange, w, mine, other, world)
+
+    of_all = partial(_all_to_all_across, exchange, w, buffer, other, world)
+    every, one = map(middle, timer.in_turns([of_all, of_first], OF_A_STEP))
+    latency = link.latency_ms / 1000
+    return min(max((every - latency) / max(one - latency, every / w), 1.0), float(w))
 
 
 def _scattered(timer: Timer, link: Link, largest: int) -> float:

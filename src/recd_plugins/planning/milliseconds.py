@@ -28,13 +28,14 @@ def milliseconds(
     """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
     own work: rows at the rate of random ones, chunks, ids that are made unique, rows that are
     updated, marks and rows of mapped files at theirs, and small operations. Where ranks differ all
-    wait for the one that has the most on a link between nodes, and within them, where processors
-    carry the bytes, as for its work."""
+    wait for the one that has the most, as far as it has the link to itself, or within nodes, where
+    processors carry the bytes, the processor."""
     found = {}
     within = ("a2a_intra", *(COLLECTIVES if cluster.n_nodes == 1 else ()))
     for name in COLLECTIVES:
         link, carried = getattr(cluster, name), getattr(cost, name)
-        carried = _waited(carried, cluster) if name in within else _most(carried)
+        shared = cluster.crowded if name in within else cluster.link_shared
+        carried = _waited(carried, cluster, shared)
         found[name] = (calls.get(name, 0) - 1) * link.latency_ms + float(link.ms(carried))
     found["local"] = own_work_ms(cost, cluster) + operations * cluster.op_us * 1e-3
     return found
@@ -42,23 +43,21 @@ def milliseconds(
 
 def own_work_ms(cost: Cost, cluster: Cluster) -> float:
     """Milliseconds until every rank has done its own work, at the rates of when all work."""
-    return float(cluster.local_ms(*(_waited(one, cluster) for one in cost.own_work)))
+    waited = (_waited(one, cluster, cluster.crowded) for one in cost.own_work)
+    return float(cluster.local_ms(*waited))
 
 
-def _most(of_ranks: Any) -> Any:
-    return of_ranks if isinstance(of_ranks, float) else np.max(of_ranks)
+def _waited(of_ranks: Any, cluster: Cluster, shared: float) -> Any:
+    """What a step waits for of the work of processors, or of a link between nodes, where ranks
+    differ: the most that one has.
 
-
-def _waited(of_ranks: Any, cluster: Cluster) -> Any:
-    """What a step waits for of the work of processors, where ranks differ: the most that one has.
-
-    Where ranks share processors, whoever has less leaves them to those that have more. So it is the
-    mean of a node's ranks, or `1 / crowded` of the most, whichever is more.
+    Where the ranks of a node share either, whoever has less leaves it to those that have more. So
+    it is the mean of a node's ranks, or `1 / shared` of the most, whichever is more.
     """
     if isinstance(of_ranks, float) or not np.ndim(of_ranks):
         return of_ranks
     nodes = of_ranks.reshape(cluster.n_nodes, cluster.ranks_per_node)
-    return max(nodes.mean(axis=1).max(), nodes.max() / cluster.crowded)
+    return max(nodes.mean(axis=1).max(), nodes.max() / shared)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,10 @@ class Topology(Config):
     crowded: Annotated[float, Range(ge=1)] | None = None
     """How many times as long a rank's own work takes while all ranks work as while the others wait:
     2 where four of them share two processors; by default 1."""
+    link_shared: Annotated[float, Range(ge=1)] | None = None
+    """How many times as long an all-to-all between nodes takes while all ranks of a node are in it
+    as while one of each is, with as many bytes a rank: 4 where four ranks share a node's link; by
+    default 1, as where each has a link of its own."""
     beside: Annotated[float, Range(ge=0, le=1)] | None = None
     """The part of a rank's own work that gets done during an exchange, as a share of what could; by
     default half."""
@@ -222,8 +226,9 @@ DEVICE = (
     "scattered",
     "op_us",
     "crowded",
+    "link_shared",
 )
-"""What a topology says of a rank's own work, and of a backend's."""
+"""What a topology says of a rank's own work, of a backend's, and of who shares what."""
 MARKS = 64
 """Bytes of chunks that take as long as the marks of a row, where nobody measured these: two million
 rows took 8 ms on a CPU that passes chunks at 14 to 20 GB/s."""
@@ -254,6 +259,7 @@ class Cluster:
     scattered: float = 1.0
     op_us: float = 0.0
     crowded: float = 1.0
+    link_shared: float = 1.0
     beside: float = BESIDE
     overlap: float = 0.0
     unmeasured: tuple[str, ...] = ()

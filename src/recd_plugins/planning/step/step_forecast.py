@@ -74,6 +74,8 @@ class StepForecast:
         """Milliseconds of these that run beside others.
 
         replicas   the ledger's: the update of replicas beside the exchange with home
+        handling   of these calls, where c ranks share a processor and there are several nodes,
+                   (1 - 1 / c) * min(handling, home's time on links): others' bytes leave meanwhile
         exchange   beside * min(2/3 (dense + pooling) + fixed / 2, x + dense_reduce): what backward
                    computes, beside the dense gradients' all-reduce and x, the ids of the next
                    batch, which TrainPipelineSparseDist sends meanwhile; `beside` is the topology's
@@ -86,9 +88,25 @@ class StepForecast:
         exchange = self.beside_backward(self.ids)
         pauses = self._in_pauses(exchange)
         loading = parts["conversion"] + parts["reading"]
-        rest = sum(parts.values()) - loading - replicas - exchange - pauses
+        handling = self._handled_meanwhile
+        rest = sum(parts.values()) - loading - replicas - handling - exchange - pauses
         ahead = loading - max(loading / self.workers - rest, 0.0) if self.workers else 0.0
-        return {"replicas": replicas, "exchange": exchange, "pauses": pauses, "loader": ahead}
+        return {
+            "replicas": replicas,
+            "handling": handling,
+            "exchange": exchange,
+            "pauses": pauses,
+            "loader": ahead,
+        }
+
+    @property
+    def _handled_meanwhile(self) -> float:
+        """Milliseconds of the calls of unique samples in which other ranks are on the links."""
+        cluster = self.ledger.prices.cluster
+        if cluster.n_nodes == 1:
+            return 0.0
+        shared = 1 - 1 / cluster.crowded
+        return shared * min(self.parts["handling"], self.ledger.home_traffic)
 
     def beside_backward(self, ids: float) -> float:
         """Milliseconds that what backward computes hides, of so many in which ids are sent and of
