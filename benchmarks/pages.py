@@ -91,7 +91,7 @@ HEADLINES = (
         figure="reordered and coalesced, I/Os",
     ),
     Headline(
-        what="The local reader's rows/s, of pyarrow's on the same row groups",
+        what="The local reader's rows/s, of pyarrow's on the same row groups, ids of 8 bytes",
         suite="reader",
         figure="reader, share of pyarrow's rows/s",
     ),
@@ -119,10 +119,12 @@ TABLES = (
         suite="recd_data",
         figures=(
             "clustered vs time-ordered file size",
+            "clustered vs time-ordered file size, ids of 4 bytes in both",
             "O1 shard compression",
             "clustering, time over reading and writing the same table unsorted",
             "clustering, peak memory",
             "reader rows/s, clustered + IKJT + preprocessing",
+            "reader rows/s, clustered + IKJT + preprocessing, ids of 4 bytes in both",
             "IKJT conversion, time over the cheapest plain KJT conversion's, sequences alone",
             "IKJT conversion, time over the cheapest plain KJT conversion's",
             "IKJT conversion, speed over memcpy's",

@@ -13,7 +13,6 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Figure, Limit, Report, alternate, main, spread
 from benchmarks.limits import copies, decoding
+from benchmarks.wide_ids import with_wide_ids
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, write_table
@@ -33,7 +33,7 @@ SEED = 0
 BATCH_SIZE = 512
 NUM_IDS = 1_000_000
 MAX_LENGTH = 40
-CHUNK_ROWS, STRIPES_PER_FILE = 16_384, 16
+CHUNK_ROWS = 16_384
 
 SCHEMA = Schema(
     dense=tuple(f"dense_{i}" for i in range(13)),
@@ -44,30 +44,9 @@ SCHEMA = Schema(
 def measure(quick: bool) -> Report:
     rows = 200_000 if quick else 400_000
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
-        return compare(
-            write_wide(Path(folder) / "wide", chunks(rows)),
-            write_table(Path(folder) / "ours", SCHEMA, chunks(rows)),
-            rounds=3 if quick else 15,
-        )
-
-
-def write_wide(folder: Path, made: Iterator[pa.Table]) -> Table:
-    """A table whose ids have 8 bytes in its files, as others write them; in all else as ours."""
-    arrow = SCHEMA.arrow()
-    folder.mkdir()
-    while stripes := [*islice(made, STRIPES_PER_FILE)]:
-        with pq.ParquetWriter(
-            folder / f"part-{len([*folder.iterdir()]):05}.parquet",
-            arrow,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=False,
-            data_page_size=1 << 20,
-            write_page_checksum=True,
-        ) as writer:
-            for stripe in stripes:
-                writer.write_table(stripe.select(arrow.names).cast(arrow, safe=False))
-    return Table.open(folder)
+        ours = write_table(Path(folder) / "ours", SCHEMA, chunks(rows))
+        wide = with_wide_ids(ours, Path(folder) / "wide")
+        return compare(wide, ours, rounds=3 if quick else 15)
 
 
 def compare(wide: Table, ours: Table, rounds: int) -> Report:

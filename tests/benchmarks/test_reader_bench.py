@@ -110,7 +110,7 @@ from benchmarks.harness import main
 table = reader.write_table(Path(sys.argv.pop()) / "table", reader.SCHEMA, reader.chunks(3000))
 beside = readers_beside.beside(table, 1, Path())
 assert all(one.value > 0 for one in beside.figures)
-wide = reader.write_wide(table.path.with_name("wide"), reader.chunks(3000))
+wide = reader.with_wide_ids(table, table.path.with_name("wide"))
 main("reader", lambda quick: reader.compare(wide, table, rounds=2))
 """
 
