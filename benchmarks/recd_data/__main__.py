@@ -40,7 +40,7 @@ def measure(quick: bool) -> Report:
             config,
             narrow(config) if quick else config,
             Path(name),
-            rounds=2 if quick else 5,
+            rounds=4 if quick else 5,
         )
 
 

@@ -66,8 +66,8 @@ def reader(
             target=1.79,
             limit=limit,
             spread=spread(gain("recd")),
-            note=f"{median['recd']:,.0f} rows/s; {median['plain']:,.0f} of time-ordered + KJT, whose "
-            "ids have 8 bytes",
+            note=f"{median['recd']:,.0f} rows/s; {median['plain']:,.0f} of time-ordered + KJT, ids "
+            "of 8 bytes",
         ),
         Figure(
             name="reader rows/s, clustered + IKJT + preprocessing, ids of 4 bytes in both",
