@@ -54,7 +54,7 @@ def prepare(
 
         stack = load(registry, overrides or ())
         # What plugins print is no part of what the command says.
-        with redirect_stdout(sys.stderr), progress() as show:
+        with progress() as show, redirect_stdout(sys.stderr):
             tables = stack.prepare(show)
         found: dict[str, dict[str, Any]] = {
             "train": {"path": str(tables.train.path), "rows": tables.train.num_rows},
