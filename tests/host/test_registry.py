@@ -132,7 +132,8 @@ def test_nothing_is_built_before_all_is_checked(plugin: str) -> None:
         registry.one("model").build(Context())
     assert re.fullmatch(
         r"model: model 'broken' of choices raised ArithmeticError in broken "
-        r"\(choices/__init__\.py:\d+\) when built: cannot count\. Run with --debug for its traceback\.",
+        r"\(choices/__init__\.py:\d+\) when built: cannot count\. "
+        r"Run with --debug for its traceback\.",
         str(caught.value),
     )
     assert isinstance(caught.value.__cause__, ArithmeticError)
