@@ -32,6 +32,7 @@ __all__ = [
     "shortened",
     "shown",
     "so_many",
+    "who_raised",
     "without_frames",
 ]
 
@@ -133,14 +134,14 @@ def naming(who: str, when: str) -> Iterator[None]:
     try:
         yield
     except FailedOnRank0 as error:
-        raise PluginError(_raised(who, error.kind, when, error.what)) from error
+        raise PluginError(who_raised(who, error.kind, when, error.what)) from error
     except RecdError:
         raise
     except Exception as error:
         if is_of_the_system(error):
             raise
         kind, what = type(error).__name__, without_frames(error)
-        raise PluginError(_raised(who, kind, when, what)) from error
+        raise PluginError(who_raised(who, kind, when, what)) from error
 
 
 def without_frames(error: BaseException) -> str:
@@ -148,7 +149,8 @@ def without_frames(error: BaseException) -> str:
     return str(error).partition("\nException raised from ")[0].strip()
 
 
-def _raised(who: str, kind: str, when: str, what: str) -> str:
+def who_raised(who: str, kind: str, when: str, what: str) -> str:
+    """The message of an error that somebody raised who is known."""
     return f"{who} raised {kind} {when}: {what.rstrip('.')}. Run with --debug for its traceback."
 
 

@@ -100,12 +100,15 @@ def test_a_command_names_the_library_that_is_missing(capsys: pytest.CaptureFixtu
     )
 
 
+WHERE = r"on import: no module b: there is no liba\.so\.1 \(asks_for_a_library\.py:4\)\. Run"
+
+
 def test_so_does_a_plugin_that_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "asks_for_a_library.py").write_text(
         "try:\n    raise OSError('liba.so.1: cannot open shared object file')\n"
         "except OSError as error:\n    raise ImportError('no module b') from error\n"
     )
-    with pytest.raises(PluginError, match=r"on import: no module b: there is no liba\.so\.1\. Run"):
+    with pytest.raises(PluginError, match=WHERE):
         Catalog(["./asks_for_a_library.py"], tmp_path)
 
 

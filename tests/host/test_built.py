@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "optimizer",
         "raises",
         stepped,
-        "raised ValueError when asked for an optimizer: Invalid learning rate: -1.0. Run with",
+        ") when asked for an optimizer: Invalid learning rate: -1.0. Run with",
     ),
     "optimizer: of others": (
         "optimizer",

@@ -261,7 +261,8 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         ),
         (
             "@hookimpl\ndef recd_pooling():\n    yield 1 / 0\n",
-            "its hook recd_pooling raised ZeroDivisionError: division by zero. Run with --debug",
+            "its hook recd_pooling raised ZeroDivisionError in recd_pooling "
+            "(broken_plugin/__init__.py:18): division by zero. Run with --debug",
         ),
         (
             "@hookimpl\ndef recd_pooling():\n    return 3\n",
@@ -275,9 +276,12 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
             POOLING.replace("return [", "return 2 * ["),
             "its hook recd_pooling returns two records named 'exact'. Rename one of them.",
         ),
-        ("import sys\nsys.exit(3)\n", "raised SystemExit on import: 3."),
+        (
+            "import sys\nsys.exit(3)\n",
+            "raised SystemExit on import: 3 (broken_plugin/__init__.py:17).",
+        ),
         ("import recd_plugins.absent\n", "raised ModuleNotFoundError on import"),
-        ("import recd_plugins.absent\n", "'recd_plugins.absent'. This is recd-plugins 0."),
+        ("import recd_plugins.absent\n", "__init__.py:16). This is recd-plugins 0."),
         (
             "from recd_plugins.api import PoolingRecrd\n",
             "docs/api.md has the names of it: did you mean 'PoolingRecord'? Run with --debug",

@@ -269,7 +269,9 @@ def recd_dataset():
     write_module(folder, "raises_in_build", body)
     registry = GOOD.replace("[recd_dlrm]", "[recd_dlrm, ./raises_in_build]")
     printed = message(train(registry.replace("use: random, samples: 64", "use: mine")))
-    assert "dataset 'mine' of ./raises_in_build raised ZeroDivisionError when built" in printed
+    assert "dataset 'mine' of ./raises_in_build raised ZeroDivisionError in broken " in printed
+    assert "(raises_in_build/__init__.py:" in printed
+    assert ") when built: division by zero. Run with --debug" in printed
 
 
 def test_a_plugin_that_builds_nothing_is_named(folder: Path) -> None:

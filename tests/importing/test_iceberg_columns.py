@@ -8,6 +8,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from imported_tables import recd, rows_both_ways, schema_file
 
 from recd_plugins.data.files import found_files
 from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.parquet import ParquetConfig, ParquetTables
+from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -169,23 +172,150 @@ def test_the_default_of_a_field_of_a_struct_is_refused(catalog: Any, tmp_path: P
         found_files(edited(tmp_path / "t", later))
 
 
-def test_fields_of_structs_that_were_renamed_or_made_anew_are_refused(
+def imported(table: Path, features: list[dict[str, Any]], to: Path) -> dict[int, dict[str, Any]]:
+    """The rows of an import of fields of structs, which training in place does not take."""
+    schema = {"label": "clicked", "sparse": [*SCHEMA["sparse"], *features]}
+    recd("data", "import", table, to, "--schema", schema_file(schema, to))
+    made = Table.open(to)
+    return by_item([row for one in made.stripes for row in made.read(one).to_pylist()])
+
+
+def test_fields_of_structs_that_were_renamed_or_made_anew_are_told(
     catalog: Any, tmp_path: Path
 ) -> None:
+    """In structs and in structs of lists; what was dropped is no field any more."""
+    kind = ListType(20, StructType(NestedField(21, "id", LongType())), element_required=False)
     with catalog.latest.update_schema() as update:
-        update.add_column("user", StructType(NestedField(1, "city", StringType())))
-    catalog.latest.append(clicks(3, user=[{"city": "Bonn"}]))
+        update.add_column("user", StructType(NestedField(1, "city", LongType())))
+        update.add_column("seen", kind)
+    catalog.latest.append(clicks(3, user=[{"city": 30}], seen=[[{"id": 7}, {"id": 8}]]))
     with catalog.latest.update_schema() as update:
         update.rename_column(("user", "city"), "town")
-    says = rf"has column 'user\.town' under its name of before, 'user\.city'.*{REWRITE}"
-    with pytest.raises(DataError, match=says):
-        found_files(tmp_path / "t")
+        update.rename_column(("seen", "element", "id"), "thing")
+    named = [
+        {"name": "user.town", "num_ids": 99, "table": "town"},
+        {"name": "seen.thing", "num_ids": 99, "table": "thing"},
+    ]
+    rows = imported(tmp_path / "t", named, tmp_path / "renamed")
+    assert [rows[one]["user.town"] for one in (1, 2, 3)] == [[], [], [30]]
+    assert [rows[one]["seen.thing"] for one in (1, 2, 3)] == [[], [], [7, 8]]
     with catalog.latest.update_schema() as update:
         update.delete_column(("user", "town"))
         update.add_column(("user", "age"), IntegerType())
     with catalog.latest.update_schema() as update:
-        update.add_column(("user", "city"), StringType())
-    with pytest.raises(DataError, match=r"has column 'user\.city' of before it was dropped"):
+        update.add_column(("user", "city"), LongType())
+    user = pa.array(
+        [{"age": 5, "city": 40}], pa.struct([("age", pa.int32()), ("city", pa.int64())])
+    )
+    catalog.latest.append(clicks(4, user=user, seen=[[{"thing": 9}]]))
+    named[0] = {"name": "user.city", "num_ids": 99, "table": "city"}
+    rows = imported(tmp_path / "t", named, tmp_path / "anew")
+    assert [rows[one]["user.city"] for one in (1, 2, 3, 4)] == [[], [], [], [40]]
+    assert [rows[one]["seen.thing"] for one in (3, 4)] == [[7, 8], [9]]
+    shown = recd("data", "schema", tmp_path / "t", "--json")
+    assert "user.town" not in shown
+    assert "of before" not in shown
+
+
+def test_columns_that_were_renamed_to_each_others_names_have_their_values(
+    catalog: Any, tmp_path: Path
+) -> None:
+    """Files of before have both names, each for the other; rows are chosen by the names of now, and
+    so are the stripes that have none of them."""
+    with catalog.latest.update_schema() as update:
+        update.add_column("shop", LongType())
+    catalog.latest.append(clicks(3, 4, shop=[1003, 1004]))
+    for before, after in (("item", "other"), ("shop", "item"), ("other", "shop")):
+        with catalog.latest.update_schema() as update:
+            update.rename_column(before, after)
+    catalog.latest.append(pa.table({"clicked": [0, 1], "shop": [5, 6], "item": [1005, 1006]}))
+    sparse = [{"name": "shop", "num_ids": 100}, {"name": "item", "num_ids": 2000}]
+    schema = {"label": "clicked", "sparse": sparse}
+    rows = rows_both_ways(tmp_path / "t", schema, tmp_path / "made")
+    assert sorted((row["shop"], row["item"]) for row in rows) == [
+        ([1], []), ([2], []), ([3], [1003]), ([4], [1004]), ([5], [1005]), ([6], [1006]),
+    ]  # fmt: skip
+    for where, left in (("shop <= 3", [1, 2, 3]), ("item >= 1004", [4, 5, 6])):
+        given = load_schema(schema_file(schema, tmp_path / "made"))
+        config = ParquetConfig(train=tmp_path / "t", test=tmp_path / "t", schema=given, where=where)
+        found = ParquetTables(config).prepare(tmp_path / "out").train
+        chosen = [found.read(stripe)["shop"].to_pylist() for stripe in found.stripes]
+        assert sorted(one for rows in chosen for ids in rows for one in ids) == left
+
+
+def test_a_column_that_was_dropped_and_made_anew_is_null_before(
+    catalog: Any, tmp_path: Path
+) -> None:
+    with catalog.latest.update_schema() as update:
+        update.delete_column("item")
+        update.add_column("shop", LongType())
+    with catalog.latest.update_schema() as update:
+        update.add_column("item", LongType())
+    catalog.latest.append(pa.table({"clicked": [0, 1], "shop": [7, 7], "item": [3, 4]}))
+    rows = rows_both_ways(tmp_path / "t", SCHEMA, tmp_path / "made")
+    assert sorted(row["item"] for row in rows) == [[], [], [3], [4]]
+
+
+def test_a_run_is_not_resumed_under_other_names(catalog: Any, tmp_path: Path) -> None:
+    """Nor are rows that were copied taken for those of now: the files are the same."""
+    schema = load_schema(schema_file(SCHEMA, tmp_path / "made"))
+    config = ParquetConfig(train=tmp_path / "t", test=tmp_path / "t", schema=schema)
+    known = ParquetTables(config).fingerprint()
+    write_pins(tmp_path, ParquetTables(config).prepare(tmp_path / "out"))
+    for before, after in (("item", "other"), ("clicked", "item"), ("other", "clicked")):
+        with catalog.latest.update_schema() as update:
+            update.rename_column(before, after)
+    assert ParquetTables(config).fingerprint() != known
+    other = replace(
+        schema,
+        label="item",
+        sparse=(replace(schema.sparse[0], name="clicked"),),
+    )
+    found = ParquetTables(replace(config, schema=other)).prepare(tmp_path / "out")
+    with pytest.raises(DataError, match=r"\.parquet: is not what it was when the run began"):
+        check_pins(tmp_path, found)
+
+
+def with_numbers(file: Path, numbers: dict[str, int]) -> None:
+    """The file anew, its columns by these numbers, and the others by none."""
+    rows = pq.ParquetFile(file).read()
+    fields = [
+        pa.field(
+            one.name,
+            one.type,
+            metadata={"PARQUET:field_id": str(numbers[one.name])} if one.name in numbers else None,
+        )
+        for one in rows.schema
+    ]
+    pq.write_table(rows.cast(pa.schema(fields)), file)
+
+
+def test_what_neither_number_nor_name_tells_is_refused(catalog: Any, tmp_path: Path) -> None:
+    """A column without a number in a file that has some; and a name that two columns have had, in a
+    file that has none."""
+
+    def unmapped(described: dict[str, Any]) -> None:
+        described["properties"].pop("schema.name-mapping.default", None)
+
+    edited(tmp_path / "t", unmapped)
+    (file,) = (tmp_path / "t" / "data").glob("*.parquet")
+    with_numbers(file, {"clicked": 1})
+    says = rf"has column 'item' without a number \(field_id\).*nobody knows\. .*{REWRITE}"
+    with pytest.raises(DataError, match=says):
+        found_files(tmp_path / "t")
+    with_numbers(file, {})
+    assert items_of(rows_both_ways(tmp_path / "t", SCHEMA, tmp_path / "made")) == [1, 2]
+
+    def anew(described: dict[str, Any]) -> None:
+        described["last-column-id"] = 9
+        later = json.loads(json.dumps(described["schemas"][-1]))
+        later["schema-id"] = described["current-schema-id"] = 7
+        later["fields"][1]["id"] = 9
+        described["schemas"].append(later)
+
+    edited(tmp_path / "t", anew)
+    says = r"has no numbers of columns.*'item' has been the name of more than one column.*CALL"
+    with pytest.raises(DataError, match=says):
         found_files(tmp_path / "t")
 
 
@@ -317,18 +447,22 @@ def test_files_without_numbers_have_their_columns_by_the_names_of_a_mapping(tmp_
         Table.open(tmp_path / "unmapped", load_schema(schema_file(schema, tmp_path / "made")))
     with catalog.latest.update_schema() as update:
         update.rename_column("item", "thing")
-    with pytest.raises(DataError, match="has column 'thing' under its name of before, 'item'"):
-        found_files(tmp_path / "t")
+    renamed = {"label": "clicked", "sparse": [{"name": "thing", "num_ids": 100}]}
+    rows = rows_both_ways(tmp_path / "t", renamed, tmp_path / "renamed")
+    assert [row["thing"] for row in rows] == [[3], [4]]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_names_that_files_cannot_have_are_told(tmp_path: Path) -> None:
+def test_names_that_files_cannot_have_are_the_tables(tmp_path: Path) -> None:
+    """In files of Iceberg they have letters, digits and _ alone."""
     catalog = iceberg(f"file://{tmp_path}/t")
     rows = clicks(1, 2).append_column("user-id", pa.array([5, 6]))
     catalog.create(rows.schema).append(rows)
-    says = rf"has column 'user-id' as 'user_x2Did'.*rename it there first.*{REWRITE}"
-    with pytest.raises(DataError, match=says):
-        found_files(tmp_path / "t")
+    (file,) = (tmp_path / "t" / "data").glob("*.parquet")
+    assert "user_x2Did" in pq.read_schema(file).names
+    schema = {"label": "clicked", "sparse": [{"name": "user-id", "num_ids": 9}]}
+    rows = rows_both_ways(tmp_path / "t", schema, tmp_path / "made")
+    assert [row["user-id"] for row in rows] == [[5], [6]]
 
 
 def test_of_two_metadata_files_of_one_number_the_catalog_knows_the_latest(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import recd_plugins as rp
+from recd_plugins.cli.main import app
 from recd_plugins.errors import PluginError
 
 PLUGIN = """
@@ -43,6 +46,20 @@ READ = {
 }
 
 
+CUTS = {
+    "before": {"before": None},
+    "past": {"past": {"p": "9"}},
+    "behind": {"behind": "writer 1"},
+    "latest": {"latest": "now"},
+    "ended": {"ended": None},
+}
+BETWEEN = {
+    "between": [("p", 0, messages())],
+    "no_messages": [Placed("p", 0, None)],
+    "no_place": [Placed("p", None, messages())],
+}
+
+
 class Strange:
     name = "strange"
     def __init__(self, config, context):
@@ -55,6 +72,8 @@ class Strange:
     def close(self): ...
 
     def read(self, shard):
+        if self.wrong == "loud":
+            print("reading")
         if self.wrong == "raises":
             raise KeyError("offsets")
         if self.wrong in READ:
@@ -67,10 +86,11 @@ class Strange:
     def cuts(self, begins, first, second):
         if self.wrong == "cuts":
             return None
-        return Cuts(before={"p": 0}, past={"p": 9}, behind=(), latest=second, ended=True)
+        right = {"before": {"p": 0}, "past": {"p": np.int64(9)}, "behind": (), "latest": second}
+        return Cuts(**{"ended": True, **right, **CUTS.get(self.wrong, {})})
 
     def between(self, shard, *places):
-        return [("p", 0, messages())] if self.wrong == "between" else []
+        return BETWEEN.get(self.wrong, [])
 
 
 class Bare:
@@ -126,12 +146,28 @@ def test_what_no_log_may_answer_is_told(plugin: str, tmp_path: Path, wrong: str,
     assert said.endswith("docs/slots.md says more.")
 
 
-@pytest.mark.parametrize("wrong", ["cuts", "between"])
-def test_so_is_what_no_growing_log_may_answer(plugin: str, tmp_path: Path, wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("cuts", "its `cuts` returned None. Return Cuts."),
+        ("before", "its `cuts` returned Cuts whose `before` is None. Let it be a number by"),
+        ("past", "its `cuts` returned Cuts whose `past` is {'p': '9'}."),
+        ("behind", "its `cuts` returned Cuts whose `behind` is 'writer 1'. Let it be a tuple of"),
+        ("latest", "its `cuts` returned Cuts whose `latest` is 'now'. Let it be a time in ms, or"),
+        ("ended", "its `cuts` returned Cuts whose `ended` is None."),
+        ("between", "its `between` yielded a tuple."),
+        ("no_messages", "its `between` yielded Placed of a str, a int, None."),
+        ("no_place", "its `between` yielded Placed of a str, None, a RecordBatch."),
+    ],
+)
+def test_so_is_what_no_growing_log_may_answer(
+    plugin: str, tmp_path: Path, wrong: str, says: str
+) -> None:
     said = message(
         plugin, tmp_path, {"use": "strange", "wrong": wrong}, use="growing_log", origin=0
     )
-    assert said.startswith(f"log: Strange: its `{wrong}` ")
+    assert said.startswith(f"log: Strange: {says}")
+    assert said.endswith("docs/slots.md says more.")
 
 
 def test_an_error_of_a_log_is_not_its_datasets(plugin: str, tmp_path: Path) -> None:
@@ -140,6 +176,20 @@ def test_an_error_of_a_log_is_not_its_datasets(plugin: str, tmp_path: Path) -> N
     raised = f"plugin {plugin!r} raised KeyError in Strange.read (strange_log.py:"
     assert f", when it wrote its tables: {raised}" in said
     assert said.endswith("): 'offsets'. Run with --debug for its traceback.")
+
+
+def test_what_a_log_prints_is_no_part_of_what_a_command_prints(plugin: str, tmp_path: Path) -> None:
+    registry = {
+        "plugins": ["recd_dedup", plugin],
+        "folder": str(tmp_path),
+        "log": {"use": "strange", "wrong": "loud"},
+        "dataset": {"use": "logged", "schema": {"sparse": [{"name": "item", "num_ids": 9}]}},
+    }
+    (tmp_path / "registry.yaml").write_text(json.dumps(registry))
+    options = ["--registry", str(tmp_path / "registry.yaml"), "--json"]
+    result = CliRunner().invoke(app, ["data", "prepare", *options])
+    assert "reading" in result.stderr
+    assert "reading" not in result.stdout
 
 
 def test_a_log_that_nobody_can_read_is_told_when_built(plugin: str, tmp_path: Path) -> None:

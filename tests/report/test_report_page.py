@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import Tags, sources_of, write_run
+from pages import Tags, sources_of, stats, write_run
+from typer.testing import CliRunner
 
+from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.report import memory
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import Sources, read_sources
@@ -91,6 +94,44 @@ def test_an_older_run_has_a_page(tmp_path: Path) -> None:
         '{"kind": "cost", "step": 5, "step_ms": 9.0, "data_wait": 0.1, "traffic": {}}\n'
     )
     assert page(read_sources([str(tmp_path)])).count("<figure") == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (
+            {"samples_per_session": 3.2},
+            r"mine: what measure 'rows' found has 'samples_per_session'.*Call it otherwise",
+        ),
+        ({"samples_per_session": {"table": None}}, r"mine: what measure 'rows' found has"),
+    ],
+)
+def test_what_a_measure_found_that_is_none_of_sessions_is_named(
+    tmp_path: Path, found: object, says: str
+) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"stats": {"rows": found}}))
+    with pytest.raises(DataError, match=says):
+        page(read_sources([str(tmp_path / "mine.json")]))
+
+
+@pytest.mark.parametrize("stats", [None, 3, {"rows": 3}, {"rows": None}])
+def test_what_is_no_finding_of_a_measure_is_no_file_to_draw(tmp_path: Path, stats: object) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"stats": stats}))
+    with pytest.raises(DataError, match=r"mine\.json: is neither .*`recd data stats --json`"):
+        read_sources([str(tmp_path / "mine.json")])
+
+
+def test_a_measure_that_is_not_drawn_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one that is."""
+    monkeypatch.chdir(tmp_path)
+    found = stats()["stats"] | {"rows": {"count": 90}}
+    Path("both.json").write_text(json.dumps({"stats": found}))
+    with pytest.warns(NoticeWarning, match="both: measure rows: what it found is not drawn"):
+        result = CliRunner().invoke(app, ["report", "both.json"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "Samples of a session" in Path("report.html").read_text()
 
 
 def test_a_file_that_no_command_printed_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ and what others found is printed all the same."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from recd_plugins.cli.doctor import _registry
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import random_table
 
@@ -44,8 +47,17 @@ def row(text):
     return [StatsTable(title="rows", columns=["count"], rows=[text])]
 
 
+def wrong(**changed):
+    return StatsTable(**{"title": "rows", "columns": ["count"], "rows": [["3"]], **changed})
+
+
 def draws_nothing(figure):
     pass
+
+
+def draws_loudly(figure):
+    print("drawing")
+    figure.subplots().plot([1, 2])
 
 
 def raises(*_):
@@ -72,6 +84,11 @@ MEASURES = {
     "of_a_list": lambda table, progress: right(table, values=[3]),
     "of_numbers": lambda table, progress: right(table, tables=row([3])),
     "wider": lambda table, progress: right(table, tables=row(["3", "4"])),
+    "no_title": lambda table, progress: right(table, tables=[wrong(title=None)]),
+    "no_columns": lambda table, progress: right(table, tables=[wrong(columns=None)]),
+    "no_rows": lambda table, progress: right(table, tables=[wrong(rows=None)]),
+    "one_note": lambda table, progress: right(table, tables=[wrong(notes="counted")]),
+    "draws_loudly": lambda table, progress: right(table, figures={"bar": draws_loudly}),
     "of_texts": lambda table, progress: right(table, tables=["rows"]),
     "no_word": lambda table, progress: right(table, figures={"../bar": draws_nothing}),
     "no_function": lambda table, progress: right(table, figures={"bar": 3}),
@@ -113,7 +130,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "needy_measures.py").write_text(PLUGIN.partition("@hookimpl")[0] + NEEDY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("wrong_measures", "needy_measures"):  # of another test's folder
+    for name in ("wrong_measures", "needy_measures", "loud_measures", "silent_measures"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -128,7 +145,8 @@ def measured(*names: str, options: tuple[str, ...] = (), plugin: str = "wrong_me
     ("name", "says"),
     [
         ("of_nothing", "its `measure` returned None, whose type must be StatsReport."),
-        ("raises", "raised KeyError when it measured: 'rows'. Run with --debug for its traceback."),
+        ("raises", "raised KeyError in raises (wrong_measures.py:"),
+        ("raises", ") when it measured: 'rows'. Run with --debug for its traceback."),
         ("of_arrays", "its values must be what JSON takes: texts, finite numbers, lists and mapp"),
         ("of_a_list", "its values must be a mapping, not a list. Return them by name."),
         ("of_numbers", "each row of its table 'rows' must be a text for each column, of which it"),
@@ -136,11 +154,16 @@ def measured(*names: str, options: tuple[str, ...] = (), plugin: str = "wrong_me
             "wider",
             "each row of its table 'rows' must be a text for each column, of which it has",
         ),
+        ("no_title", "the title and the columns of each of its tables must be texts. Return a"),
+        ("no_columns", "the title and the columns of each of its tables must be texts. Return a"),
+        ("no_rows", "each row of its table 'rows' must be a text for each column, of which it"),
+        ("one_note", "the notes of its table 'rows' must be a list of texts. Return a list"),
         ("of_texts", "each of its tables must be a StatsTable, not the str 'rows'."),
         ("no_word", "figure '../bar' must be a word, since it names a file. Use letters, digits"),
         ("no_function", "figure 'bar' must be a function that draws it, not the int 3."),
         ("draws_nothing", "figure 'bar' draws nothing onto the figure that it is given. Use figu"),
-        ("draws_badly", "raised KeyError when it drew figure 'bar': 'rows'."),
+        ("draws_badly", "raised KeyError in raises (wrong_measures.py:"),
+        ("draws_badly", ") when it drew figure 'bar': 'rows'."),
         ("appends", "its `measure` changed file table/"),
     ],
 )
@@ -160,6 +183,31 @@ def test_what_a_measure_prints_is_not_what_is_found(folder: Path) -> None:
     found = json.loads(result.stdout, parse_constant=pytest.fail)
     assert found["stats"] == {"prints": {"mean": None, "each": [1.0, None]}}
     assert "half of it" in result.stderr
+
+
+def test_what_a_plugin_prints_is_no_part_of_what_a_command_says(folder: Path) -> None:
+    """As it is imported, as its hook is called, and as it draws."""
+    loud = PLUGIN.replace("def recd_stats():", "def recd_stats():\n    print('hooked')")
+    Path("loud_measures.py").write_text(f"print('imported'){loud}")
+    options = ("--json", "--figures", "figures")
+    result = measured("draws_loudly", options=options, plugin="loud_measures")
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = json.loads(result.stdout)
+    assert (found["stats"], len(found["figures"])) == ({"draws_loudly": {"count": 90}}, 1)
+    for said in ("imported", "hooked", "drawing"):
+        assert said in result.stderr
+
+
+def test_a_hook_that_returns_nothing_is_named(folder: Path) -> None:
+    """Where nobody chose its records, too: others would measure in their place, without a word."""
+    silent = PLUGIN.partition("@hookimpl")[0] + "@hookimpl\ndef recd_stats():\n    [1]\n"
+    Path("silent_measures.py").write_text(silent)
+    result = measured(plugin="silent_measures")
+    says = "The hook recd_stats of ./silent_measures.py returned None: let it return its records."
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: registry.yaml: {says}")
+    with pytest.raises(RegistryError, match=re.escape(says)):
+        _registry(Path("registry.yaml"))  # as `recd doctor` asks
 
 
 def test_measures_that_nobody_chose_may_lack_something(folder: Path) -> None:

@@ -240,3 +240,86 @@ def test_a_glob_takes_no_files_that_writers_keep_for_themselves(tmp_path: Path) 
     assert items(found_files(tmp_path / "day=*" / "*.parquet")) == [1]
     assert items(found_files(tmp_path / "_temporary" / "0" / "*" / "*.parquet")) == [1]
     assert list(found_files(tmp_path / "_temp*" / "**" / "*.parquet")) == [left]
+
+
+def paimon(table: Path) -> Path:
+    """A table of Paimon, as it lies on a disk: a file for each change of a bucket's rows."""
+    for name in ("snapshot/LATEST", "snapshot/snapshot-1", "schema/schema-0", "manifest/m-0"):
+        (table / name).parent.mkdir(parents=True, exist_ok=True)
+        (table / name).write_text("{}")
+    for part in ("a", "b"):
+        write(table / "day=1" / "bucket-0" / f"data-{part}-0.parquet", 1)
+    return table
+
+
+def lance(table: Path) -> Path:
+    for name in ("_versions/1.manifest", "_transactions/0-a.txn", "data/a.lance"):
+        (table / name).parent.mkdir(parents=True, exist_ok=True)
+        (table / name).write_bytes(b"\0\0")
+    return table
+
+
+@BOTH
+def test_a_table_of_paimon_is_refused(find: Find, tmp_path: Path) -> None:
+    """However it is named: rows that were changed lie on in its files."""
+    table = paimon(tmp_path / "warehouse" / "db.db" / "clicks")
+    says = r"clicks: is a table of Paimon, which is not read: .*format\('paimon'\).*\$snapshots"
+    bucket = table / "day=1" / "bucket-0"
+    for path in (table, bucket, bucket / "data-a-0.parquet"):
+        with pytest.raises(DataError, match=says):
+            find(path)
+    with pytest.raises(DataError, match=says):
+        found_files(tmp_path / "warehouse" / "**" / "*.parquet")
+
+
+@BOTH
+def test_a_table_of_lance_is_refused(find: Find, tmp_path: Path) -> None:
+    table = lance(tmp_path / "clicks.lance")
+    says = r"clicks\.lance: is a table of Lance, which is not read: .*write_dataset.*versions\(\)"
+    with pytest.raises(DataError, match=says):
+        find(table)
+    with pytest.raises(DataError, match=says):
+        files_of([table / "data" / "a.lance"])
+
+
+@BOTH
+def test_files_of_ducklake_are_refused(find: Find, tmp_path: Path) -> None:
+    """Its log is in a database, wherever that is; files of deletes are Parquet, too."""
+    name = f"ducklake-{uuid.uuid4()}"
+    folder = tmp_path / "lake.ducklake.files" / "main" / "clicks"
+    file = write(folder / f"{name}.parquet", 1, 2)
+    write(folder / f"{name}-delete.parquet", 1)
+    says = r"of a table of DuckLake, which is not read: .*COPY \(FROM LAKE\.TABLE\).*snapshots\(\)"
+    for path in (folder, file):
+        with pytest.raises(DataError, match=says):
+            find(path)
+    with pytest.raises(DataError, match=says):
+        found_files(folder / "*.parquet")
+    kept = write(tmp_path / "exported" / "ducklake-2024.parquet", 3)
+    assert items(find(kept.parent)) == [3]
+
+
+def test_folders_called_as_those_of_others_are_read(tmp_path: Path) -> None:
+    """A log is told by what is in it."""
+    file = write(tmp_path / "schema" / "snapshot" / "a.parquet", 1)
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "_versions").mkdir()
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "about.json").write_text("{}")
+    assert items(found_files(file)) == items(files_of([file])) == [1]
+
+
+@pytest.mark.parametrize("make", [paimon, lance])
+def test_tables_of_others_on_a_store_are_refused(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    top = location_of(f"memory://{uuid.uuid4().hex}/lake/clicks")
+    assert isinstance(top, Uri)
+    put(make(tmp_path / "clicks"), top)
+    says = r"memory://.*/clicks: is a table of (Paimon|Lance), which is not read"
+    for find in (lambda path: found_files(path), lambda path: files_of([path])):
+        with pytest.raises(DataError, match=says):
+            find(top)
+    inside = [one for one in top.listed(deep=True) if one.name.endswith((".parquet", ".lance"))]
+    with pytest.raises(DataError, match=says):
+        files_of(inside[:1])

@@ -4,6 +4,7 @@ would make wrong samples, or fail in the join, far from it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
@@ -104,13 +105,47 @@ class HeldGrowingLog(HeldLog):
         found: Any = self._growing.cuts(begins, first, second)
         if not isinstance(found, Cuts):
             raise self._wrong("cuts", f"returned {_called(found)}", "Return Cuts.")
-        return found
+        for part in ("before", "past"):
+            places: Any = getattr(found, part)
+            if not isinstance(places, Mapping) or not all(map(_is_place, places.items())):
+                raise self._wrong_cut(part, places, "Let it be a number by the name of each part.")
+        behind: Any = found.behind
+        if not isinstance(behind, tuple | list) or not all(isinstance(one, str) for one in behind):
+            raise self._wrong_cut("behind", behind, "Let it be a tuple of texts.")
+        if found.latest is not None and not _is_whole(found.latest):
+            raise self._wrong_cut("latest", found.latest, "Let it be a time in ms, or None.")
+        if not isinstance(found.ended, bool):
+            raise self._wrong_cut("ended", found.ended, "Let it be true or false.")
+        return Cuts(
+            before={part: int(place) for part, place in found.before.items()},
+            past={part: int(place) for part, place in found.past.items()},
+            behind=tuple(behind),
+            latest=None if found.latest is None else int(found.latest),
+            ended=found.ended,
+        )
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         for placed in self._each("between", self._growing.between(shard, *places), Placed):
+            if not _is_place(placed[:2]) or not isinstance(placed.messages, pa.RecordBatch):
+                kinds = ", ".join(map(_called, placed))
+                fix = "Give a part's name, a number and a RecordBatch."
+                raise self._wrong("between", f"yielded Placed of {kinds}", fix)
             self._check_messages("between", placed.messages)
             if placed.messages.num_rows:
                 yield placed
+
+    def _wrong_cut(self, part: str, found: object, fix: str) -> PluginError:
+        return self._wrong("cuts", f"returned Cuts whose `{part}` is {found!r:.80}", fix)
+
+
+def _is_place(place: tuple[object, object]) -> bool:
+    """Whether this is the name of a part, and a place in it."""
+    part, number = place
+    return isinstance(part, str) and _is_whole(number)
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _called(found: object) -> str:

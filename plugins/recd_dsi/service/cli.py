@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -172,7 +174,9 @@ def worker(
         options = WorkerOptions(
             host=host, port=port, buffer_bytes=buffer_mib << 20, disk=cache, credentials=credentials
         )
-        server = Worker(load(registry, overrides or ()).delivery(), options)
+        # What plugins print is no part of what the command says.
+        with redirect_stdout(sys.stderr):
+            server = Worker(load(registry, overrides or ()).delivery(), options)
         if join is not None:
             join_coordinator(server, join, credentials)
         address = server.address
@@ -251,7 +255,8 @@ def _started(
     from recd_dsi.service.worker import WorkerOptions
     from recd_plugins import load
 
-    delivery = load(registry, overrides).delivery()
+    with redirect_stdout(sys.stderr):  # what plugins print is no part of what the command says
+        delivery = load(registry, overrides).delivery()
     options = WorkerOptions(join=server.address, credentials=credentials)
     given = (delivery, options, workers, server.has_started)
     found = RayBackend(*given, address="auto") if backend == "ray" else LocalBackend(*given)

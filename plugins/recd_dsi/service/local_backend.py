@@ -7,6 +7,7 @@ end with the process that started them, however that ends.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -185,6 +186,7 @@ def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
 
     die_with_parent()
     settle()
+    sys.stdout = sys.stderr  # what plugins print is no part of what the command says
     try:
         worker = Worker(Delivery.from_text(text), options)
     except RecdError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,8 @@ def prepare(
         from recd_plugins.stack import load
 
         stack = load(registry, overrides or ())
-        with progress() as show:
+        # What plugins print is no part of what the command says.
+        with progress() as show, redirect_stdout(sys.stderr):
             tables = stack.prepare(show)
         found: dict[str, dict[str, Any]] = {
             "train": {"path": str(tables.train.path), "rows": tables.train.num_rows},

@@ -123,5 +123,7 @@ def _registry(path: Path) -> str:
     if not path.exists():
         return f"{path} is not here; name one with --registry"
     registry = Registry.load(path)
+    if silent := registry.catalog.silent_hooks():
+        raise RegistryError(f"{path}: {silent} Else nothing of it is used.")
     chosen = [f"{slot}: {c.record.name}" for slot, cs in registry.choices.items() for c in cs]
     return f"{path}: {', '.join(chosen)}"

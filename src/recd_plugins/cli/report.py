@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 
 from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.output_paths import PICTURES, check_writable
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
@@ -46,12 +48,20 @@ def report(
     """
     with reported(debug):
         from recd_plugins.report.page import page
+        from recd_plugins.report.repeats import not_drawn
         from recd_plugins.report.sources import read_sources
         from recd_plugins.trainer.measure.runs_compared import reading, row, spread
 
         check_writable(out, "--out", (".html", ".htm"))
         check_writable(figure, "--figure", PICTURES)
         sources = read_sources(runs)
+        for what in not_drawn(sources):
+            warnings.warn(
+                f"{what}: what it found is not drawn, for figures are of what `sessions` of "
+                "recd_dedup finds. `recd data stats --figures` draws what a measure itself does.",
+                NoticeWarning,
+                stacklevel=2,
+            )
         logs = sources.runs
         write_whole(out, page(sources))
         if figure is not None:

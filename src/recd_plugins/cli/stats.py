@@ -86,12 +86,13 @@ def stats(
         finally:  # what is found is found, be it that a later measure fails
             for part in (part for one in reports if not as_json for part in one.report.tables):
                 _print(part)
-        saved = [
-            str(drawn(one.choice, figure, draw, figures / f"{one.name}-{figure}.png", DPI))
-            for one in reports
-            for figure, draw in one.report.figures.items()
-            if figures is not None
-        ]
+        with redirect_stdout(sys.stderr):
+            saved = [
+                str(drawn(one.choice, figure, draw, figures / f"{one.name}-{figure}.png", DPI))
+                for one in reports
+                for figure, draw in one.report.figures.items()
+                if figures is not None
+            ]
         if as_json:
             found = {one.name: _defined(one.report.values) for one in reports}
             print(json.dumps({"path": str(table), "stats": found, "figures": saved}))
@@ -103,6 +104,7 @@ def stats(
 def _measuring(registry: Path) -> Stack:
     """The registry's stack; where that has no measure and does not say so, one of all installed
     plugins that have any."""
+    from recd_plugins.errors import RegistryError
     from recd_plugins.hooks.manager import Catalog, available
     from recd_plugins.stack import load
 
@@ -111,6 +113,8 @@ def _measuring(registry: Path) -> Stack:
         stack = load(registry)
         if "stats" in stack.registry.choices or stack.registry.chosen_or_all("stats")[0]:
             return stack
+        if silent := stack.registry.catalog.silent_hooks("stats"):
+            raise RegistryError(f"{registry}: {silent} Else others measure in its place.")
         folder = stack.registry.folder
     claims = Catalog([*available()], Path(), strict=False).of("stats")
     plugins = list(dict.fromkeys(claim.provider.plugin for claim in claims))
@@ -161,7 +165,8 @@ def _suggested(path: Location) -> ForeignSchema:
     for one in formats_of(found_files(path)):
         if isinstance(one, DataError):
             raise one
-        files.append(dataclasses.replace(one, names=one.roots or one.names, nested={}))
+        roots = tuple(dict.fromkeys(map(one.root, one.names)))
+        files.append(dataclasses.replace(one, names=roots, nested={}))
     found = survey(files)
     schema = parse(ForeignSchema, propose(found).schema, "schema")
     if other := [one.name for one in found.columns if one.seems == "unknown"]:

@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from recd_plugins.data.iceberg_metadata import is_metadata
+from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError, listed
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
@@ -39,8 +41,9 @@ __all__ = [
     "typed_partitions",
 ]
 
-SnapshotKind = Literal["delta", "iceberg", "hudi", "spark"]
-"""The programs that keep a log of a folder's files: Delta Lake, Iceberg, Hudi, streams of Spark."""
+SnapshotKind = Literal["delta", "iceberg", "spark", "hudi", "paimon", "lance"]
+"""The programs that keep a log of a folder's files: Delta Lake, Iceberg, streams of Spark; and
+others, whose logs are not read."""
 UNFINISHED = "_unfinished"
 """A file of a folder on a store that is being written: its last act is to take this away."""
 VOCABULARIES = "vocabularies"
@@ -48,8 +51,11 @@ VOCABULARIES = "vocabularies"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
-PART_OF_TABLE = re.compile(r".*=.*|[\d_-]+|data")
-"""The names of folders within a table's: partitions, days, and where Iceberg has its files."""
+PART_OF_TABLE = re.compile(r".*=.*|[\d_-]+|data|bucket-\w+")
+"""The names of folders within a table's: partitions, days, and where Iceberg and Paimon have their
+files."""
+DUCKLAKE = re.compile(r"ducklake-[0-9a-f-]{36}(-delete)?\.parquet")
+"""The names of files of DuckLake, which keeps its log in a database, wherever that is."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class FileFacts:
     """Columns that have one value in all of its rows, which the file itself need not have."""
     columns: frozenset[str] | None = None
     """The columns of its table, where a log says them: others that it has are not of the table."""
+    names: TableNames | None = None
+    """What its table calls the columns of the file, where the log says it."""
 
     def check_names(self, own: Collection[str], file: Location) -> None:
         """`DataError` where the file has a column of the table in letters of another case."""
@@ -190,6 +198,14 @@ def check_none_left_behind(
 ) -> None:
     """`DataError` for files, found by another way than its log, that a log of their folder does not
     list any more; folders of a store that are `known`, see `logs_below`, need no look."""
+    files = list(files)
+    if lake := [str(file) for file in files if DUCKLAKE.fullmatch(file.name)]:
+        raise DataError(
+            f"{listed(lake, 2)}: of a table of DuckLake, which is not read: its catalog alone, a "
+            "database, knows which files a snapshot has, and which of their rows are deleted. Have "
+            "DuckDB write its latest rows as Parquet: COPY (FROM LAKE.TABLE) TO 'rows.parquet'. "
+            "LAKE.snapshots() lists earlier ones; FROM LAKE.TABLE AT (VERSION => N) is one of them."
+        )
     above: dict[Path, Path | None] = {}
     stored = dict(known or {})
     kept: dict[Location, list[Location]] = {}
@@ -425,11 +441,15 @@ def snapshot_kind(folder: Location, folders: Collection[str] | None = None) -> S
         ".hoodie": "hudi",
         "_spark_metadata": "spark",
     }
-    found = next((kind for name, kind in logs.items() if has(name)), None)
-    if found is None and has("metadata"):
-        metadata = folder / "metadata"
-        return "iceberg" if any(True for _ in metadata.glob("*.metadata.json")) else None
-    return found
+    if (found := next((kind for name, kind in logs.items() if has(name)), None)) is not None:
+        return found
+    if has("metadata") and is_metadata(file.name for file in (folder / "metadata").glob("*")):
+        return "iceberg"
+    if has("_versions") and any(True for _ in (folder / "_versions").glob("*.manifest")):
+        return "lance"
+    if has("schema") and (has("snapshot") or has("manifest")):
+        return "paimon" if any(True for _ in (folder / "schema").glob("schema-*")) else None
+    return None
 
 
 def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:

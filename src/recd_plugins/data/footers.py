@@ -78,8 +78,8 @@ def _footer(
     footer = None
     if raw := known.get(_key(file, facts)):
         with suppress(pa.ArrowException, OSError):
-            footer = Footer.of(raw)
-    footer = footer or read_footer(file)
+            footer = Footer.of(raw).under(facts.names, file)
+    footer = footer or read_footer(file, facts.names)
     return replace(facts, digest=footer.digest), footer
 
 

@@ -2,12 +2,13 @@
 called.
 
 A file may have an older name for a column, or a column that was dropped, whose name another one has
-now. Both are refused, not read wrongly. A column that a file lacks has the value that the table
-says: that of the file's partition, the default of the rows from before it came, or null.
+now: `names` tells them. A column that a file lacks has the value that the table says: that of the
+file's partition, the default of the rows from before it came, or null.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from recd_plugins.data.conform.values import is_list
+from recd_plugins.data.table_names import Kind, TableColumn, TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 
@@ -29,15 +31,34 @@ REWRITE = (
 
 
 class IcebergColumns:
-    """The columns of a table, by a schema of pyiceberg and what names mean in files without
-    numbers."""
+    """The columns of a table, by a schema of pyiceberg, by all schemas that the table has had, and
+    by what names mean in files without numbers, where the table says it."""
 
-    def __init__(self, schema: Any, mapping: Any) -> None:
+    def __init__(self, schema: Any, before: Iterable[Any], mapping: Any) -> None:
         from pyiceberg.schema import index_name_by_id
 
         self._schema = schema
-        self._names: Mapping[int, str] = index_name_by_id(schema)
-        self._mapping = list(mapping or ())
+        self._schemas = [schema, *before]
+        self._mapped = mapping is not None
+        paths: Mapping[int, str] = index_name_by_id(schema)
+        self._paths = frozenset(paths.values())
+        top = {one.field_id: one.name for one in schema.fields}
+        self._later = [
+            (next(one for one in top.values() if path.startswith(f"{one}.")), path)
+            for number, path in paths.items()
+            if number not in top and schema.find_field(number).initial_default is not None
+        ]
+        """Fields of structs that have a default, each behind its column."""
+        stored = dict(_mapped_names(mapping or ()))
+        self.names = TableNames(
+            columns=tuple(
+                _column(one.name, one.field_id, one.field_type, stored if self._mapped else None)
+                for one in schema.fields
+            ),
+            numbers=True,
+            names="always" if self._mapped else "without numbers",
+            cure=REWRITE,
+        )
         self.roots = frozenset(field.name for field in schema.fields)
         """The columns, without the fields within them."""
 
@@ -45,20 +66,20 @@ class IcebergColumns:
         self, arrow: pa.Schema, partition: Mapping[int, Any], file: Location
     ) -> dict[str, pa.Scalar]:
         """The columns that a file lacks, each with the value that it has in all of the file's rows;
-        `partition` has those of its partition, by number. `DataError` for a file whose names are
-        not those of the table."""
-        numbers = {}
-        for path, number in _numbered(((one.name, one) for one in arrow), self._mapping):
-            if number is not None:
-                numbers[number] = path
-                self._check_name(path, number, file)
-        if not numbers:
+        `arrow` has its columns by `names`, and `partition` those of its partition, by number.
+        `DataError` for a file of which it is not known what it has."""
+        there, numbered = set[str](), False
+        for path, one in _paths((one.name, one) for one in arrow):
+            there.add(path)
+            numbered = numbered or b"PARQUET:field_id" in (one.metadata or {})
+        if not numbered and not self._mapped:
+            self._check_clear(there, file)
             return {}  # what such a file lacks it may have under another name
-        self._check_defaults(numbers, file)
+        self._check_defaults(there, file)
         found = {}
         for field in self._schema.fields:
             number, value = field.field_id, field.initial_default
-            if number in numbers:
+            if field.name in there:
                 value = None  # for fields of it that came later
                 given = not field.field_type.is_primitive
             else:
@@ -69,51 +90,79 @@ class IcebergColumns:
                     found[field.name] = _scalar(value, field.field_type)
         return found
 
-    def _check_name(self, path: str, number: int, file: Location) -> None:
-        now = self._names.get(number)
-        if now is None and path in self._names.values():
+    def _check_clear(self, there: set[str], file: Location) -> None:
+        """A file without numbers, of a table that says nothing of these, has its columns by their
+        names, as long as no name has meant two of them."""
+        for path in sorted(there & self._paths & _several(self._schemas)):
             raise DataError(
-                f"{file}: has column {path!r} of before it was dropped and made anew, which is "
-                f"not read. {REWRITE}."
+                f"{file}: has no numbers of columns (field_id), and {path!r} has been the name of "
+                "more than one column of its table: which one it is nobody knows. Say it by the "
+                f"table's property schema.name-mapping.default. Or {REWRITE[0].lower()}"
+                f"{REWRITE[1:]}."
             )
-        if now is None or now == path:
-            return
-        if _as_written(now) == path:
-            raise DataError(
-                f"{file}: has column {now!r} as {path!r}, for names in files of Iceberg have "
-                "letters, digits and _ alone. It is not read by another name than the table's: "
-                f"rename it there first. {REWRITE}."
-            )
-        raise DataError(
-            f"{file}: has column {now!r} under its name of before, {path!r}, which is not read. "
-            f"{REWRITE}."
-        )
 
-    def _check_defaults(self, numbers: Mapping[int, str], file: Location) -> None:
+    def _check_defaults(self, there: set[str], file: Location) -> None:
         """A field of a struct that the file has has no column of its own, which a default could
         fill."""
-        there = {path.split(".")[0] for path in numbers.values()}
-        top = {field.field_id for field in self._schema.fields}
-        for number, path in self._names.items():
-            if number in numbers or number in top or path.split(".")[0] not in there:
-                continue
-            if self._schema.find_field(number).initial_default is not None:
+        for root, path in self._later:
+            if root in there and path not in there:
                 raise DataError(
                     f"{file}: lacks field {path!r} of a struct, which has an initial-default for "
                     f"such files. That is not read. {REWRITE}."
                 )
 
 
-def _numbered(
-    fields: Iterable[tuple[str, pa.Field]], mapping: Sequence[Any], before: str = ""
-) -> Iterator[tuple[str, int | None]]:
-    """The columns and the fields within them, each by its path as Iceberg has it, with its
-    number."""
+def _several(schemas: Iterable[Any]) -> frozenset[str]:
+    """The names that have meant more than one column."""
+    from pyiceberg.schema import index_name_by_id
+
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    for schema in schemas:
+        for number, path in index_name_by_id(schema).items():
+            numbers[path].add(number)
+    return frozenset(path for path, known in numbers.items() if len(known) > 1)
+
+
+def _mapped_names(mapping: Iterable[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The number of each column, and the names that it has in files without numbers."""
+    for one in mapping:
+        if one.field_id is not None:
+            yield one.field_id, tuple(one.names)
+        yield from _mapped_names(one.fields)
+
+
+def _column(
+    name: str, number: int, kind: Any, stored: Mapping[int, tuple[str, ...]] | None
+) -> TableColumn:
+    """A column; in files without numbers it has its own name where none are `stored`."""
+    from pyiceberg.types import ListType, MapType, StructType
+
+    kinds: Mapping[type, Kind] = {StructType: "struct", ListType: "list", MapType: "map"}
+    parts: Sequence[tuple[str, int, Any]] = ()
+    if isinstance(kind, StructType):
+        parts = [(one.name, one.field_id, one.field_type) for one in kind.fields]
+    elif isinstance(kind, ListType):
+        parts = [("element", kind.element_id, kind.element_type)]
+    elif isinstance(kind, MapType):
+        parts = [
+            ("key", kind.key_id, kind.key_type),
+            ("value", kind.value_id, kind.value_type),
+        ]
+    return TableColumn(
+        name=name,
+        number=number,
+        stored=(name,) if stored is None else stored.get(number, ()),
+        kind=kinds.get(type(kind), "values"),
+        within=tuple(_column(*part, stored) for part in parts),
+    )
+
+
+def _paths(
+    fields: Iterable[tuple[str, pa.Field]], before: str = ""
+) -> Iterator[tuple[str, pa.Field]]:
+    """The columns and the fields within them, each by its path as Iceberg has it."""
     for name, field in fields:
-        known = next((one for one in mapping if name in one.names), None)
-        own = (field.metadata or {}).get(b"PARQUET:field_id")
-        mapped = None if known is None else known.field_id
-        yield before + name, mapped if own is None else int(own)
+        yield before + name, field
         kind, inner = field.type, list[tuple[str, pa.Field]]()
         if pa.types.is_struct(kind):
             inner = [(one.name, one) for one in kind]
@@ -121,14 +170,7 @@ def _numbered(
             inner = [("key", kind.key_field), ("value", kind.item_field)]
         elif is_list(kind):
             inner = [("element", kind.value_field)]
-        yield from _numbered(inner, () if known is None else known.fields, f"{before}{name}.")
-
-
-def _as_written(path: str) -> str:
-    """The name that Iceberg gives a column in a file, for names that Avro does not have."""
-    from pyiceberg.schema import make_compatible_name
-
-    return ".".join(make_compatible_name(part) for part in path.split(".") if part)
+        yield from _paths(inner, f"{before}{name}.")
 
 
 def _scalar(value: Any, kind: Any) -> pa.Scalar:

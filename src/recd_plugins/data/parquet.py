@@ -110,9 +110,13 @@ class ParquetTables(Dataset, GivesNotices):
         return self._open(split).num_rows if self.in_place else None
 
     def fingerprint(self) -> str:
-        stats = []
+        stats: list[object] = []
         for split in SPLITS:
-            for file, facts in self._found(split)[0].items():
+            files = self._found(split)[0]
+            stats += [
+                repr(one) for one in dict.fromkeys(one.names for one in files.values()) if one
+            ]
+            for file, facts in files.items():
                 stats.append(
                     _stat(file) if facts.size is None else (str(file), facts.size, facts.mtime_ns)
                 )

@@ -17,6 +17,7 @@ from pyarrow.fs import LocalFileSystem
 from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
+from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
@@ -29,6 +30,7 @@ __all__ = [
     "OpenedFile",
     "arrow_schema",
     "first_byte",
+    "footer_in",
     "footer_of",
     "opened",
     "read_footer",
@@ -80,23 +82,35 @@ class Footer(NamedTuple):
         digest = hashlib.sha256(raw).hexdigest()[:32]
         return cls(pq.read_metadata(pa.BufferReader(raw)), digest, raw)
 
+    def under(self, names: TableNames | None, file: Location) -> Footer:
+        """The same with the columns as their table calls them, and known by that too; `raw` stays
+        as it lies in the file."""
+        named = self.raw if names is None else names.applied(self.raw, file)
+        return self if named is self.raw else Footer.of(named)._replace(raw=self.raw)
 
-def footer_of(file: Location) -> pq.FileMetaData:
+
+def footer_of(file: Location, names: TableNames | None = None) -> pq.FileMetaData:
     """The facts that the footer has; `DataError` for a file that is not a whole Parquet file."""
-    return read_footer(file).metadata
+    return read_footer(file, names).metadata
 
 
-def read_footer(file: Location) -> Footer:
-    """The footer and what it is known by; `DataError` for what is no whole Parquet file."""
+def read_footer(file: Location, names: TableNames | None = None) -> Footer:
+    """The footer and what it is known by, its columns by the `names` of its table; `DataError` for
+    what is no whole Parquet file."""
     _check_is_file(file)
     try:
         with _source(file) as source:
-            raw = _try(file, lambda: _tail(source))
-        return _readable(file, Footer.of(raw))
+            return footer_in(source, file, names)
     except DataError:
         raise
     except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
         raise _not_whole(file, error) from error
+
+
+def footer_in(source: Any, file: Location, names: TableNames | None) -> Footer:
+    """The footer of a file that is open."""
+    raw = _try(file, lambda: _tail(source))
+    return _readable(file, Footer.of(raw)).under(names, file)
 
 
 def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int = 0) -> OpenedFile:
@@ -106,7 +120,7 @@ def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int =
     _check_is_file(file)
     try:
         source = _source(file)
-        footer = _readable(file, Footer.of(_try(file, lambda: _tail(source))))
+        footer = footer_in(source, file, None if facts is None else facts.names)
         if facts is not None and facts.digest not in ("", footer.digest):
             raise DataError(
                 f"{file}: is not what it was when the table was opened. Do not write to a table "

@@ -66,7 +66,7 @@ def rewrite(
     there = target.exists()
     if there and not (isinstance(target, Uri) and (target / UNFINISHED).exists()):
         raise _there(target)
-    footers = {file: footer_of(file) for file in files}
+    footers = {file: footer_of(file, known.names) for file, known in facts.items()}
     arrow = _types(footers[files[0]], files[0], facts[files[0]])
     _check(arrow, facts, footers, config)
     # A store renames nothing: there the plan lies in the table until it is whole, and says that it
@@ -97,7 +97,7 @@ def _write_files(
     total: int = sum(footer.num_rows for footer in footers.values())
     done, keys = _begun(part, facts, footers, config)
     if keys is None:
-        keys = {name: _map_keys(list(facts), name, progress) for name in config.flatten}
+        keys = {name: _map_keys(facts, name, progress) for name in config.flatten}
         _note_keys(part, facts, footers, config, keys)
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
@@ -129,7 +129,8 @@ def _plan(
         (str(file), footers[file].num_rows, file.stat().st_mtime_ns, repr(facts.partitions))
         for file, facts in files.items()
     ]
-    return hashlib.sha256(repr((what, config)).encode()).hexdigest()
+    known = list(dict.fromkeys(facts.names for facts in files.values()))
+    return hashlib.sha256(repr((what, config, known)).encode()).hexdigest()
 
 
 def _begun(
@@ -212,22 +213,22 @@ def columns_after(
 ) -> tuple[str, ...]:
     """The columns that a rewrite makes."""
     facts = found_files(source)
-    files = tuple(facts)
-    names = arrow_schema(footer_of(files[0]), files[0], facts[files[0]]).names
+    first, known = next(iter(facts.items()))
+    names = arrow_schema(footer_of(first, known.names), first, known).names
     made: list[str] = []
     for name in names:
         if name in config.flatten:
-            made += [f"{name}_{key}" for key in _map_keys(files, name, progress)]
+            made += [f"{name}_{key}" for key in _map_keys(facts, name, progress)]
         else:
             made.append(name)
     return tuple(made)
 
 
-def _map_keys(files: Sequence[Location], column: str, progress: Progress) -> list[str]:
+def _map_keys(files: Mapping[Location, FileFacts], column: str, progress: Progress) -> list[str]:
     """Every key of a map column, in ascending order of their texts: one pass over that column."""
     found: set[str] = set()
-    for done, file in enumerate(files):
-        with opened(file) as parquet:
+    for done, (file, facts) in enumerate(files.items()):
+        with opened(file, facts) as parquet:
             for group in range(parquet.num_row_groups):
                 stripe = Stripe(file, group, parquet.metadata.row_group(group).num_rows)
                 for chunk in read_stripe(parquet, stripe, [column])[column].chunks:

@@ -2,9 +2,9 @@
 
 All keep data as Parquet files and the list of them in logs of their own, which the libraries of the
 former two read. Files that a log does not list any more lie on beside the others. What a file lacks
-the log says: the values of its partition, and nulls for a column that came later. Rows that a
-snapshot has deleted within a file, and columns renamed since it was written, are refused, not read
-wrongly; so are tables of Hudi.
+the log says: the values of its partition, and nulls for a column that came later; so it says what
+the table calls the columns of the file. Rows that a snapshot has deleted within a file are refused,
+not read wrongly; so are tables of others who keep a log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from recd_plugins.data.delta_columns import MAPPING_MODE, delta_names
 from recd_plugins.data.files import (
     FileFacts,
     SnapshotKind,
@@ -28,6 +29,7 @@ from recd_plugins.data.files import (
 )
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.iceberg_columns import REWRITE, IcebergColumns
+from recd_plugins.data.iceberg_metadata import current_metadata
 from recd_plugins.data.parquet_file import arrow_schema
 from recd_plugins.errors import CapabilityError, DataError, listed
 from recd_plugins.storage.store import s3_endpoint_and_region
@@ -46,10 +48,19 @@ KEEPERS: Mapping[SnapshotKind, str] = {
     "spark": "a stream of Spark",
 }
 ANEW = "Write its latest rows as Parquet: spark.read.format('%s').load(TABLE).write.parquet(FOLDER)"
-HUDI = (
-    "is a table of Hudi, which is not read: older versions of its rows lie beside the latest. "
-    + ANEW % "hudi"
-)
+NOT_READ: Mapping[SnapshotKind, str] = {
+    "hudi": "is a table of Hudi, which is not read: older versions of its rows lie beside the "
+    f"latest. {ANEW % 'hudi'}. CALL show_commits lists earlier ones, of which "
+    ".option('as.of.instant', TIME) takes one",
+    "paimon": "is a table of Paimon, which is not read: older versions of its rows lie beside the "
+    f"latest. {ANEW % 'paimon'}. TABLE$snapshots lists earlier ones, of which "
+    ".option('scan.snapshot-id', ID) takes one",
+    "lance": "is a table of Lance, which is not read: its files are no Parquet. Write its latest "
+    "rows as such: pyarrow.dataset.write_dataset(lance.dataset(TABLE).scanner().to_reader(), "
+    "FOLDER, format='parquet'). Its versions() lists earlier ones, of which "
+    "lance.dataset(TABLE, version=N) is one",
+}
+"""What errors say of tables that others keep a log of."""
 UNSUPPORTED = re.compile(
     "feature|catalog-managed|unsupported field type|unknown format version", re.IGNORECASE
 )
@@ -58,8 +69,8 @@ UNSUPPORTED = re.compile(
 
 def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) -> Found:
     """The files of a snapshot, by default of the latest one."""
-    if kind == "hudi":
-        raise DataError(f"{table}: {HUDI}.")
+    if kind in NOT_READ:
+        raise DataError(f"{table}: {NOT_READ[kind]}.")
     if kind == "spark":
         try:
             return _spark(table)
@@ -176,6 +187,8 @@ def _delta(table: Location, version: int | None) -> Found:
         partitions = {field.name: column.field(field.name) for field in column.type}
     # A file of before a column came lacks it: it is null there.
     schema = pa.schema(found.schema())
+    mode = found.metadata().configuration.get(MAPPING_MODE, "none")
+    names = delta_names(json.loads(found.schema().to_json()), mode, table, ANEW % "delta")
     nulls = {field.name: pa.scalar(None, field.type) for field in schema}
     columns = frozenset(schema.names)
     files: dict[Location, FileFacts] = {}
@@ -187,18 +200,14 @@ def _delta(table: Location, version: int | None) -> Found:
         own = {name: one[at] for name, one in partitions.items()}
         file = _named(unquote(path), table)
         values = {**nulls, **own}
-        files[file] = FileFacts(size, changed * 10**6, partitions=values, columns=columns)
+        files[file] = FileFacts(
+            size, changed * 10**6, partitions=values, columns=columns, names=names
+        )
     return _any(files, table), f"version {found.version()}"
 
 
 def _check_delta(found: Any, table: Location) -> None:
     """`DataError` for a table of which more is to be known than which files it has."""
-    mode = found.metadata().configuration.get("delta.columnMapping.mode", "none")
-    if mode != "none":
-        raise DataError(
-            f"{table}: has other names for its columns in its files (delta.columnMapping.mode is "
-            f"{mode}), which is not read. {ANEW % 'delta'}."
-        )
     protocol = found.protocol()
     unknown = sorted({*(protocol.reader_features or ())} - DELTA_FEATURES)
     if unknown or protocol.min_reader_version > DELTA_VERSION:
@@ -242,7 +251,7 @@ def _named(place: str, table: Location) -> Location:
 def _iceberg(table: Location, snapshot: int | None) -> Found:
     from pyiceberg.table import StaticTable
 
-    described = _iceberg_metadata(table)
+    described = current_metadata(table)
     found = StaticTable.from_metadata(str(described), _access(table, ICEBERG_NAMES))
     chosen = found.current_snapshot() if snapshot is None else found.snapshot_by_id(snapshot)
     if chosen is None:
@@ -251,12 +260,14 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
     schema = found.schema()
     if snapshot is not None and chosen.schema_id is not None:  # the columns that it had then
         schema = found.metadata.schema_by_id(chosen.schema_id) or schema
-    columns = IcebergColumns(schema, found.metadata.name_mapping())
+    columns = IcebergColumns(schema, found.metadata.schemas, found.metadata.name_mapping())
     files: dict[Location, FileFacts] = {}
     partitions: dict[Location, dict[int, Any]] = {}
     for one in _iceberg_files(found, chosen.snapshot_id, table):
         file = _named(one.file_path, table)
-        files[file] = FileFacts(one.file_size_in_bytes, 0)
+        files[file] = FileFacts(
+            one.file_size_in_bytes, 0, columns=columns.roots, names=columns.names
+        )
         fields = found.specs()[one.spec_id].fields
         partitions[file] = {
             field.source_id: one.partition[at]
@@ -265,7 +276,7 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
         }
     for file, facts, footer in [*footers_of(files)]:
         lacked = columns.lacked(arrow_schema(footer.metadata, file), partitions[file], file)
-        files[file] = replace(facts, digest="", partitions=lacked, columns=columns.roots)
+        files[file] = replace(facts, digest="", partitions=lacked)
     return _any(files, table), f"snapshot {chosen.snapshot_id}"
 
 
@@ -285,35 +296,6 @@ def _iceberg_files(found: Any, snapshot: int, table: Location) -> Iterator[Any]:
         if task.delete_files:
             raise DataError(deleted)
         yield task.file
-
-
-def _iceberg_metadata(table: Location) -> Location:
-    """The file that describes the table: itself, or the latest of its folder."""
-    if table.name.endswith(".metadata.json"):
-        return table
-    described: dict[Location, int] = {
-        file: _version(file.name) for file in (table / "metadata").glob("*.metadata.json")
-    }
-    if not described:
-        raise DataError(
-            f"{table}: holds no metadata/*.metadata.json, so it is no table of Iceberg. Name its "
-            "folder, or the metadata file that its catalog has."
-        )
-    last = max(described.values())
-    latest = sorted(file for file, version in described.items() if version == last)
-    if len(latest) > 1 or last < 0:
-        raise DataError(
-            f"{table}: which of metadata/{listed([one.name for one in latest], 4)} is its latest "
-            "its catalog knows alone. Name that file."
-        )
-    return latest[0]
-
-
-def _version(name: str) -> int:
-    """The number that a metadata file's name begins with, as 00012-... or v12; -1 where it has
-    none."""
-    number = name.removeprefix("v").split("-")[0].split(".")[0]
-    return int(number) if number.isdigit() else -1
 
 
 def _any(files: dict[Location, FileFacts], table: Location) -> dict[Location, FileFacts]:
@@ -337,8 +319,8 @@ DELTA_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-"""What that version has readers know beside the list of files. Of the first two a table may ask,
-and not use them."""
+"""What that version has readers know beside the list of files. Of deletion vectors a table may ask,
+and have none."""
 DELTA_NAMES = {
     "access_key": "AWS_ACCESS_KEY_ID",
     "secret_key": "AWS_SECRET_ACCESS_KEY",

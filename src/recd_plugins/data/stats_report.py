@@ -62,11 +62,12 @@ def broken_rules(report: StatsReport, *, finite: bool = True) -> Iterator[tuple[
     for part in tables:
         if not isinstance(part, StatsTable):
             yield f"each of its tables must be a StatsTable, not {called(part)}", fix
-        elif not all(
-            isinstance(row, Sequence)
-            and len(row) == len(part.columns)
-            and all(isinstance(text, str) for text in row)
-            for row in part.rows
+        elif not (isinstance(part.title, str) and _are_texts(part.columns)):
+            yield "the title and the columns of each of its tables must be texts", fix
+        elif not _are_texts(part.notes):
+            yield f"the notes of its table {part.title!r} must be a list of texts", fix
+        elif not _is_list(part.rows) or not all(
+            _are_texts(row) and len(row) == len(part.columns) for row in part.rows
         ):
             yield (
                 f"each row of its table {part.title!r} must be a text for each column, of "
@@ -88,6 +89,18 @@ def broken_rules(report: StatsReport, *, finite: bool = True) -> Iterator[tuple[
                 f"figure {name!r} must be a function that draws it, not {called(draw)}",
                 "Write `lambda figure: figure.subplots().plot(...)`.",
             )
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str)
+
+
+def _are_texts(values: object) -> bool:
+    return (
+        isinstance(values, Sequence)
+        and not isinstance(values, str)
+        and all(isinstance(text, str) for text in values)
+    )
 
 
 def _is_json(values: object, *, finite: bool) -> bool:

@@ -6,6 +6,7 @@ optimizer's step is called by torch, deep below the host; a neighbour by the rec
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,10 @@ from recd_plugins.errors import without_frames
 if TYPE_CHECKING:
     from recd_plugins.hooks.manager import Provider
 
-__all__ = ["Raised", "blamed", "raised_by", "remember"]
+__all__ = ["Raised", "blamed", "line_on_import", "raised_by", "remember"]
 
 HOST = Path(__file__).resolve().parents[1]
+IMPORTS = Path(importlib.__file__).resolve().parent
 TRAINERS = HOST / "planning" / "access"
 """The host's code that reads a trainer's batches: what it calls is the trainer's."""
 
@@ -93,6 +95,27 @@ def raised_by(error: BaseException) -> Raised | None:
     return None
 
 
+def line_on_import(error: BaseException) -> str:
+    """The line of a plugin that raised an error as it was imported, as ` (my_log.py:12)`: one that
+    is not known yet. Nothing where no code of it ran, or where the message says it."""
+    found: tuple[Path, int] | None = None
+    at = None if isinstance(error, SyntaxError) else error.__traceback__
+    while at is not None:
+        name = at.tb_frame.f_code.co_filename
+        file = Path(name).resolve()
+        is_own = not name.startswith("<") and not any(map(file.is_relative_to, (HOST, IMPORTS)))
+        if is_own and (found is None or file.is_relative_to(found[0].parent)):
+            found = file, at.tb_lineno
+        at = at.tb_next
+    return "" if found is None else f" ({_short(found[0])}:{found[1]})"
+
+
+def _short(file: Path) -> str:
+    """A file as messages have it: of a package's first file its folder too."""
+    is_package = file.name == "__init__.py"
+    return f"{file.parent.name}/{file.name}" if is_package else file.name
+
+
 def _frames(at: TracebackType | None) -> Iterator[_Frame]:
     """The frames of the host and of plugins, the innermost first."""
     every = []
@@ -104,4 +127,4 @@ def _frames(at: TracebackType | None) -> Iterator[_Frame]:
         file = Path(code.co_filename).resolve()
         found = next((_imported[path] for path in (file, *file.parents) if path in _imported), None)
         if found is not None:
-            yield _Frame(found, file, f"{code.co_qualname} ({file.name}:{one.tb_lineno})")
+            yield _Frame(found, file, f"{code.co_qualname} ({_short(file)}:{one.tb_lineno})")

@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -27,7 +28,7 @@ from recd_plugins.compat.build import not_loaded
 from recd_plugins.config import Config
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
-from recd_plugins.hooks.blame import remember
+from recd_plugins.hooks.blame import line_on_import, raised_by, remember
 from recd_plugins.hooks.installed import changed, installed_points
 from recd_plugins.hooks.markers import PROJECT
 from recd_plugins.slots import SLOTS, Record
@@ -147,12 +148,8 @@ class Catalog:
                 if claims
                 else nearest(name, [claim.record.name for claim in self.of(slot)])
             )
-            silent = [one for one, hook in self._silent if specs.HOOKS.get(hook) == slot]
-            if silent:
-                hint += (
-                    f" The hook recd_{slot} of {' and '.join(silent)} returned None: let it return "
-                    "its records."
-                )
+            if silent := self.silent_hooks(slot):
+                hint += f" {silent}"
             off = [one for one in available() if one not in self.providers]
             others = f" Installed and not enabled: {', '.join(sorted(off))}." if off else ""
             raise RegistryError(
@@ -167,6 +164,18 @@ class Catalog:
         raise RegistryError(
             f"`{slot}: {name}` is provided by {' and '.join(providers)}; name one as "
             f"{first}:{name} in registry.yaml."
+        )
+
+    def silent_hooks(self, slot: str | None = None) -> str:
+        """The hooks that returned None, of a slot or of all, and what to do; nothing where none
+        did."""
+        by_hook: dict[str, list[str]] = {}
+        for plugin, hook in self._silent:
+            if slot is None or specs.HOOKS.get(hook) == slot:
+                by_hook.setdefault(hook, []).append(plugin)
+        return " ".join(
+            f"The hook {hook} of {' and '.join(plugins)} returned None: let it return its records."
+            for hook, plugins in by_hook.items()
         )
 
     def _register(self, name: str, base: Path) -> None:
@@ -270,12 +279,15 @@ class Catalog:
         plugin, provider = self._manager.get_plugin(name), self.providers[name]
         caller = self._manager.subset_hook_caller(hook, self._manager.get_plugins() - {plugin})
         try:
-            returned = caller()
-            records = [one for some in returned if isinstance(some, Iterable) for one in some]
+            with redirect_stdout(sys.stderr):
+                returned = caller()
+                records = [one for some in returned if isinstance(some, Iterable) for one in some]
         except Exception as error:
+            by = raised_by(error)
+            place = "" if by is None else f" in {by.place}"
             raise PluginError(
                 f"plugin {name!r} ({provider}): its hook {hook} raised "
-                f"{type(error).__name__}: {error}. Run with --debug for its traceback."
+                f"{type(error).__name__}{place}: {error}. Run with --debug for its traceback."
             ) from error
         if not returned and any(one.plugin is plugin for one in caller.get_hookimpls()):
             self._silent.append((name, hook))
@@ -331,12 +343,13 @@ def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
             f"instead: {' or '.join(point.value for point in points)}."
         )
     try:
-        if points:
-            return points[0].load(), _provider(name, points[0].dist)
-        if _is_path(name):
-            return _import_path(name, base), Provider(name)
-        if importlib.util.find_spec(name) is not None:
-            return importlib.import_module(name), _provider_of(name)
+        with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command says
+            if points:
+                return points[0].load(), _provider(name, points[0].dist)
+            if _is_path(name):
+                return _import_path(name, base), Provider(name)
+            if importlib.util.find_spec(name) is not None:
+                return importlib.import_module(name), _provider_of(name)
     except PluginError:
         raise
     except ModuleNotFoundError as error:
@@ -382,8 +395,8 @@ def _is_path(name: str) -> bool:
 
 def _broken(name: str, error: BaseException) -> PluginError:
     return PluginError(
-        f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}. "
-        f"{_of_another_version(error)}Run with --debug for its traceback."
+        f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}"
+        f"{line_on_import(error)}. {_of_another_version(error)}Run with --debug for its traceback."
     )
 
 

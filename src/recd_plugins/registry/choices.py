@@ -24,6 +24,7 @@ from recd_plugins.errors import (
     naming,
     nearest,
     shown,
+    who_raised,
     without_frames,
 )
 from recd_plugins.hooks.blame import raised_by
@@ -105,13 +106,15 @@ class Choice:
                 raise
             except Exception as error:
                 by = None if is_of_the_system(error) else raised_by(error)
-                if by is None or (self.provider.plugin in by.names and not trainers):
+                if by is None:
                     raise
-                what = without_frames(error).rstrip(".")
-                raise PluginError(
-                    f"{self.who}, {when}: plugin {by.plugin!r} raised {type(error).__name__} in "
-                    f"{by.place}: {what}. Run with --debug for its traceback."
-                ) from error
+                kind, what = type(error).__name__, without_frames(error)
+                if self.provider.plugin in by.names and not trainers:
+                    message = who_raised(self.who, kind, f"in {by.place} {when}", what)
+                else:
+                    whose = f"{self.who}, {when}: plugin {by.plugin!r}"
+                    message = who_raised(whose, kind, f"in {by.place}", what)
+                raise PluginError(message) from error
 
 
 @dataclass(frozen=True, kw_only=True)

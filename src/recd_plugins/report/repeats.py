@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from recd_plugins.errors import DataError, listed
 from recd_plugins.report.kit import DASH, TIMES, Bar, Figure, Plot, Scale, bars, number, share
 from recd_plugins.report.sources import Sources
 
-__all__ = ["figures"]
+__all__ = ["figures", "not_drawn"]
 
+SESSIONS = "samples_per_session"
+"""What `sessions` finds of a table, and no other measure."""
 MOST = 8
 """Groups with a histogram of their own, and features with a bar."""
 
@@ -26,8 +29,26 @@ def figures(sources: Sources) -> Iterator[Figure]:
                 yield _copies([one[group] for one in sampled if len(one) > group], of, ink)
     for printed in sources.of("stats"):
         for name, values in printed.values["stats"].items():
-            if "samples_per_session" in values:
-                yield from _of_table(values, f"{printed.name}: {name}")
+            if SESSIONS not in values:
+                continue
+            try:
+                drawn = list(_of_table(values, f"{printed.name}: {name}"))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise DataError(
+                    f"{printed.name}: what measure {name!r} found has {SESSIONS!r}, as what "
+                    f"`sessions` of recd_dedup finds, but not what is drawn of that "
+                    f"({type(error).__name__}: {error}). Call it otherwise in the measure, or take "
+                    "it out of the file."
+                ) from error
+            yield from drawn
+
+
+def not_drawn(sources: Sources) -> Iterator[str]:
+    """The measures of tables of which no figure is drawn, each with its file."""
+    for printed in sources.of("stats"):
+        names = [name for name, found in printed.values["stats"].items() if SESSIONS not in found]
+        if names:
+            yield f"{printed.name}: {listed(names, kind='measure')}"
 
 
 def _factors(sampled: Sequence[Any], of: str, ink: str) -> Figure:

@@ -27,6 +27,7 @@ from recd_plugins.data.importing.struct_fields import type_at
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import formats_of
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.parquet_file import arrow_schema, footer_of
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, so_many
@@ -267,8 +268,8 @@ def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
 
 
 def _types(file: ForeignFile) -> dict[str, pa.DataType]:
-    with input_file(file.path) as opened:
-        roots = dict(zip(file.roots, pq.read_schema(opened).types, strict=True))
+    schema = arrow_schema(footer_of(file.path, file.table_names), file.path)
+    roots = dict(zip(file.roots, schema.types, strict=True))
     found = {}
     for name in file.names:
         where = file.nested.get(name, (name,))

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 
@@ -57,6 +58,8 @@ class ForeignFile:
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
     """The columns that its folders `key=value` say, or the log of its table: they have one value in
     all of its rows."""
+    table_names: TableNames | None = None
+    """What its table calls its columns, where a log says it: `roots` and `nested` have that."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from recd_plugins.data.importing.foreign_file import UNPACKERS, ForeignFile, cut
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet_file import arrow_schema, footer_of
+from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 
@@ -65,8 +66,11 @@ SECTION = re.compile(r"\d+:\r?")
 """A line of the Netflix prize that says which film the lines below it rate."""
 
 
-def format_of(path: Location, form: TextForm, encoding: str) -> ForeignFile:
-    """What a file is by its first bytes, and as far as a form of text says it."""
+def format_of(
+    path: Location, form: TextForm, encoding: str, table_names: TableNames | None = None
+) -> ForeignFile:
+    """What a file is by its first bytes, and as far as a form of text says it; its columns are
+    called as its table calls them."""
     head, compression = _head(path)
     if not head.strip():
         raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
@@ -78,7 +82,7 @@ def format_of(path: Location, form: TextForm, encoding: str) -> ForeignFile:
     if head.startswith(PARQUET):
         if compression:
             raise DataError(f"{path}: is a Parquet file compressed by {compression}. Unpack it.")
-        return _parquet(path)
+        return _parquet(path, table_names)
     if b"\0" in head[:4096]:
         raise DataError(
             f"{path}: is neither Parquet nor text: it holds zero bytes. Write it as Parquet or CSV."
@@ -124,8 +128,8 @@ def _head(path: Location) -> tuple[bytes, str | None]:
         raise DataError(f"{path}: cannot be read ({error}). Check its rights.") from error
 
 
-def _parquet(path: Location) -> ForeignFile:
-    schema = arrow_schema(footer_of(path), path)
+def _parquet(path: Location, table_names: TableNames | None) -> ForeignFile:
+    schema = arrow_schema(footer_of(path, table_names), path)
     if not schema.names:
         raise DataError(f"{path}: has no columns. Take it out, or write it again.")
     roots, renamed = own_names(schema.names)
@@ -137,6 +141,7 @@ def _parquet(path: Location) -> ForeignFile:
         renamed=renamed,
         roots=roots,
         nested={name: where for name, where in fields.items() if len(where) > 1},
+        table_names=table_names,
     )
 
 

@@ -20,7 +20,7 @@ from recd_plugins.data.importing.json_rows import json_rows
 from recd_plugins.data.importing.struct_fields import field_at
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines
-from recd_plugins.data.parquet_file import OPTIONS
+from recd_plugins.data.parquet_file import OPTIONS, footer_in
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import input_file
 
@@ -169,7 +169,7 @@ def _parquet_blocks(
     columns = _own_columns(file, columns)
     wheres = [file.nested.get(name, (name,)) for name in columns]
     indices = [file.roots.index(where[0]) for where in wheres]
-    with input_file(file.path) as source, opened_parquet(source) as opened:
+    with input_file(file.path) as source, opened_parquet(source, file) as opened:
         groups, row = opened.num_row_groups, start.row
         paths = opened.schema_arrow.names
         # Of columns that share a name Arrow reads all, or none: each is found by its place.
@@ -203,9 +203,12 @@ def _parquet_blocks(
                 raise damaged(file, group, error) from error
 
 
-def opened_parquet(source: pa.NativeFile) -> pq.ParquetFile:
-    """A file of Parquet, whose pages' checksums are verified where they have some."""
-    return pq.ParquetFile(source, **OPTIONS)
+def opened_parquet(source: pa.NativeFile, file: ForeignFile) -> pq.ParquetFile:
+    """A file of Parquet, whose pages' checksums are verified where they have some; its columns are
+    called as its table calls them."""
+    names = file.table_names
+    footer = None if names is None else footer_in(source, file.path, names).metadata
+    return pq.ParquetFile(source, metadata=footer, **OPTIONS)
 
 
 def damaged(file: ForeignFile, group: int, error: Exception) -> DataError:

@@ -195,7 +195,7 @@ def _line(content: bytes, found: re.Match[bytes]) -> bytes:
 
 
 def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
-    with input_file(file.path) as source, opened_parquet(source) as opened:
+    with input_file(file.path) as source, opened_parquet(source, file) as opened:
         parts = []
         spots = _spread(opened.num_row_groups, SPOTS)
         for first, after in pairwise([*spots, opened.num_row_groups]):

@@ -25,7 +25,7 @@ from recd_plugins.data.importing.delimited import check_delimiter
 from recd_plugins.data.importing.encodings import checked_encoding
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.formats import format_of
-from recd_plugins.data.importing.struct_fields import fields_lacked
+from recd_plugins.data.importing.struct_fields import ELEMENTS, fields_lacked
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.errors import DataError, listed, so_many
@@ -180,10 +180,10 @@ def _foreign_file(
 ) -> ForeignFile:
     """The format of one file; a column of its own counts before one of its folders. Of a
     table that a log describes its columns are these alone."""
-    file = format_of(path, form, encoding)
+    file = format_of(path, form, encoding, facts.names)
     if facts.columns is not None:
         facts.check_names(file.roots, path)
-        left = tuple(name for name in file.names if file.root(name) in facts.columns)
+        left = tuple(name for name in file.names if _is_of_table(file, name, facts))
         file = replace(file, names=left)
     _check_is_text(file, given)
     if form.names and (given.names or not _names_itself(file, form.names)):
@@ -194,6 +194,13 @@ def _foreign_file(
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     own = fields_lacked(facts.partitions, file.names, file.nested)
     return replace(file, partitions=own, size=size, mtime_ns=mtime_ns)
+
+
+def _is_of_table(file: ForeignFile, name: str, facts: FileFacts) -> bool:
+    """Whether a column, or a field of a struct, is one of the table that a log describes."""
+    if facts.names is not None:
+        return facts.names.has(file.nested.get(name, (name,)), ELEMENTS)
+    return facts.columns is None or file.root(name) in facts.columns
 
 
 def _check_is_text(file: ForeignFile, given: TextForm) -> None:

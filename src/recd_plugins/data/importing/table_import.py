@@ -363,6 +363,8 @@ class TableImport:
         made += [sorted(self._read_as.thousands)]
         made += [[(one.escapes, one.quotes, one.encoding) for one in self._files]]
         made += [self._files[0].names]
+        known = dict.fromkeys(one.table_names for one in self._files)
+        made += [repr(list(known))] if any(known) else []
         return sha256(json.dumps(made).encode()).hexdigest()
 
     # Passes before the rows are written
