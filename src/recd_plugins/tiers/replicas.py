@@ -18,7 +18,7 @@ from torch import Tensor
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
 from recd_plugins.tiers.collectives import Nodes, Peers
-from recd_plugins.tiers.home_tables import HomeTable
+from recd_plugins.tiers.home_tables import HomeTable, Writes
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.tiers.tables import TableGroup
@@ -245,7 +245,7 @@ class Replicas:
             # Batches are routed on other streams, which do not wait for this one.
             torch.cuda.current_stream(like.device).synchronize()
         self.filled = False
-        self._writes: list[int] = []
+        self._writes: list[Writes] = []
         """How often somebody had written into each table when these were filled."""
         self.replaced = False
         """Whether other replicas have the rows from now on."""
@@ -284,13 +284,19 @@ class Replicas:
     def check_not_written(self) -> None:
         """`CapabilityError` if somebody wrote into a table whose rows are in these replicas."""
         for (name, home), before in zip(self._homes(), self._writes, strict=True):
-            if home.writes != before:
+            if (now := home.writes) != before:
+                what = "weights" if now.weights != before.weights else "optimizer's states"
                 raise CapabilityError(
-                    f"tiers: the weights of table {name!r} were written to while rows of it were "
+                    f"tiers: the {what} of table {name!r} were written to while rows of it were "
                     "in replicas: what was written to these rows would be lost, and what was read "
                     "of them is old. Call model.state_dict() on every rank each time before you "
-                    "read or write weights: it brings all rows home until the next batch."
+                    "read or write weights, or the optimizer's: it brings all rows home until the "
+                    "next batch."
                 )
+
+    def hold(self, table: str) -> bool:
+        """Whether rows of a table are in these replicas by now."""
+        return self.filled and any(name == table for name, _ in self._homes())
 
     def copies(self) -> Iterator[Tensor]:
         """The tensors that hold rows and optimizer state beside their home; none while not
