@@ -74,7 +74,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     nodes = Nodes(world, ranks_per_node)
     layout = TierLayout(num_rows, ranks_per_node)
     none, states = torch.zeros(0, dim), (torch.zeros(0, 1),)
-    home = HomeTable(0, none, states, none, states)
+    home = HomeTable(0, none, states, (none, *states))
     gradients = torch.ones(num_rows, dim)
     dist.barrier()
     give_back()

@@ -156,7 +156,7 @@ class _Pipeline:
 def _put_on_device(tiers: Tiers) -> None:
     for group in tiers._groups:
         group.homes = tuple(
-            HomeTable(one.first_row, rows, states, rows, states)
+            HomeTable(one.first_row, rows, states, (rows, *states))
             for one in group.homes
             for rows, states in [(on_device(one.rows), tuple(map(on_device, one.states)))]
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
 from recd_plugins.tiers.collectives import Nodes, Peers
-from recd_plugins.tiers.home_tables import HomeTable, Writes
+from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.tiers.tables import TableGroup
@@ -245,8 +245,8 @@ class Replicas:
             # Batches are routed on other streams, which do not wait for this one.
             torch.cuda.current_stream(like.device).synchronize()
         self.filled = False
-        self._writes: list[Writes] = []
-        """How often somebody had written into each table when these were filled."""
+        self._writes: list[tuple[int, ...]] = []
+        """`HomeTable.writes` of each table when these were filled."""
         self.replaced = False
         """Whether other replicas have the rows from now on."""
 
@@ -285,7 +285,7 @@ class Replicas:
         """`CapabilityError` if somebody wrote into a table whose rows are in these replicas."""
         for (name, home), before in zip(self._homes(), self._writes, strict=True):
             if (now := home.writes) != before:
-                what = "weights" if now.weights != before.weights else "optimizer's states"
+                what = "weights" if now[0] != before[0] else "optimizer's states"
                 raise CapabilityError(
                     f"tiers: the {what} of table {name!r} were written to while rows of it were "
                     "in replicas: what was written to these rows would be lost, and what was read "
