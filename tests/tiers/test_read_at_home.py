@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,47 +80,36 @@ def said_by(model: Model, habit: Habit) -> list[str]:
     return [str(one.message) for one in caught if issubclass(one.category, NoticeWarning)]
 
 
-def told_of(kind: str, habit: Habit) -> list[str]:
-    """On a rank: what is said of a habit, once; and that nothing is where rows are at home."""
-    model = behind_tiers(kind)
-    said = said_by(model, habit) + said_by(model, habit)
-    model = behind_tiers(kind)
-    model.state_dict()
-    assert said_by(model, habit) == []
+HABITS: list[Habit] = [
+    norms,
+    a_copy,
+    a_moving_average,
+    all_at_once,
+    zeros_by_data,
+    the_state_of_the_tables_alone,
+]
+
+
+def told_of(kind: str) -> dict[str, list[str]]:
+    """On a rank: what is said of each habit, once; and that nothing is where rows are at home."""
+    said = {}
+    for habit in HABITS:
+        model = behind_tiers(kind)
+        said[habit.__name__] = said_by(model, habit) + said_by(model, habit)
+        model = behind_tiers(kind)
+        model.state_dict()
+        assert said_by(model, habit) == []
     return said
 
 
-@pytest.mark.parametrize(
-    "habit",
-    [
-        norms,
-        a_copy,
-        a_moving_average,
-        all_at_once,
-        zeros_by_data,
-        the_state_of_the_tables_alone,
-    ],
-)
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_that_are_read_at_home_are_told_of(
-    gloo_pool: GlooPool, kind: str, habit: Habit
-) -> None:
-    for said in gloo_pool.run(told_of, kind, habit):
-        (one,) = (each for each in said if "songs" in each)
-        assert "the weights of table 'songs', or their optimizer's state, are read while" in one
-        assert "Call model.state_dict() on every rank" in one
-
-
-def ask_what_they_are(model: Model) -> None:
-    """As trainers do that count parameters, freeze them, and look at gradients."""
-    for one in model.parameters():
-        assert one.numel() == one.size(0) * one.stride(0) or one.dim() < 2
-        assert (one.shape, one.dtype, one.device.type) == (one.size(), torch.float32, "cpu")
-        one.requires_grad_(one.requires_grad)
-        torch.empty_like(one)
-        assert one.grad is None or one.grad.shape == one.shape
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    model.state_dict()
+def test_weights_that_are_read_at_home_are_told_of(gloo_pool: GlooPool, kind: str) -> None:
+    for said in gloo_pool.run(told_of, kind):
+        assert len(said) == len(HABITS)
+        for each in said.values():
+            (one,) = (text for text in each if "songs" in text)
+            assert "the weights of table 'songs', or their optimizer's state, are read while" in one
+            assert "Call model.state_dict() on every rank" in one
 
 
 def written_by_data(kind: str) -> str:
@@ -161,6 +151,17 @@ def test_behind_a_state_dict_weights_are_written_by_data(gloo_pool: GlooPool, ki
     gloo_pool.run(written_at_home, kind)
 
 
+def ask_what_they_are(model: Model) -> None:
+    """As trainers do that count parameters, freeze them, and look at gradients."""
+    for one in model.parameters():
+        assert one.numel() == one.size(0) * one.stride(0) or one.dim() < 2
+        assert (one.shape, one.dtype, one.device.type) == (one.size(), torch.float32, "cpu")
+        one.requires_grad_(one.requires_grad)
+        torch.empty_like(one)
+        assert one.grad is None or one.grad.shape == one.shape
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 def quiet(kind: str) -> list[str]:
     """On a rank: what is said of that, and of training, evaluation and state dicts."""
     make, tiers = KINDS[kind]
@@ -184,61 +185,65 @@ def test_nothing_is_said_of_who_asks_what_parameters_are(gloo_pool: GlooPool, ki
     assert gloo_pool.run(quiet, kind) == [[], []]
 
 
-def saves_an_old_state(kind: str, of: str, by: str, folder: Path) -> list[str]:
-    """On a rank: what is said where a state dict of before the last step is saved."""
-    model = behind_tiers(kind)
-    state = {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}[of]
-    fresh = pickle.dumps(state)
-    train_step(model, 1)
+def saves_old_states(kind: str, folder: Path) -> list[list[str]]:
+    """On a rank: what is said where state dicts of before the last step are saved, one by one."""
 
-    def save(_: Model) -> None:
-        if by == "torch.save":
-            torch.save(state, folder / f"{dist.get_rank()}.pt")
-        else:
-            dcp.save(state, checkpoint_id=folder)
+    def by_torch(state: dict[str, Any]) -> None:
+        torch.save(state, folder / f"{dist.get_rank()}.pt")
 
-    said = said_by(model, save)
-    assert b"recd" not in fresh + pickle.dumps(state)  # others may load it
+    def in_parts(state: dict[str, Any]) -> None:
+        dcp.save(state, checkpoint_id=folder / "parts")
+
+    said = []
+    for of in ("model", "optimizer"):
+        for save in (by_torch, in_parts):
+            model = behind_tiers(kind)
+            states = {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
+            fresh = pickle.dumps(states[of])
+            train_step(model, 1)
+            said.append(said_by(model, lambda _: save(states[of])))  # noqa: B023  # called in this turn
+            assert b"recd" not in fresh + pickle.dumps(states[of])  # others may load it
     return said
 
 
-@pytest.mark.parametrize("by", ["torch.save", "torch.distributed.checkpoint"])
-@pytest.mark.parametrize("of", ["model", "optimizer"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_dict_that_is_saved_a_step_too_late_is_told_of(
-    gloo_pool: GlooPool, tmp_path: Path, kind: str, of: str, by: str
+def test_state_dicts_that_are_saved_a_step_too_late_are_told_of(
+    gloo_pool: GlooPool, tmp_path: Path, kind: str
 ) -> None:
-    for said in gloo_pool.run(saves_an_old_state, kind, of, by, tmp_path):
-        assert any("are read while rows of it are in replicas" in one for one in said)
-
-
-def writes_states_late(kind: str, habit: Habit) -> str:
-    """On a rank: what is said where the optimizer's states are set to 0 by a state dict of before
-    the last step."""
-    model = behind_tiers(kind)
-    old = model.fused_optimizer.state_dict()["state"]
-    train_step(model, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoticeWarning)  # that they are read
-        for states in old.values():
-            for state in states.values():
-                state.local_shards()[0].tensor.zero_()
-    with pytest.raises(CapabilityError) as caught:
-        habit(model)
-    return str(caught.value)
+    for said in gloo_pool.run(saves_old_states, kind, tmp_path):
+        assert len(said) == 4
+        for each in said:
+            assert any("are read while rows of it are in replicas" in one for one in each)
 
 
 def another_step(model: Model) -> None:
     train_step(model, 2)
 
 
-@pytest.mark.parametrize("habit", [Model.state_dict, another_step])
+def writes_states_late(kind: str) -> list[str]:
+    """On a rank: what is said, by a state dict and by a step, where the optimizer's states are set
+    to 0 by a state dict of before the last step."""
+    said = []
+    for then in (Model.state_dict, another_step):
+        model = behind_tiers(kind)
+        old = model.fused_optimizer.state_dict()["state"]
+        train_step(model, 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoticeWarning)  # that they are read
+            for states in old.values():
+                for state in states.values():
+                    state.local_shards()[0].tensor.zero_()
+        with pytest.raises(CapabilityError) as caught:
+            then(model)
+        said.append(str(caught.value))
+    return said
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_that_are_written_late_are_not_lost_silently(
-    gloo_pool: GlooPool, kind: str, habit: Habit
-) -> None:
-    for said in gloo_pool.run(writes_states_late, kind, habit):
-        assert "the optimizer's states of table 'songs' were written to while rows of it" in said
+def test_states_that_are_written_late_are_not_lost_silently(gloo_pool: GlooPool, kind: str) -> None:
+    for said in gloo_pool.run(writes_states_late, kind):
+        for one in said:
+            assert "the optimizer's states of table 'songs' were written to while rows of it" in one
 
 
 def states_of_parameters(kind: str) -> None:
