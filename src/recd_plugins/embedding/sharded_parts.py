@@ -189,16 +189,22 @@ class ShardedParts(
         keep_vars: bool = False,
     ) -> dict[str, Any]:
         """The parts', which flush caches and make ShardedTensors, in the collection's order."""
+        states = [part.state_dict(keep_vars=keep_vars) for part in self.parts]
         every: dict[str, Any] = super().state_dict(
             destination=destination, prefix=prefix, keep_vars=keep_vars
         )
-        for part in self.parts:
-            for name, value in part.state_dict(keep_vars=keep_vars).items():
-                every[prefix + self._renamed(name)] = value
+        for state in states:
+            every.update({prefix + self._renamed(name): one for name, one in state.items()})
         return every
+
+    def reset_parameters(self) -> None:
+        """Draw all tables anew, as TorchRec's own modules do."""
+        for part in self.parts:
+            part.reset_parameters()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """The parts' hooks cut whole or sharded tables down to what this rank holds."""
+        super()._load_from_state_dict(state_dict, prefix, *rest)
         for part in self.parts:
             attribute = self._attribute(part)
             tables = [f"{attribute}.{name}.weight" for name in self._tables_of(part)]
