@@ -28,8 +28,10 @@ TO_TELL = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, to tell them."""
 LOOK = 0.001
 """Seconds between two looks whether all are there."""
-_TELLING: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
-"""By group, that of the same ranks in which they tell each other."""
+_TELLING: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
+"""By group, the gloo by which its ranks tell each other."""
+_MADE: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
+"""By group, how many of these there were."""
 
 
 class BatchesOfRanks:
@@ -109,7 +111,9 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     except Exception as error:
         failure = error
     status = torch.tensor([group.rank() + 1 if failure else 0, number])
-    work = dist.all_reduce(status, dist.ReduceOp.MAX, group=telling, async_op=True)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    work = telling.allreduce([status], options)
     if failure is not None:
         try:
             work.wait(TO_TELL)
@@ -144,16 +148,15 @@ def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
     work.wait()
 
 
-def _telling(group: ProcessGroup) -> ProcessGroup:
-    import torch.distributed as dist
+def _telling(group: ProcessGroup) -> Any:
+    """It is none of torch's groups, which ranks name by the number that each has made: ranks that
+    made unlike numbers would wait for each other here."""
+    from recd_plugins.compat.pytorch import own_gloo
 
     if group not in _TELLING:
-        # By whom it is made, all or some, says how torch names it: some by the number of groups
-        # that each is in, which may differ.
-        some = group.size() < dist.get_world_size()
-        _TELLING[group] = dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=some
-        )
+        number = _MADE.get(group, 0)
+        _TELLING[group] = own_gloo(group, f"telling {number}")
+        _MADE[group] = number + 1
     return _TELLING[group]
 
 
