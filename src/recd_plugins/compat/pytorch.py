@@ -126,7 +126,7 @@ def own_store() -> Store:
 def own_gloo(group: ProcessGroup, name: str) -> Any:
     """gloo among the ranks of a group, which all call it, each name once. No group of torch's has
     it, and it is in none of the numbers by which torch names those."""
-    store = PrefixStore(f"recd_plugins/{group.group_name}/{name}", own_store())
+    store = PrefixStore(f"recd_plugins/{group.group_name}/{name}", _get_default_store())
     return dist.ProcessGroupGloo(store, group.rank(), group.size(), default_pg_timeout)
 
 

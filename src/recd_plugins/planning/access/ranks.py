@@ -95,8 +95,8 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
 
     What is done may make collectives of the group, as a loader does by which one rank reads for
-    all. Where that fails on one rank, the others may wait there: so ranks tell each other in a
-    group of its own, and who fails waits for them for `TO_TELL` at most.
+    all. Where that fails on one rank, the others may wait there: so ranks tell each other by a
+    gloo of their own, and who fails waits for them for `TO_TELL` at most.
     """
     import torch
     import torch.distributed as dist
