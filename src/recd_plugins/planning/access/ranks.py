@@ -111,7 +111,7 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     except Exception as error:
         failure = error
     status = torch.tensor([group.rank() + 1 if failure else 0, number])
-    options = dist.AllreduceOptions()
+    options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     work = telling.allreduce([status], options)
     if failure is not None:
