@@ -161,13 +161,20 @@ def test_what_cannot_be_dispatched_is_told_and_nobody_waits_for_ever(gloo_pool: 
     assert "DataLoaderConfiguration(dispatch_batches=False)" in told
 
 
-def agrees_in_unlike_numbers_of_groups() -> int:
+def agrees_in_unlike_numbers_of_groups(some: bool) -> int:
+    """On a rank: what two ranks agree on, of which one has made a group for itself."""
+    if dist.get_rank() > 1:
+        return -1
     group = dist.group.WORLD
+    if some:
+        group = dist.new_group([0, 1], use_local_synchronization=True)
     assert group is not None
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
     return ranks.together(group, dist.get_rank)
 
 
-def test_ranks_agree_that_are_in_unlike_numbers_of_groups(gloo_pool: GlooPool) -> None:
-    assert gloo_pool.run(agrees_in_unlike_numbers_of_groups) == [1, 1]
+@pytest.mark.parametrize("more", [0, 1])
+def test_ranks_agree_that_are_in_unlike_numbers_of_groups(more: int, gloo_pool: GlooPool) -> None:
+    found = gloo_pool.run(agrees_in_unlike_numbers_of_groups, bool(more), world_size=2 + more)
+    assert found == [1, 1, -1][: 2 + more]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from recd_plugins.compat.both_ways import MOST_UNDER_WAY
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import Peers
+from recd_plugins.tiers.collectives import Nodes, Peers
 from recd_plugins.tiers.replicas import TierLayout
 
 
@@ -41,6 +41,21 @@ def in_a_buffer(size: int) -> None:
     arrived = peers.all_to_all(sent, counts, counts, buffer).wait()
     assert torch.equal(arrived, wanted.flatten(0, 1))
     assert (arrived.data_ptr() == buffer.ctypes.data) == fits
+
+
+def in_unlike_numbers_of_groups() -> list[int]:
+    """On a rank: the ranks of its node, once one of them has made groups for itself."""
+    world = dist.group.WORLD
+    assert world is not None
+    if dist.get_rank() == 1:
+        dist.new_group([1])
+        dist.new_group([1], use_local_synchronization=True)
+    node = Nodes(world, 2).node
+    return [int(one) for one in node.all_gather(torch.tensor(dist.get_rank())).wait()]
+
+
+def test_ranks_that_made_unlike_numbers_of_groups_meet(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(in_unlike_numbers_of_groups, world_size=4) == [[0, 1]] * 2 + [[2, 3]] * 2
 
 
 @pytest.mark.parametrize("size", [0, 47, 48, 100])

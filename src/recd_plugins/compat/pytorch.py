@@ -14,10 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler_util import _filter_name
-from torch.distributed import ProcessGroup, Store, get_process_group_ranks
+from torch.distributed import PrefixStore, ProcessGroup, Store, get_process_group_ranks
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StoredBytes
-from torch.distributed.distributed_c10d import _get_default_store, _resolve_process_group
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import (
+    _get_default_store,
+    _resolve_process_group,
+    _world,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -37,6 +42,8 @@ __all__ = [
     "is_innermost",
     "narrow_tensor_by_index",
     "nothing_on_stdout",
+    "number_groups_alike",
+    "own_gloo",
     "own_store",
     "pytree",
     "ranks_of",
@@ -114,6 +121,27 @@ def own_store() -> Store:
     default: Any = _get_default_store()
     store: Store = default.clone()
     return store
+
+
+def own_gloo(group: ProcessGroup, name: str) -> Any:
+    """gloo among the ranks of a group, which all call it, each name once. No group of torch's has
+    it, and it is in none of the numbers by which torch names those."""
+    store = PrefixStore(f"recd_plugins/{group.group_name}/{name}", _get_default_store())
+    return dist.ProcessGroupGloo(store, group.rank(), group.size(), default_pg_timeout)
+
+
+def number_groups_alike(group: ProcessGroup) -> None:
+    """Have the ranks of a group, which all call it, name the next group that they make alike.
+
+    They meet under a name, which torch takes from the number of groups that a rank has made. Since
+    torch 2.14 it counts those too that some ranks make by themselves (`use_local_synchronization`),
+    and ranks with unlike numbers wait for each other until the time is over.
+    """
+    number = torch.tensor(
+        [_world.group_count], device="cpu" if backend_of(group, "cpu") else "cuda"
+    )
+    dist.all_reduce(number, dist.ReduceOp.MAX, group)
+    _world.group_count = int(number)
 
 
 def was_written_to(tensor: Tensor) -> bool:

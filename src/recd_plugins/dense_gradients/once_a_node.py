@@ -57,8 +57,8 @@ class OnceANode:
         self._place = world.rank() % ranks_per_node
         self._ranks_per_node = ranks_per_node
         self._kind = kind
-        self._to_parts, self._to_all = own_group(ranks), own_group(ranks)
-        self._across = own_group(ranks.T)
+        self._to_parts, self._to_all = own_group(ranks, world), own_group(ranks, world)
+        self._across = own_group(ranks.T, world)
         self._reducing, self._gathering = _InOrder(), _InOrder()
         self._begun: list[Future[Tensor]] = []
         self._number = next(_NUMBERS)

@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.compat.both_ways import all_to_all_both_ways, can_exchange_both_ways
-from recd_plugins.compat.pytorch import all_gather_single, reduce_scatter_single
+from recd_plugins.compat.pytorch import (
+    all_gather_single,
+    number_groups_alike,
+    reduce_scatter_single,
+)
 from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.measured_disk import mapped_row_ns
@@ -82,7 +86,7 @@ def measure_topology(
     w = ranks_per_node(known, world)
     ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, w)
     node, across = (
-        group if each.shape == (1, world) and world > 1 else own_group(each)
+        group if each.shape == (1, world) and world > 1 else own_group(each, group)
         for each in (ranks, ranks.T)
     )
     found: dict[str, Any] = {}
@@ -468,10 +472,12 @@ def middle(taken: Sequence[float]) -> float:
     return statistics.fmean(sorted(taken)[quarter : len(taken) - quarter])
 
 
-def own_group(groups: Tensor) -> ProcessGroup | None:
-    """Make all `groups` [n, size] of ranks, and return that of this rank; none if it is alone."""
+def own_group(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
+    """Make all `groups` [n, size] of the ranks of `world`, which all call it, and return that of
+    this rank; none if it is alone."""
     if groups.shape[1] == 1:
         return None
+    number_groups_alike(world)
     own = None
     for ranks in groups.tolist():
         group = dist.new_group(ranks)

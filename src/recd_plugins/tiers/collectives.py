@@ -182,9 +182,9 @@ class Nodes:
             )
         ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
         self.world = Peers(world)
-        self.node = Peers(own_group(ranks))
+        self.node = Peers(own_group(ranks, world))
         """The ranks of this node."""
-        self.across = Peers(own_group(ranks.T))
+        self.across = Peers(own_group(ranks.T, world))
         """The ranks of all nodes whose place in their node is this one's."""
 
     @property

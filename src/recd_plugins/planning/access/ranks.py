@@ -28,8 +28,10 @@ TO_TELL = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, to tell them."""
 LOOK = 0.001
 """Seconds between two looks whether all are there."""
-_TELLING: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
-"""By group, that of the same ranks in which they tell each other."""
+_TELLING: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
+"""By group, the gloo by which its ranks tell each other."""
+_MADE: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
+"""By group, how many of these there were."""
 
 
 class BatchesOfRanks:
@@ -93,8 +95,8 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
 
     What is done may make collectives of the group, as a loader does by which one rank reads for
-    all. Where that fails on one rank, the others may wait there: so ranks tell each other in a
-    group of its own, and who fails waits for them for `TO_TELL` at most.
+    all. Where that fails on one rank, the others may wait there: so ranks tell each other by a
+    gloo of their own, and who fails waits for them for `TO_TELL` at most.
     """
     import torch
     import torch.distributed as dist
@@ -109,7 +111,9 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     except Exception as error:
         failure = error
     status = torch.tensor([group.rank() + 1 if failure else 0, number])
-    work = dist.all_reduce(status, dist.ReduceOp.MAX, group=telling, async_op=True)
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    work = telling.allreduce([status], options)
     if failure is not None:
         try:
             work.wait(TO_TELL)
@@ -144,16 +148,15 @@ def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
     work.wait()
 
 
-def _telling(group: ProcessGroup) -> ProcessGroup:
-    import torch.distributed as dist
+def _telling(group: ProcessGroup) -> Any:
+    """It is none of torch's groups, which ranks name by the number that each has made: ranks that
+    made unlike numbers would wait for each other here."""
+    from recd_plugins.compat.pytorch import own_gloo
 
     if group not in _TELLING:
-        # By whom it is made, all or some, says how torch names it: some by the number of groups
-        # that each is in, which may differ.
-        some = group.size() < dist.get_world_size()
-        _TELLING[group] = dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=some
-        )
+        number = _MADE.get(group, 0)
+        _TELLING[group] = own_gloo(group, f"telling {number}")
+        _MADE[group] = number + 1
     return _TELLING[group]
 
 
