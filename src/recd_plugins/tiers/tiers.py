@@ -21,6 +21,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.home_weights import report_reads_of_shards
 from recd_plugins.compat.torchrec import (
     bounds_check_of,
     count_forward,
@@ -40,7 +41,6 @@ from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
 from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.home_tables import rows_looked_up
-from recd_plugins.tiers.home_weights import report_reads_of_shards
 from recd_plugins.tiers.replicas import Replicas
 from recd_plugins.tiers.routed_batch import (
     GroupAnswer,

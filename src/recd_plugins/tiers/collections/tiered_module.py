@@ -16,9 +16,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
+from recd_plugins.compat.home_weights import report_reads, report_reads_of_shards
 from recd_plugins.compat.torchrec import refuse_trackers, wrap_own_optimizers
 from recd_plugins.errors import CapabilityError
-from recd_plugins.tiers.home_weights import report_reads, report_reads_of_shards
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Update

@@ -1,5 +1,5 @@
-"""The weights of tables at home, as parameters and state dicts have them: they report whoever reads
-them, for replicas may have newer rows."""
+"""The weights of tables at home, as TorchRec's parameters and state dicts have them: they report
+whoever reads them, for replicas may have newer rows. As of TorchRec 1.5 to 1.9."""
 
 from __future__ import annotations
 
