@@ -73,8 +73,8 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     assert world is not None
     nodes = Nodes(world, ranks_per_node)
     layout = TierLayout(num_rows, ranks_per_node)
-    none = torch.zeros(0, dim)
-    home = HomeTable(0, none, (torch.zeros(0, 1),), none)
+    none, states = torch.zeros(0, dim), (torch.zeros(0, 1),)
+    home = HomeTable(0, none, states, (none, *states))
     gradients = torch.ones(num_rows, dim)
     dist.barrier()
     give_back()

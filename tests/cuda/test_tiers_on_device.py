@@ -156,9 +156,9 @@ class _Pipeline:
 def _put_on_device(tiers: Tiers) -> None:
     for group in tiers._groups:
         group.homes = tuple(
-            HomeTable(one.first_row, rows, tuple(map(on_device, one.states)), rows)
+            HomeTable(one.first_row, rows, states, (rows, *states))
             for one in group.homes
-            for rows in [on_device(one.rows)]
+            for rows, states in [(on_device(one.rows), tuple(map(on_device, one.states)))]
         )
 
 

@@ -69,6 +69,7 @@ __all__ = [
     "sequences_of",
     "sharding_types",
     "table_feature_names",
+    "wrap_own_optimizers",
     "yields_ids",
 ]
 
@@ -496,6 +497,15 @@ def optimizer_of(sharded: ShardedModule[Any, Any, Any, Any]) -> CombinedOptimize
     """The fused optimizer that TorchRec made, whatever `fused_optimizer` has become since."""
     optimizer: CombinedOptimizer = sharded._optim
     return optimizer
+
+
+def wrap_own_optimizers(
+    parameter: nn.Parameter, wrap: Callable[[KeyedOptimizer], KeyedOptimizer]
+) -> None:
+    """Replace the fused optimizer that a table's parameter has for itself, where torch finds it
+    (`_get_in_backward_optimizers`), by what `wrap` makes of it."""
+    own = vars(parameter)
+    own["_in_backward_optimizers"] = [wrap(one) for one in own.get("_in_backward_optimizers", [])]
 
 
 def device_of(sharded: ShardedModule[Any, Any, Any, Any]) -> torch.device:

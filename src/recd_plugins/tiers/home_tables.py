@@ -31,14 +31,16 @@ class HomeTable:
     """[n, D] in the table's type."""
     states: tuple[Tensor, ...]
     """[n, 1 | D] float32 each: what the optimizer keeps for a row, in its order."""
-    parameter: Tensor
-    """[n, D]: the rows once more, in the version that parameters and state dicts share."""
+    shown: tuple[Tensor, ...]
+    """The rows once more, and then each state, in the versions that parameters and state dicts
+    share; the states on the CPU alone, for nobody has tried whether kernels for CUDA count theirs
+    up."""
 
     @property
-    def writes(self) -> int:
-        """How often somebody wrote into the parameter, or into a state dict; fbgemm's kernels and
-        replicas that come home do not count."""
-        return writes_to(self.parameter)
+    def writes(self) -> tuple[int, ...]:
+        """How often somebody wrote into the parameter, or into a state dict, and into each state of
+        the optimizer; fbgemm's kernels and replicas that come home do not count."""
+        return tuple(map(writes_to, self.shown))
 
     def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
         """Fill in those of the `wanted` [m] rows that are here; the others stay as they are.
@@ -76,7 +78,8 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
     """
     for key, weight in optimizer.params.items():
         (first_row, *_), parameter = local_parts(weight)[0]
-        states = [local_parts(one)[0][1].data for one in optimizer.state[weight].values()]
+        shown = [local_parts(one)[0][1] for one in optimizer.state[weight].values()]
+        states = [state.data for state in shown]
         name = key.split(".")[1]  # embeddings.NAME.weight
         yield (
             name,
@@ -84,7 +87,7 @@ def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
                 first_row,
                 parameter.data,
                 tuple(state.unsqueeze(1) if state.dim() == 1 else state for state in states),
-                parameter,
+                (parameter, *(state for state in shown if state.device.type == "cpu")),
             ),
         )
 

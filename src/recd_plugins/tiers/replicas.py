@@ -245,8 +245,8 @@ class Replicas:
             # Batches are routed on other streams, which do not wait for this one.
             torch.cuda.current_stream(like.device).synchronize()
         self.filled = False
-        self._writes: list[int] = []
-        """How often somebody had written into each table when these were filled."""
+        self._writes: list[tuple[int, ...]] = []
+        """`HomeTable.writes` of each table when these were filled."""
         self.replaced = False
         """Whether other replicas have the rows from now on."""
 
@@ -284,13 +284,19 @@ class Replicas:
     def check_not_written(self) -> None:
         """`CapabilityError` if somebody wrote into a table whose rows are in these replicas."""
         for (name, home), before in zip(self._homes(), self._writes, strict=True):
-            if home.writes != before:
+            if (now := home.writes) != before:
+                what = "weights" if now[0] != before[0] else "optimizer's states"
                 raise CapabilityError(
-                    f"tiers: the weights of table {name!r} were written to while rows of it were "
+                    f"tiers: the {what} of table {name!r} were written to while rows of it were "
                     "in replicas: what was written to these rows would be lost, and what was read "
                     "of them is old. Call model.state_dict() on every rank each time before you "
-                    "read or write weights: it brings all rows home until the next batch."
+                    "read or write weights, or the optimizer's: it brings all rows home until the "
+                    "next batch."
                 )
+
+    def hold(self, table: str) -> bool:
+        """Whether rows of a table are in these replicas by now."""
+        return self.filled and any(name == table for name, _ in self._homes())
 
     def copies(self) -> Iterator[Tensor]:
         """The tensors that hold rows and optimizer state beside their home; none while not

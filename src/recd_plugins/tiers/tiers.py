@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -18,9 +18,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import Tensor
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
-from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.home_weights import report_reads_of_shards
 from recd_plugins.compat.torchrec import (
     bounds_check_of,
     count_forward,
@@ -76,7 +77,7 @@ class Tiers:
         tiered = [feature for group in self._groups for feature in group.features]
         self.features: list[TableFeature] = tiered + others
         """Features of tables with tiers come first, group by group."""
-        self.optimizer = FlushingOptimizer(optimizer, self.flush)
+        self.optimizer = FlushingOptimizer(optimizer.optimizers, self)
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
         self._order: list[int] = []
@@ -91,6 +92,7 @@ class Tiers:
         `applied`."""
         self._deferred: list[DeferredExchange] = []
         self._warned = False
+        self._reported_read = False
         self.met_hot = False
         """Whether any batch was a hot one."""
         self.anchor = torch.empty(0, dtype=torch.float32, requires_grad=True)
@@ -271,6 +273,27 @@ class Tiers:
                 self._holder.flush()
             purge_kernels(self._sharded)
 
+    def flushing(self, optimizer: KeyedOptimizer) -> FlushingOptimizer:
+        """A fused optimizer of some of these tables, whose state is at home for whoever asks."""
+        return FlushingOptimizer([("", optimizer)], self)
+
+    def report_read(self, table: str) -> bool:
+        """Warn, once, that somebody reads a table at home while replicas have rows of it; whether
+        they do."""
+        held = self._holder.hold(table)
+        if self._reported_read or not held:
+            return held
+        self._reported_read = True
+        warnings.warn(
+            f"tiers: the weights of table {table!r}, or their optimizer's state, are read while "
+            "rows of it are in replicas: what is read of these rows is as old as the last state "
+            "dict. Call model.state_dict() on every rank each time before you read or write "
+            "weights, and do so before the next batch: until then all rows are at home.",
+            NoticeWarning,
+            stacklevel=4,
+        )
+        return held
+
     def copies(self) -> Iterator[Tensor]:
         """The tensors that hold rows and optimizer state beside their home, by now."""
         return self._holder.copies()
@@ -332,18 +355,23 @@ def _explains_waiting(rank: int) -> Iterator[None]:
 
 
 class FlushingOptimizer(CombinedOptimizer):
-    """TorchRec's fused optimizer of a collection, whose state is partly with replicas.
+    """TorchRec's fused optimizers of tables, whose state is partly with replicas.
 
-    Whoever asks for the state gets it whole: `flush` first brings it home, so every rank must
+    Whoever asks for the state gets it whole: the tiers first bring it home, so every rank must
     ask. Learning rates and other numbers that are changed reach the replicas with TorchRec's
     kernels, for these are what each forward asks.
     """
 
-    def __init__(self, optimizer: CombinedOptimizer, flush: Callable[[], None]) -> None:
-        super().__init__(list(optimizer.optimizers))
-        self._flush = flush
+    def __init__(self, optimizers: Iterable[tuple[str, KeyedOptimizer]], tiers: Tiers) -> None:
+        super().__init__([*optimizers])
+        self._tiers = tiers
 
     @property
     def state(self) -> Any:
-        self._flush()
-        return super().state
+        self._tiers.flush()
+        found = super().state
+        for states in found.values():
+            for key, one in states.items():  # TABLE.STATE
+                table = key.rpartition(".")[0]
+                report_reads_of_shards(one, table, self._tiers.report_read)
+        return found

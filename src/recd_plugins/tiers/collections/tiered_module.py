@@ -16,7 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import refuse_trackers
+from recd_plugins.compat.home_weights import report_reads, report_reads_of_shards
+from recd_plugins.compat.torchrec import refuse_trackers, wrap_own_optimizers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
@@ -54,11 +55,17 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     tiers: Tiers
 
     def put_in_front(self, tiers: Tiers) -> None:
-        """Have the replicas' rows at home whenever someone asks for the state, or loads one."""
+        """Have the replicas' rows at home whenever someone asks for the state, or loads one, and
+        warn whoever reads them at another time."""
         self.tiers = tiers
         # Of the module that is asked: a copy of this one has tiers of its own.
         self.register_state_dict_pre_hook(_flush)
+        self.register_state_dict_post_hook(_report_reads)
         self.register_load_state_dict_pre_hook(_flush)
+        for name, parameter in self.named_parameters():
+            if (table := name.split(".")[1]) in tiers.tables:  # embeddings.NAME.weight
+                report_reads(parameter, table, tiers.report_read)
+                wrap_own_optimizers(parameter, tiers.flushing)
         if tiers.has_replicas:
             refuse_trackers(self, self.register_post_lookup_tracker_fn)
 
@@ -152,3 +159,11 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
 
 def _flush(module: Any, *_: object) -> None:
     module.tiers.flush()
+
+
+def _report_reads(module: Any, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Of the tables in a state dict, from the next batch on."""
+    for name, _ in module.named_parameters():
+        table = name.split(".")[1]
+        if table in module.tiers.tables:
+            report_reads_of_shards(state[prefix + name], table, module.tiers.report_read)

@@ -1,0 +1,120 @@
+"""The weights of tables at home, as TorchRec's parameters and state dicts have them: they report
+whoever reads them, for replicas may have newer rows. As of TorchRec 1.5 to 1.9."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
+from torchrec.distributed.types import ShardedTensor
+
+__all__ = ["HomeWeights", "report_reads", "report_reads_of_shards"]
+
+Report = Callable[[str], bool]
+"""A method that is called with the name of a table which somebody reads; it answers whether
+replicas have rows of it."""
+
+DATA: Callable[..., Any] = Tensor.data.__get__  # type: ignore[attr-defined]
+"""What torch calls for the attribute `data`."""
+
+VIEWS = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})
+"""Attributes of a tensor by which its numbers are read; others say what it is."""
+
+NO_NUMBERS = frozenset(
+    {
+        *("dim", "ndimension", "size", "numel", "nelement", "stride", "storage_offset", "data_ptr"),
+        *("element_size", "untyped_storage", "get_device", "has_names", "result_type", "__len__"),
+        *("is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point"),
+        *("is_inference", "is_neg", "is_pinned", "is_same_size", "is_shared", "is_signed"),
+        *("register_hook", "register_post_accumulate_grad_hook", "retain_grad"),
+        *("empty_like", "full_like", "ones_like", "zeros_like"),
+        *("rand_like", "randint_like", "randn_like"),
+        *("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"),
+    }
+)
+"""Functions of torch that ask of a tensor what it is, and not what numbers it has."""
+
+READ_BY = ("local_shards", "__getstate__")
+"""The methods of a ShardedTensor by which its numbers are read."""
+
+
+class HomeWeights(TableBatchedEmbeddingSlice):
+    """TorchRec's parameter of a table, which reports each function of torch that reads it.
+
+    It does not report what writes into it: `HomeTable.writes` counts that.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(kind is not cls for kind in types):
+            return NotImplemented  # of ShardedTensors, say, which know what to do
+        named, held = dict(kwargs or {}), False
+        for weights in _read(func, args, named):
+            table, method = REPORTS.get(weights, NONE)
+            if (report := method()) is not None:
+                held |= report(table)
+        if held and func == DATA:
+            func = Tensor.detach  # the same, but what is written to it counts
+        return super().__torch_function__(func, types, tuple(args), named)
+
+
+REPORTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Of each of these parameters, the table, and a weak reference to what it reports to."""
+
+NONE: tuple[str, Callable[[], None]] = "", lambda: None
+"""Of a tensor that came into the place of one of these, as by `torch.utils.swap_tensors`."""
+
+
+def report_reads(parameter: nn.Parameter, table: str, report: Report) -> None:
+    """Have the parameter of a table report whoever reads it, while the method's owner lives."""
+    if type(parameter) is TableBatchedEmbeddingSlice:
+        REPORTS[parameter] = table, weakref.WeakMethod(report)
+        parameter.__class__ = HomeWeights
+
+
+def report_reads_of_shards(sharded: object, table: str, report: Report) -> None:
+    """Have a ShardedTensor of a state dict, of a table or of its optimizer's state, report whoever
+    asks for this rank's shards or pickles them. What is pickled stays as it was."""
+    if isinstance(sharded, ShardedTensor) and READ_BY[0] not in vars(sharded):
+        here, method = weakref.ref(sharded), weakref.WeakMethod(report)
+        for name in READ_BY:
+            vars(sharded)[name] = partial(_reported, name, here, table, method)
+
+
+def _reported(
+    name: str,
+    here: Callable[[], ShardedTensor | None],
+    table: str,
+    method: Callable[[], Report | None],
+) -> Any:
+    if (report := method()) is not None:
+        report(table)
+    return getattr(ShardedTensor, name)(here())
+
+
+def _read(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[HomeWeights]:
+    """The parameters whose numbers a function of torch reads."""
+    name = getattr(func, "__name__", "")
+    attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name in NO_NUMBERS or name in ("__set__", "__delete__"):
+        return
+    if name == "__get__" and attribute not in VIEWS:
+        return
+    writes = name.endswith("_") and not name.endswith("__")
+    for given in (*args[writes:], *kwargs.values()):
+        for one in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(one, HomeWeights):
+                yield one
