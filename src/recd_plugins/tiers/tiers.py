@@ -89,6 +89,8 @@ class Tiers:
         self._updates: WeakSet[Update] = WeakSet()
         """The updates of forwards, as long as their graphs live; backward has made those that are
         `applied`."""
+        self._to_apply: list[Update] = []
+        """Those that have gradients in the backward that runs."""
         self._deferred: list[DeferredExchange] = []
         self._warned = False
         self.met_hot = False
@@ -215,7 +217,8 @@ class Tiers:
         for group, answer in zip(batch.groups, answers, strict=True):
             group.answer_node(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()
-        update = Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
+        reduction = Reduction(self.nodes, division, self._chunk_rows, batch.hot)
+        update = Update(batch, reduction, self._to_apply)
         if batch.hot:
             count_forward(self._sharded)
         if torch.is_grad_enabled():
