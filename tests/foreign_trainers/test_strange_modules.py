@@ -420,6 +420,47 @@ def test_it_trains_as_plainly(gloo_pool: GlooPool, make: type[nn.Module]) -> Non
     gloo_pool.run(alike, make)
 
 
+class Unread(nn.Module):
+    """An evaluation returns on one rank behind the lookups, of which it reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.rows = bags(table("user"), table("shop")), rows_of(table("tags"))
+        self.summed, self.head = Summed(), Head(3 * DIM)
+
+    def forward(self, step: Step) -> Tensor:
+        found, rows = self.bags(step.sparse), self.rows(step.sparse)
+        if not self.training and dist.get_rank() == 1:
+            return step.labels.sum()
+        tags = self.summed(rows["tags"].values(), rows["tags"].lengths())
+        return self.head([found["user"], found["shop"], tags], step.labels)
+
+
+def evaluated(make: type[nn.Module]) -> None:
+    """On a rank: what comes behind an evaluation comes on both."""
+    coalesced = registry(tables=["?*"], coalesce="node")
+    nodes = {**coalesced["topology"], "ranks_per_node": 2, "intra_node_gbps": 1.0}
+    stack = rp.load({**coalesced, "topology": nodes})
+    net = stack.adapt(make())
+    batches = [drawn(number) for number in range(2)]
+    plan = stack.plan(
+        net,
+        batches=batches,
+        features=lambda step: step.sparse,
+        sharders=[RowWiseBags(), EmbeddingCollectionSharder()],
+    )
+    model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=stack.sharders()).eval()
+    with torch.no_grad():
+        for batch in batches:
+            model(batch)
+    dist.barrier()
+
+
+@pytest.mark.filterwarnings("ignore::recd_plugins.notices.NoticeWarning")
+def test_a_rank_may_read_nothing_of_an_evaluation(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(evaluated, Unread)
+
+
 def told(make: type[nn.Module]) -> list[str]:
     """On a rank: what is warned of."""
     with warnings.catch_warnings(record=True) as caught:

@@ -284,6 +284,12 @@ class Tiers:
         return {name for group in self._groups for name in group.tables}
 
     @property
+    def exchanges_back(self) -> bool:
+        """Whether whoever waits for rows exchanges them with its node, which coalesced the ids."""
+        several = self.nodes.ranks_per_node > 1
+        return several and any(group.coalesce == "node" for group in self._groups)
+
+    @property
     def has_replicas(self) -> bool:
         """Whether any row has one: tables may be coalesced alone."""
         layouts = ((one.replicated_layout, one.per_node_layout) for one in self._newest.groups)
