@@ -22,7 +22,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import ComputeKJTToJTDict, KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
@@ -119,6 +119,20 @@ def test_it_answers_all_that_a_kjt_answers() -> None:
     assert made.stride_per_key_per_rank() == kjt.stride_per_key_per_rank()
     with pytest.raises(AttributeError, match=r"'concat'.*KeyedJaggedTensor: `.to_kjt\(\)` makes"):
         _ = made.concat
+
+
+def test_torchrecs_functions_take_it_for_a_kjt() -> None:
+    """They read what is a KJT's own."""
+    kjt, other = from_lists(LISTS), from_lists({"more": [[1], [], [2, 3], [4]]})
+    made = stack_of().convert(kjt)
+    expected = KeyedJaggedTensor.concat([kjt, other])
+    assert alike(KeyedJaggedTensor.concat([made, other]), expected)
+    as_dicts = [ComputeKJTToJTDict()(one) for one in (made, kjt)]
+    assert list(as_dicts[0]) == list(as_dicts[1]) == kjt.keys()
+    for key, jagged in as_dicts[0].items():
+        assert torch.equal(jagged.values(), as_dicts[1][key].values())
+    weigh = PositionWeightedModuleCollection({"history": 4}, torch.device("cpu"))
+    assert alike(weigh(made), weigh(kjt))
 
 
 @pytest.mark.parametrize("use", ["exact", "partial"])

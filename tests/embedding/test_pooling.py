@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -209,6 +211,79 @@ def test_where_no_sample_repeats_another_nothing_is_copied_or_shared(
         assert pooling.given is None
 
 
+class Normed(Silent):
+    """Normalises over the samples of a batch, as models do that were not made for this."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(D)
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        normed: Tensor = self.norm(super().forward(values, lengths, query))
+        return normed
+
+
+class Dropping(Silent):
+    """Drops values at random, by a module or by a function."""
+
+    draws_once = False
+
+    def __init__(self, *, by_module: bool) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5) if by_module else self._drop
+
+    def _drop(self, values: Tensor) -> Tensor:
+        return nn.functional.dropout(values, 0.5, self.training)
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        return super().forward(self.drop(values), lengths, query)
+
+
+OF_ALL = {
+    "norm": Normed,
+    "dropout": partial(Dropping, by_module=True),
+    "a function's dropout": partial(Dropping, by_module=False),
+}
+
+
+@pytest.mark.parametrize("make", OF_ALL.values(), ids=OF_ALL)
+def test_what_would_be_otherwise_on_unique_samples_runs_on_all_while_it_trains(
+    make: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, pooling = make().double(), DedupPooling(make().double())
+    nothing = Samples(LENGTHS * 0)
+    assert isinstance(pooling(*nothing.deduplicated()), Unexpanded) != isinstance(plain, Normed)
+    pooling.load_state_dict(plain.state_dict())
+    for _ in range(2):
+        samples = Samples()
+        torch.manual_seed(3)
+        wanted, drawn = plain(*samples.expanded()), torch.rand(3)
+        torch.manual_seed(3)
+        pooled = pooling(*samples.deduplicated())
+        assert torch.equal(torch.rand(3), drawn)
+        assert not isinstance(pooled, Unexpanded)
+        torch.testing.assert_close(pooled, wanted, rtol=1e-9, atol=1e-9)
+        for one, other in zip(
+            gradients(pooling, pooled, samples), gradients(plain, wanted, samples), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert [*map(torch.equal, pooling.buffers(), plain.buffers())].count(False) == 0
+    assert sum("pools all samples" in one.getMessage() for one in caplog.records) == 1
+    plain.eval()
+    pooled = pooling.eval()(*Samples().deduplicated())
+    assert isinstance(pooled, Unexpanded)
+    torch.testing.assert_close(pooled + 0, plain(*Samples().expanded()), rtol=1e-9, atol=1e-9)
+
+
+def test_samples_share_what_is_drawn_where_a_pooling_says_so() -> None:
+    pooling = DedupPooling(Dropping(by_module=True).double())
+    pooling.draws_once = True
+    pooled = pooling(*Samples().deduplicated())
+    assert isinstance(pooled, Unexpanded)
+    assert torch.equal((pooled + 0)[2], (pooled + 0)[6])  # of one unique sample
+    assert explain_pooling(pooling).startswith("Dropping runs on unique samples if it has no query")
+
+
 def test_it_stays_the_module_that_it_was() -> None:
     plain, pooling = build("transformer"), build("transformer")
     held, names = nn.ModuleList([pooling]), [name for name, _ in plain.named_parameters()]
@@ -248,9 +323,11 @@ def test_explained_beforehand() -> None:
         "transformer": "Transformer runs on unique samples",
         "attention": "Attention reads unique samples, and weighs them for each sample's query",
         "silent": "Silent runs on unique samples if it has no query; else on all: each sample",
+        "norm": "Normed runs on all samples where it trains: it normalises over the samples",
+        "dropout": "Dropping runs on all samples where it trains: it draws at random",
     }
     for name, reason in wanted.items():
-        pooling = build(name)
+        pooling = OF_ALL[name]() if name in OF_ALL else build(name)
         assert explain_pooling(pooling).startswith(reason)
         assert explain_pooling(DedupPooling(pooling)).startswith(reason)
 

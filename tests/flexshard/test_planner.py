@@ -248,6 +248,19 @@ def test_tables_of_two_collections_that_have_one_name_are_left_alone() -> None:
         assert "table t0 is left to TorchRec, for other collections have tables" in text
 
 
+@pytest.mark.parametrize(("strange", "told"), [(0.2, False), (0.8, True), (1.0, True)])
+def test_ids_that_are_none_of_a_tables_are_told(strange: float, told: bool) -> None:
+    """A model maps hashes, say, and its loader's batches hold them as they are."""
+    batches = list(skewed())
+    for batch in batches:
+        ids = batch.features.values()
+        ids[: int(strange * len(ids))] += 1 << 40
+    made = planner(lambda: batches, goal="min_communication")
+    made.propose(Histories(), SLOW, 4)
+    says = "most ids that were counted of table t0 are of no row, as where a model maps ids"
+    assert any(says in str(one) for one in made.notices()) == told
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_means_of_weighted_ids_are_left_alone(others: int) -> None:
     """What TorchRec makes of them is another thing where a table is row-wise."""

@@ -150,8 +150,9 @@ def was_written_to(tensor: Tensor) -> bool:
 
 
 def writes_to(tensor: Tensor) -> int:
-    """How often a tensor, or a view that shares its version, was changed in place."""
-    return tensor._version
+    """How often a tensor, or a view that shares its version, was changed in place; those of
+    inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def recorded_events(profiler: Any) -> Iterator[Any]:

@@ -36,6 +36,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from recd_plugins.compat.pytorch import was_written_to
 from recd_plugins.errors import CapabilityError
 
 __all__ = [
@@ -163,7 +164,8 @@ class HasOwnExchange:
 class LazyKeyedTensor(KeyedTensor):
     """A KeyedTensor of tensors that are joined only when its values are asked for.
 
-    KeyedTensor's own methods, and torch's trees, read `_values`.
+    KeyedTensor's own methods, and torch's trees, read `_values`. Once somebody has changed these in
+    place, as models change embeddings, each key's are a part of them, as in a KeyedTensor.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], widths: Sequence[int]) -> None:
@@ -186,11 +188,15 @@ class LazyKeyedTensor(KeyedTensor):
     def _values(self, values: Tensor | None) -> None:
         self._joined = values
 
+    @property
+    def _changed(self) -> bool:
+        return self._joined is not None and was_written_to(self._joined)
+
     def __getitem__(self, key: str) -> Tensor:
-        return self._tensors[key]
+        return super().__getitem__(key) if self._changed else self._tensors[key]
 
     def to_dict(self) -> dict[str, Tensor]:
-        return dict(self._tensors)
+        return super().to_dict() if self._changed else dict(self._tensors)
 
     def device(self) -> torch.device:
         return next(iter(self._tensors.values())).device

@@ -22,7 +22,7 @@ from recd_plugins.embedding.dedup import (
     Route,
     deduplicated,
 )
-from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
+from recd_plugins.embedding.pooling import DedupPooling, explain_pooling, why_all_samples
 from recd_plugins.errors import CapabilityError
 from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
@@ -88,11 +88,16 @@ def explain(model: nn.Module) -> str:
 
 def poolings_by_feature(model: nn.Module, features: Sequence[str]) -> dict[str, nn.Module]:
     """The module that pools each of these sequences, of those that `adapt` would have pool unique
-    samples; of those where it is known.
+    samples, while they train; of those where it is known.
 
     A module says so by `features` and `poolings`, as many of the one as of the other. Without,
     poolings that are all alike tell nothing else of any feature.
     """
+    found = _poolings_by_feature(model, features)
+    return {name: pooling for name, pooling in found.items() if not why_all_samples(pooling)}
+
+
+def _poolings_by_feature(model: nn.Module, features: Sequence[str]) -> dict[str, nn.Module]:
     for part in model.modules():
         names, poolings = getattr(part, "features", None), getattr(part, "poolings", None)
         if isinstance(poolings, nn.ModuleList) and len(names or ()) == len(poolings):

@@ -33,6 +33,7 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
     keep its mark.
     """
     of = SparseFeatures.of(features)
+    of.check_not_written()
     return marked(_rows_of(of, keys), mark_of(of.plain))
 
 
@@ -58,6 +59,7 @@ def vbe_rows_of(
     No row pads. A feature that is not deduplicated has its own row for each sample.
     """
     of = SparseFeatures.of(features)
+    of.check_not_written()
     for key in keys:
         if key not in of.rows:
             raise DataError(f"the batch has no feature {key!r}; {nearest(key, of.rows)}")

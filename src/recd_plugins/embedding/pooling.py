@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from recd_plugins.embedding.pooled_check import check_unique
 from recd_plugins.embedding.unexpanded import Unexpanded
 
-__all__ = ["DedupPooling", "PoolsUnique", "explain_pooling"]
+__all__ = ["DedupPooling", "PoolsUnique", "explain_pooling", "why_all_samples"]
 
 LOG = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ class DedupPooling(nn.Module):
       so it does on a query that is `Unexpanded` by the same lookup. The result [B, D] is
       `Unexpanded` too.
     - Where no sample repeats another, nothing is copied and nothing shared: it runs as it is.
+    - Where it normalises over the samples of a batch, or draws at random while it trains, it runs
+      on the expansion: on unique samples it would come to something else. What it draws may be
+      shared where it says so (`draws_once = True`).
     - On a query for each sample it runs `pool_unique`, if the pooling has it (`PoolsUnique`).
     - Else it runs on the expansion, and says so once in the log; `explain_pooling` knows before.
 
@@ -74,6 +78,9 @@ class DedupPooling(nn.Module):
         elif isinstance(query, Unexpanded) and _alike(values, query):
             of_unique = (query.unique,)
         if of_unique is not None:
+            if why := _why_of_all(self, pool, values.unique, lengths.unique, *of_unique):
+                _warn_once(self, why)
+                return pool(values, lengths, *asked)
             pooled = pool(values.unique, lengths.unique, *of_unique)
             if not isinstance(pooled, Tensor) or not pooled.dim():  # the others as any pooling's
                 check_unique(self, values.unique, lengths.unique, pooled)
@@ -93,15 +100,35 @@ PER_SAMPLE = (
     "it say so by needs_query = False"
 )
 
+NORMALISES = "it normalises over the samples of a batch, and unique ones have other means"
+DRAWS = (
+    "it draws at random, as dropout does, and each sample draws by itself; if those that share a "
+    "unique sample may share what it draws, let it say so by draws_once = True"
+)
+NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
+
 
 def explain_pooling(pooling: nn.Module) -> str:
     """The way in which a pooling, adapted or about to be, takes deduplicated samples, in words."""
     name = type(pooling).__name__.removeprefix("Dedup")
+    if why := why_all_samples(pooling):
+        return f"{name} runs on all samples where it trains: {why}"
     if not _needs_query(pooling):
         return f"{name} runs on unique samples"
     if isinstance(pooling, PoolsUnique):
         return f"{name} reads unique samples, and weighs them for each sample's query"
     return f"{name} runs on unique samples if it has no query; else on all: {PER_SAMPLE}"
+
+
+def why_all_samples(pooling: nn.Module) -> str:
+    """Why a pooling runs on all samples where it trains, as far as its parts show; nothing where
+    they show none."""
+    parts = list(pooling.modules())
+    if any(isinstance(part, NORMS) for part in parts):
+        return NORMALISES
+    draws = any(isinstance(part, DROPOUTS) and part.p for part in parts)
+    return DRAWS if draws and not _draws_once(pooling) else ""
 
 
 _SUBCLASSES: dict[type[nn.Module], type[DedupPooling]] = {}
@@ -121,6 +148,60 @@ def _remade(cls: type[nn.Module]) -> DedupPooling:
 def _needs_query(pooling: nn.Module) -> bool:
     """Whether its result depends on a query; who does not say may."""
     return bool(getattr(pooling, "needs_query", True))
+
+
+def _draws_once(pooling: nn.Module) -> bool:
+    """Whether samples that share a unique one may share what it draws; who does not say draws for
+    each."""
+    return bool(getattr(pooling, "draws_once", False))
+
+
+@dataclass
+class _Tried:
+    """What was found of a pooling when it was first handed unique samples."""
+
+    norms: tuple[Any, ...]
+    """Its parts that may normalise over samples."""
+    draws: bool | None = None
+    """Whether it draws at random while it trains; none before it was handed a value."""
+
+
+TRIED = "recd_tried"
+"""The attribute of a pooling that has what was found of it."""
+
+
+def _why_of_all(pooling: nn.Module, pool: Callable[..., Tensor], *unique: Tensor) -> str:
+    """Why a pooling would make something else of unique samples than of all; nothing where it would
+    not."""
+    tried: _Tried | None = vars(pooling).get(TRIED)
+    if tried is None:
+        norms = (part for part in pooling.modules() if isinstance(part, NORMS))
+        tried = vars(pooling)[TRIED] = _Tried(tuple(norms))
+    for norm in tried.norms:
+        if norm.training or norm.running_mean is None:
+            return NORMALISES
+    if not pooling.training or _draws_once(pooling):
+        return ""
+    values = unique[0]
+    if tried.draws is None and values.numel():
+        before = _random_state(values.device)
+        with torch.no_grad():
+            pool(*unique)
+        tried.draws = not torch.equal(before, _random_state(values.device))
+        _restore(before, values.device)
+    return DRAWS if tried.draws else ""
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The state of what operations on a device draw from."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _restore(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _alike(values: Unexpanded, rows: Unexpanded) -> bool:

@@ -295,6 +295,7 @@ class Usage:
                 converted = holds_unique(given)
                 unconverted = bool(unique) and not converted
                 self._divided_wrongly(module)
+                self._watch_weights(module)
                 self._give(*self._idle(planner, planning, tier_plan, unconverted=unconverted))
                 if unique and converted:
                     done: RemovableHandle
@@ -364,6 +365,41 @@ class Usage:
                     "in collections of their own.",
                 )
             )
+
+    def _watch_weights(self, model: nn.Module) -> None:
+        """Look, in the next forward, whether sharded bags are handed weights that are to be learnt:
+        the exchange of ids passes no gradient on."""
+        from torchrec.distributed.types import ShardedModule
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        from recd_plugins.sparse.features import SparseFeatures
+
+        looking: dict[nn.Module, RemovableHandle] = {}
+
+        def look(part: nn.Module, args: Any, kwargs: Any) -> None:
+            if part not in looking:  # a copy, which has the hook for good
+                return
+            looking.pop(part).remove()
+            for given in (*args, *kwargs.values()):
+                kjt = given.plain if isinstance(given, SparseFeatures) else given
+                weights = kjt.weights_or_none() if isinstance(kjt, KeyedJaggedTensor) else None
+                if weights is not None and weights.requires_grad:
+                    self._give(
+                        Otherwise(
+                            what=f"the weights of the ids of {listed(kjt.keys())}",
+                            why="they are to be learnt, and no gradient comes back from the ranks "
+                            "that have the rows, with plain TorchRec neither, unless it has the "
+                            "tables data-parallel",
+                            cure="Have a FeatureProcessedEmbeddingBagCollection weigh ids; or "
+                            "constrain the tables, `sharding_types: [data_parallel]`.",
+                        )
+                    )
+
+        for part in model.modules():
+            places = getattr(part, "module_sharding_plan", None) or {}
+            whole = {one.sharding_type for one in places.values()} == {"data_parallel"}
+            if isinstance(part, ShardedModule) and not whole:
+                looking[part] = part.register_forward_pre_hook(look, with_kwargs=True)
 
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
         """Count the batches that the model is trained on until the planner knows whether its order

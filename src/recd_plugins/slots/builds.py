@@ -259,9 +259,12 @@ class Pooling(Protocol):
         a model then has one for it, or fails to build. `needs_query = False` says that the
         query is ignored: rows that samples share are then pooled once, whatever they ask. So
         they are, with a query for each sample, by a method `pool_unique`, if the module has
-        one (`recd_plugins.api.embedding.PoolsUnique`). Of scored ids a model hands over values
-        times weights, to a module alone that says `takes_weights = True`. A model writes the
-        features that it pools with a module into its `of_features`, for messages.
+        one (`recd_plugins.api.embedding.PoolsUnique`). A module that normalises over a batch's
+        samples, or draws at random, as dropout does, is handed all samples while it trains;
+        with `draws_once = True`, samples that share rows share what it draws. Of scored ids a
+        model hands over values times weights, to a module alone that says `takes_weights =
+        True`. A model writes the features that it pools with a module into its `of_features`,
+        for messages.
         """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recd_plugins.compat.pytorch import writes_to
 from recd_plugins.errors import CapabilityError
 from recd_plugins.sparse.bundle import Bundle
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
@@ -44,6 +45,17 @@ EXPANDED = frozenset(
     ]
 )
 """What else a KJT answers: here, `to_kjt` does."""
+
+
+def _own_names() -> frozenset[str]:
+    none = torch.empty(0, dtype=torch.int64)
+    names = dir(KeyedJaggedTensor(keys=[], values=none, lengths=none))
+    return frozenset(name for name in names if name[:1] == "_" != name[1:2])
+
+
+OF_KJT = _own_names()
+"""The names that TorchRec's functions read of a KJT that they are handed, as
+`KeyedJaggedTensor.concat` and `ComputeKJTToJTDict` do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +160,34 @@ class SparseFeatures(Bundle):
 
     def to_kjt(self) -> KeyedJaggedTensor:
         """All B rows of all features, in the order of `keys`: the KJT that this stands for."""
-        return self._expanded
+        return self.plain if self.dedup is None else self._read("", self._expanded)
+
+    def check_not_written(self) -> None:
+        """`CapabilityError` where somebody has written into ids that were read of unique samples:
+        these are looked up, so that what was written would be lost."""
+        if any(_writes(kjt) > before for kjt, before in self._reads.values()):
+            raise CapabilityError(
+                "dedup: the model writes into the ids of its batch, or into their lengths or "
+                "weights, but unique samples are looked up, so that this would be lost. Have "
+                "`preprocess`, or the loader before it converts, change ids; or have the model "
+                "make a KeyedJaggedTensor of its own of them, which is looked up for all samples."
+            )
 
     @cached_property
+    def _reads(self) -> dict[str, tuple[KeyedJaggedTensor, int]]:
+        """The rows of all samples that were read, of a feature or of all (""), and how often they
+        had been written to when they were made."""
+        return {}
+
+    def _read(self, name: str, expand: Callable[[], KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """Rows of all samples: the same whenever they are read, as those of a KJT are."""
+        if name not in self._reads:
+            kjt = expand()
+            self._reads[name] = kjt, _writes(kjt)
+        return self._reads[name][0]
+
     def _expanded(self) -> KeyedJaggedTensor:
-        if self.dedup is None:
-            return self.plain
+        assert self.dedup is not None
         parts = WeightedJagged.by_key(self.plain) | WeightedJagged.by_key(self.dedup.to_kjt())
         rows = WeightedJagged.joined([parts[key] for key in self.keys()])
         return KeyedJaggedTensor(
@@ -165,8 +199,9 @@ class SparseFeatures(Bundle):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Answer as the KJT would, by `EXPANDED`, what it has beside keys and strides."""
-        if name not in EXPANDED:
+        """Answer as the KJT would, by `EXPANDED`, what it has beside keys and strides; and what of
+        its own TorchRec's functions read."""
+        if name not in EXPANDED and name not in OF_KJT:
             raise AttributeError(
                 f"{type(self).__name__} has no attribute {name!r}. It is what `dedup` puts in the "
                 "place of a batch's KeyedJaggedTensor: `.to_kjt()` makes that one again, of all "
@@ -176,15 +211,21 @@ class SparseFeatures(Bundle):
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """All B rows of a feature."""
-        if self.dedup is not None and key in self.lookups:
-            return self.dedup.to_kjt([key])[key]
+        dedup = self.dedup
+        if dedup is not None and key in self.lookups:
+            return self._read(key, lambda: dedup.to_kjt([key]))[key]
         return self.plain[key]
 
     def to_dict(self) -> dict[str, JaggedTensor]:
         """All B rows of every feature."""
-        dedup = {} if self.dedup is None else self.dedup.to_kjt().to_dict()
-        found = {**self.plain.to_dict(), **dedup}
-        return {key: found[key] for key in self.keys()}
+        found: dict[str, JaggedTensor] = self.to_kjt().to_dict()
+        return found
+
+
+def _writes(kjt: KeyedJaggedTensor) -> int:
+    """How often its tensors were changed in place."""
+    tensors = kjt.values(), kjt.lengths(), kjt.weights_or_none()
+    return sum(writes_to(one) for one in tensors if one is not None)
 
 
 KeyedJaggedTensor.register(SparseFeatures)

@@ -86,6 +86,17 @@ class LeftTables:
             "(`stack.convert`).",
         )
 
+    def counted_otherwise(self, tables: Sequence[str]) -> Missed:
+        """Most ids that were counted of these are none that they have a row for."""
+        return Missed(
+            what=self._what,
+            why=f"most ids that were counted of {listed(tables, kind='table')} are of no row, as "
+            "where a model maps ids before it looks them up, so that nobody knows which rows are "
+            "looked up",
+            cure="Have `features` return a KeyedJaggedTensor of the ids that the model looks up; "
+            "or map them in the loader.",
+        )
+
     def no_batches(self) -> Unused:
         """Nothing can be counted."""
         return Unused(

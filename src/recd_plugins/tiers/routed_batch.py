@@ -56,7 +56,7 @@ class RoutedBatch(Multistreamable):
     """[F, B]: how many each sample has in each feature."""
     length_per_feature: list[int]
     weights: Tensor | None = None
-    """[N] float32, of ids in weighted bags."""
+    """[N]: those that the KJT has of its ids, of the type that they came in."""
     hot: bool = False
     """Whether no rank has an id that is not replicated on every rank: nothing is exchanged."""
 
@@ -74,6 +74,13 @@ class RoutedBatch(Multistreamable):
         """[N] int64: id i is in bag f · B + b, of feature f and sample b."""
         lengths = self.lengths.flatten().long()
         return torch.repeat_interleave(lengths, output_size=len(self.ids))
+
+    @cached_property
+    def weighing(self) -> Tensor | None:
+        """[N] float32: what rows are weighed by. TorchRec's kernels take floats for weights, and
+        leave out what is of another type, as the times that some trainers put there."""
+        weights = self.weights
+        return weights.float() if weights is not None and weights.is_floating_point() else None
 
     def bag_sizes(self) -> Tensor:
         """[F, B]: the ids of each bag, or the sum of their weights."""
@@ -98,8 +105,8 @@ class RoutedBatch(Multistreamable):
         return sum(sum(group.segments.lengths) for group in self.groups)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        bags = vars(self).get("bags")  # where somebody has asked for them
-        for tensor in (self.given, self.ids, self.lengths, self.weights, bags):
+        made = (vars(self).get(name) for name in ("bags", "weighing"))  # where somebody asked
+        for tensor in (self.given, self.ids, self.lengths, self.weights, *made):
             if tensor is not None:
                 tensor.record_stream(stream)
         for group in self.groups:

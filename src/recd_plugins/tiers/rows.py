@@ -46,7 +46,8 @@ class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]])
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         batch = self._update.batch
-        rows = self._rows(self._tiers.wait(self._home))
+        with self._update.at_lookup():
+            rows = list(self._rows(self._tiers.wait(self._home)))
         ids = batch.given.split(batch.length_per_feature)
         return {
             feature.name: JaggedTensor(

@@ -39,6 +39,8 @@ class TableProfiles:
         """The words on what was counted for the last profile."""
         self._no_row: Mapping[str, int] = {}
         """The ids that rank 0 counted of no row, by table."""
+        self.strange: tuple[str, ...] = ()
+        """The tables of which most ids that were counted are of no row."""
 
     def known(self, context: Context) -> bool:
         """Whether a profile is there, or batches that could be counted."""
@@ -73,7 +75,7 @@ class TableProfiles:
 
     def begin(self) -> None:
         """Nothing is known of what the next profile counts."""
-        self._no_row, self._counted = {}, ""
+        self._no_row, self._counted, self.strange = {}, "", ()
         self.variable = self.weighted = frozenset()
 
     def profile(self, context: Context, tables: Mapping[str, ModelTable]) -> Profile:
@@ -108,7 +110,13 @@ class TableProfiles:
         self._tally = None  # so that its counters can be given up
         self._no_row, self._counted = dict(counts.no_row), counts.explain()
         self.variable, self.weighted = counts.variable, counts.weighted
-        return counts.profile()
+        profile = counts.profile()
+        self.strange = tuple(
+            name
+            for name, ids in self._no_row.items()
+            if ids > profile[name].lookups * profile.samples
+        )
+        return profile
 
     def in_words(self) -> list[str]:
         """What was counted for the last profile, and ids of no row."""

@@ -364,6 +364,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         mapped files where memory has no room for all.
         """
         profile = self.profile = self.profiled()
+        if strange := self._profiles.strange:
+            self._notices.append(self._left.counted_otherwise(strange))
         if variable := self._leave_variable():
             others = bool(self.found)
             self._notices.append(self._left.add_variable(variable, others=others))

@@ -90,6 +90,8 @@ class Tiers:
         self._updates: WeakSet[Update] = WeakSet()
         """The updates of forwards, as long as their graphs live; backward has made those that are
         `applied`."""
+        self._to_apply: list[Update] = []
+        """Those that have gradients in the backward that runs."""
         self._deferred: list[DeferredExchange] = []
         self._warned = False
         self._reported_read = False
@@ -217,7 +219,8 @@ class Tiers:
         for group, answer in zip(batch.groups, answers, strict=True):
             group.answer_node(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()
-        update = Update(batch, Reduction(self.nodes, division, self._chunk_rows, batch.hot))
+        reduction = Reduction(self.nodes, division, self._chunk_rows, batch.hot)
+        update = Update(batch, reduction, self._to_apply)
         if batch.hot:
             count_forward(self._sharded)
         if torch.is_grad_enabled():
@@ -302,6 +305,12 @@ class Tiers:
     def tables(self) -> set[str]:
         """The tables that have tiers."""
         return {name for group in self._groups for name in group.tables}
+
+    @property
+    def exchanges_back(self) -> bool:
+        """Whether whoever waits for rows exchanges them with its node, which coalesced the ids."""
+        several = self.nodes.ranks_per_node > 1
+        return several and any(group.coalesce == "node" for group in self._groups)
 
     @property
     def has_replicas(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -50,6 +51,13 @@ class GroupUpdate:
         self._update.accumulate(self._number, gradients)
 
 
+_NUMBERS = count()
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 class Update:
     """The update of the replicas by one forward; two forwards make two, as with TorchRec.
 
@@ -57,8 +65,13 @@ class Update:
     stream of their own. Rows change at its end, one update after another.
     """
 
-    def __init__(self, batch: RoutedBatch, reduction: Reduction) -> None:
+    def __init__(self, batch: RoutedBatch, reduction: Reduction, waiting: list[Update]) -> None:
+        """`waiting` are the updates of the same collection that have gradients in this backward."""
         self.batch = batch
+        self.learns = torch.is_grad_enabled()
+        """Whether its rows are looked up to be learnt, as TorchRec's kernels are asked there."""
+        self._number = next(_NUMBERS)
+        self._waiting = waiting
         self._reduction = reduction
         self._optimizers = [one.replicas.group.row_optimizer() for one in batch.groups]
         """As they are at the time of the forward: so backward steps, as with fbgemm."""
@@ -77,7 +90,8 @@ class Update:
                 )
             if not self.batch.replicas.filled:  # someone had the state dict since
                 self.batch.replicas.fill()
-            at_end_of_backward(self._apply)
+            self._waiting.append(self)
+            at_end_of_backward(self._apply_latest)
         entries = gradients.replicated
         made = entries.targets, entries.gradients, entries.sources, entries.weights
         with self._stream.after(*made, gradients.per_node):
@@ -91,6 +105,25 @@ class Update:
         reduction = self._reduction
         bound = most / reduction.division.scale(reduction.nodes.world.size)
         return gradient.clamp(-bound, bound)
+
+    @contextmanager
+    def at_lookup(self) -> Iterator[None]:
+        """Compute as if it were when the rows were looked up, and not when somebody waits for them:
+        with no gradient if they were looked up without, and out of the sight of a checkpoint
+        around who waits, whose second run would find them there."""
+        with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
+            if torch.compiler.is_compiling():
+                yield
+                return
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                yield
+
+    def _apply_latest(self) -> None:
+        """Apply the update of the latest forward, as backward calls TorchRec's kernels: optimizers
+        with a state come to something else in another order."""
+        latest = max(self._waiting, key=lambda one: one._number)
+        self._waiting.remove(latest)
+        latest._apply()
 
     def _apply(self) -> None:
         """Finish the sums and step the rows. Every rank does so for every group, be it by none."""

@@ -154,6 +154,10 @@ class SumsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable
         self._divisors = divisors
 
     def _wait_impl(self) -> KeyedTensor:
+        with self._update.at_lookup():
+            return self._joined()
+
+    def _joined(self) -> KeyedTensor:
         home: KeyedTensor = self._tiers.wait(self._home)
         batch = self._update.batch
         columns = {}

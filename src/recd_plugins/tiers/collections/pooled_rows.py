@@ -39,6 +39,10 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         self._divisors = divisors
 
     def _wait_impl(self) -> Mapping[TableFeature, Tensor]:
+        with self._update.at_lookup():
+            return self._pooled()
+
+    def _pooled(self) -> Mapping[TableFeature, Tensor]:
         home: dict[str, JaggedTensor] = self._tiers.wait(self._home)
         batch = self._update.batch
         divisors = divided_by(batch, self._divisors)

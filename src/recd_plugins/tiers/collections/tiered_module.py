@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
-from torchrec.distributed.types import LazyAwaitable, ShardedModule
+from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ShardedModule
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
@@ -145,7 +145,11 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     def _output(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
         # The exchanges of batches to come have had time while this one was looked up.
         self.tiers.advance_deferred()
-        return self._joined(ctx, home)
+        found = self._joined(ctx, home)
+        if self.tiers.exchanges_back and not torch.is_grad_enabled():
+            # Of an evaluation, one rank may read nothing, as it may of TorchRec's.
+            return LazyNoWait(found.wait())
+        return found
 
     def _nothing_from_home(self) -> LazyAwaitable[Any]:
         """The output that TorchRec would yield if it were given no id: the whole of a hot batch is
