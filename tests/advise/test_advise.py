@@ -689,7 +689,7 @@ def test_additions_come_after_those_that_they_follow_or_need() -> None:
     [
         ("return ['tiers']", "must return Additions"),
         ("return [Addition(name='tiers', summary='.', add=None)]", "both have an addition 'tiers'"),
-        ("raise OSError('gone')", "raised OSError: gone"),
+        ("raise OSError('gone')", r"raised OSError in recd_additions \(\w+\.py:\d+\): gone"),
     ],
 )
 def test_what_a_hook_returns_is_checked(body: str, says: str, tmp_path: Path) -> None:

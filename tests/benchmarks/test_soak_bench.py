@@ -51,11 +51,12 @@ def test_the_warm_up_ends_with_a_third_of_the_steps_however_long_it_takes() -> N
 
 def test_what_all_processes_of_a_job_hold_is_added_up() -> None:
     """Of a job of its own: what this process has had others start may end meanwhile."""
-    script = "read go; sleep 600 & echo started; read end; kill $!"
+    script = "echo up; read go; sleep 600 & echo started; read end; kill $!"
     job = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert job.stdin is not None
     assert job.stdout is not None
     with job, job.stdin as told, job.stdout as says:
+        assert says.readline() == b"up\n"  # before, its own libraries may be open
         alone = _held(job.pid, 0)
         told.write(b"go\n")
         told.flush()
