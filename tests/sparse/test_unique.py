@@ -13,6 +13,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows import unique
 from recd_plugins.sparse.rows.unique import (
+    LaidRows,
     group_codes,
     hash_row,
     hash_rows,
@@ -124,10 +125,10 @@ def test_samples_whose_features_collide_are_not_merged():
 
 @pytest.mark.parametrize("weak_rounds", [1, 4])
 def test_rows_that_collide_on_a_device_are_not_merged(weak_rounds):
-    def weak(values, offsets, attempt):
+    def weak(rows, attempt):
         if attempt < weak_rounds:
-            return torch.zeros(offsets.numel() - 1, dtype=torch.int64)
-        return hash_rows(values, offsets, attempt)
+            return torch.zeros(rows.offsets.numel() - 1, dtype=torch.int64)
+        return hash_rows(rows, attempt)
 
     rows = [[n % 7] * (n % 3) for n in range(60)]
     found = unique_rows_on_device(*jagged(rows), hash_rows=weak)
@@ -135,9 +136,9 @@ def test_rows_that_collide_on_a_device_are_not_merged(weak_rounds):
 
 
 def test_a_hash_tells_order_length_and_round():
-    values, offsets = jagged([[1, 2], [2, 1], [0], [0, 0], []])
-    assert len(set(hash_rows(values, offsets, 0).tolist())) == 5
-    assert not (hash_rows(values, offsets, 0)[:4] == hash_rows(values, offsets, 1)[:4]).any()
+    rows = LaidRows.of(*jagged([[1, 2], [2, 1], [0], [0, 0], []]))
+    assert len(set(hash_rows(rows, 0).tolist())) == 5
+    assert not (hash_rows(rows, 0)[:4] == hash_rows(rows, 1)[:4]).any()
 
 
 @given(

@@ -22,6 +22,7 @@ from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64
 
 __all__ = [
     "Firsts",
+    "LaidRows",
     "RowHash",
     "Unique",
     "group_codes",
@@ -45,8 +46,8 @@ SIGNED_STEP = 0x9E3779B97F4A7C15 - 2**64
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
-RowHash = Callable[[Tensor, Tensor, int], Tensor]
-"""Values, offsets and the round's number to [B] hashes."""
+RowHash = Callable[["LaidRows", int], Tensor]
+"""Rows and the round's number to [B] hashes."""
 
 
 class Unique(NamedTuple):
@@ -320,54 +321,84 @@ def _refine_single(
     return num_unique
 
 
-def hash_rows(values: Tensor, offsets: Tensor, attempt: int) -> Tensor:
+class LaidRows(NamedTuple):
+    """B rows, and where each of their ids lies: once for all that is asked of them."""
+
+    ids: Tensor
+    """[N] int64."""
+    offsets: Tensor
+    """[B + 1] int64, from 0 to N."""
+    row_of: Tensor
+    """[N]: the row of each id."""
+    positions: Tensor
+    """[N]: its position within the row."""
+
+    @classmethod
+    def of(cls, values: Tensor, offsets: Tensor) -> LaidRows:
+        """CUDA is waited for once: where the rows begin and end."""
+        offsets = offsets.to(torch.int64)
+        first, last = torch.stack((offsets[0], offsets[-1])).tolist()
+        return cls._laid(values[first:last].to(torch.int64), offsets - first)
+
+    @classmethod
+    def _laid(cls, ids: Tensor, offsets: Tensor) -> LaidRows:
+        row_of = torch.repeat_interleave(offsets.diff(), output_size=ids.numel())
+        positions = torch.arange(ids.numel(), device=ids.device) - offsets[row_of]
+        return cls(ids, offsets, row_of, positions)
+
+    def select(self, rows: Tensor) -> LaidRows:
+        """Rows `rows` [n], in this order."""
+        ends = torch.nn.functional.pad(self.offsets.diff()[rows].cumsum(0), (1, 0))
+        numel = int(ends[-1])
+        row_of = torch.repeat_interleave(ends.diff(), output_size=numel)
+        places = torch.arange(numel, device=rows.device) + (self.offsets[rows] - ends[:-1])[row_of]
+        return self._laid(self.ids[places], ends)
+
+    def sums(self, terms: Tensor) -> Tensor:
+        """[B]: of each row, the sum of its ids' terms [N], modulo 2^64."""
+        totals = torch.nn.functional.pad(terms.cumsum(0), (1, 0))
+        return totals[self.offsets].diff()
+
+    def differ(self, others: Tensor) -> Tensor:
+        """[B] bool: whether row i holds something else than row others[i]."""
+        lengths = self.offsets.diff()
+        # Where the lengths differ, it does not matter what is read, as long as it is there.
+        places = self.offsets[others][self.row_of] + self.positions
+        unlike = self.ids != self.ids[places.clamp(max=self.ids.numel() - 1)]
+        return (lengths != lengths[others]) | (self.sums(unlike.to(torch.int64)) > 0)
+
+
+def hash_rows(rows: LaidRows, attempt: int) -> Tensor:
     """h = Σ_j mix(v_j xor mix(j + attempt)) over the row's positions j, and its length: [B]."""
-    lengths = offsets.diff()
-    _, positions = _positions(lengths)
-    ids = values[offsets[0] : offsets[-1]].to(torch.int64)
-    terms = _mix(ids ^ _mix((positions + 1) * SIGNED_STEP + attempt))
-    sums = torch.nn.functional.pad(terms.cumsum(0), (1, 0))
-    ends = offsets - offsets[0]
-    return _mix(sums[ends[1:]] - sums[ends[:-1]] + lengths)
+    terms = _mix(rows.ids ^ _mix((rows.positions + 1) * SIGNED_STEP + attempt))
+    return _mix(rows.sums(terms) + rows.offsets.diff())
 
 
 def unique_rows_on_device(
     values: Tensor, offsets: Tensor, hash_rows: RowHash = hash_rows
 ) -> tuple[Tensor, Tensor]:
-    """(inverse_lookup [B], firsts [U]) as `unique_rows` has them, on the device of `values`.
+    """(inverse_lookup [B], firsts [U]) as `unique_rows` has them, on the device of `values`, which
+    is waited for three times.
 
     Rows of one hash are compared with the first of them; those that differ from it meet again
     under another hash. Equal rows are never parted, and unequal ones never merged.
     """
-    offsets = offsets.to(torch.int64)
-    rows = torch.arange(offsets.numel() - 1, device=values.device)
-    firsts = torch.empty_like(rows)
-    left, attempt = rows, 0
-    while left.numel():
-        _, codes = torch.unique(hash_rows(values, offsets, attempt)[left], return_inverse=True)
-        leads = torch.full_like(left, rows.numel()).scatter_reduce(0, codes, left, "amin")[codes]
-        same = _equal_on_device(values, offsets, leads, left)
-        firsts[left[same]] = leads[same]
-        left, attempt = left[~same], attempt + 1
-    appears = firsts == rows
-    return (appears.cumsum(0) - 1)[firsts], appears.nonzero().squeeze(1)
+    leads = _leads(LaidRows.of(values, offsets), hash_rows, 0)
+    appears = leads == torch.arange(leads.numel(), device=leads.device)
+    return (appears.cumsum(0) - 1)[leads], appears.nonzero().squeeze(1)
 
 
-def _equal_on_device(values: Tensor, offsets: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """[n] bool: whether rows left[i] and right[i] hold the same."""
-    lengths = offsets.diff()
-    equal = lengths[left] == lengths[right]
-    pairs, positions = _positions(torch.where(equal, lengths[left], 0))
-    differ = values[offsets[left][pairs] + positions] != values[offsets[right][pairs] + positions]
-    equal[pairs[differ]] = False
-    return equal
-
-
-def _positions(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The row [N] of each value of rows of `lengths` [B], and its position within it [N]."""
-    rows = torch.repeat_interleave(lengths)
-    starts = lengths.cumsum(0) - lengths
-    return rows, torch.arange(rows.numel(), device=lengths.device) - starts[rows]
+def _leads(rows: LaidRows, hash_rows: RowHash, attempt: int) -> Tensor:
+    """[B]: the first row that holds what each holds."""
+    hashes, order = hash_rows(rows, attempt).sort(stable=True)
+    # Among rows of one hash, which are neighbours now, the first one in the batch comes first.
+    begins = hashes != hashes.roll(1)
+    begin = (begins * torch.arange(order.numel(), device=order.device)).cummax(0).values
+    leads = torch.empty_like(order).scatter_(0, order, order[begin])
+    left = rows.differ(leads).nonzero().squeeze(1)
+    if left.numel():
+        leads[left] = left[_leads(rows.select(left), hash_rows, attempt + 1)]
+    return leads
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -208,16 +208,18 @@ class Reduction:
         if across.size == 1:
             return sums
         by_node = by_node[:, columns]
-        most = int(by_node.sum(1).max()) if len(sums) else 0
+        counts = by_node.sum(1).tolist()
+        most = max(counts)
         if across.size * most >= 2 * len(sums):
             # Even with nothing to send it counts as a step: chunks must keep their order.
             return (yield across.all_reduce(sums) if len(sums) else Pending(sums, None))
-        mine = by_node[across.rank].nonzero().squeeze(1)
+        every = by_node.flatten().nonzero().squeeze(1).split(counts)  # CUDA is waited for once
+        which = [rows - node * len(sums) for node, rows in enumerate(every)]
+        mine = which[across.rank]
         sent = sums.new_zeros(most, sums.shape[1])
         sent[: len(mine)] = sums[mine]
-        every = yield across.all_gather(sent)
+        gathered = yield across.all_gather(sent)
         total = torch.zeros_like(sums)
-        for rows, touched in zip(every, by_node, strict=True):  # in one order on all nodes
-            which = touched.nonzero().squeeze(1)
-            total.index_add_(0, which, rows[: len(which)])
+        for rows, own in zip(gathered, which, strict=True):  # in one order on all nodes
+            total.index_add_(0, own, rows[: len(own)])
         return total
