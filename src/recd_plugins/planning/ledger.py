@@ -234,12 +234,12 @@ class Ledger:
     def cost(self) -> Cost:
         return self._copied + self._home
 
-    @property
+    @cached_property
     def memory(self) -> float:
         """Bytes a rank, on average where ranks differ."""
         return float(np.mean(self.cost.memory))
 
-    @property
+    @cached_property
     def static_memory(self) -> float:
         """The part of the memory that stays from step to step."""
         return float(np.mean(self.cost.static_memory))
