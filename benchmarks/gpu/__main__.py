@@ -3,18 +3,24 @@
     python -m benchmarks.gpu [--part NAME...] [--device cpu] [--quick] [--json] [--list]
 
 Each part runs in processes of its own that end at its deadline, so that one that fails costs its
-rows alone. The table goes to a dated file of `benchmarks/results`, with the machine and the
-device; `python -m benchmarks --draw` puts it into RESULTS.md. On the CPU, where the program is
-tried, nothing is kept.
+rows alone. Those that measure no time run beside each other first, where there are cores for it.
+The table goes to a dated file of `benchmarks/results`, with the machine and the device; `python -m
+benchmarks --draw` puts it into RESULTS.md. On the CPU, where the program is tried, nothing is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 # Asking the driver how many devices there are must not bind this process to it: ranks are forked.
@@ -32,6 +38,9 @@ from benchmarks.kept import keep
 
 __all__ = ["PARTS", "main"]
 
+ROOT = Path(__file__).parents[2]
+CORES_OF_A_PART = 3
+"""Of up to four ranks, and of who waits for them."""
 DOCTOR, STREAMS, CHECKPOINTS, BREAKDOWN = JOBS
 PARTS: tuple[Part, ...] = (DOCTOR, *PARITY, STREAMS, CHECKPOINTS, *STEPS, *KERNELS, BREAKDOWN)
 
@@ -56,15 +65,17 @@ def main(argv: Sequence[str] | None = None) -> list[Figure]:
         )
     parts = _chosen(parser, options.part)
     load = os.getloadavg()[0]
+    given = ["--device", device, *(["--quick"] if options.quick else [])]
+    beside = _beside([part for part in parts if not part.timed], given)
     figures: list[Figure] = []
     for number, part in enumerate(parts, 1):
+        if part.name in beside:
+            figures += beside[part.name]
+            continue
         began = time.monotonic()
         setting = Setting(device=device, quick=options.quick, seconds=part.seconds)
         figures += ran(part, setting)
-        seconds = time.monotonic() - began
-        print(
-            f"{number} of {len(parts)}: {part.name}, {seconds:.0f} s", file=sys.stderr, flush=True
-        )
+        _say(part, f"{number} of {len(parts)}, {time.monotonic() - began:.0f} s")
     report = Report(figures=figures, settings={"device": _named(device)})
     conditions = conditions_of(report, load=load, settings={"quick": options.quick})
     if options.json:
@@ -74,6 +85,36 @@ def main(argv: Sequence[str] | None = None) -> list[Figure]:
     if device == "cuda":
         print(f"kept as {keep('gpu', conditions, shown(figures)).name}")
     return figures
+
+
+def _beside(parts: Sequence[Part], given: Sequence[str]) -> dict[str, list[Figure]]:
+    """The rows of each of these parts, which run side by side; nothing where there are no cores
+    for that."""
+    workers = min(len(parts), (os.cpu_count() or 1) // CORES_OF_A_PART)
+    if workers < 2:
+        return {}
+    with ThreadPoolExecutor(workers) as pool:
+        rows = pool.map(partial(_apart, given=given), parts)
+        return {part.name: found for part, found in zip(parts, rows, strict=True)}
+
+
+def _apart(part: Part, given: Sequence[str]) -> list[Figure]:
+    """The rows of a part by a process of its own."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.gpu", "--json", *given, "--part", part.name]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    _say(part, f"beside others, {time.monotonic() - began:.0f} s")
+    if run.returncode:
+        print(run.stderr, file=sys.stderr, flush=True)
+        why = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1][:200]
+        return [Figure(name=f"{part.name}: runs", value=0, unit="", target=1, note=why)]
+    names = [one.name for one in dataclasses.fields(Figure) if one.name != "limit"]
+    rows = json.loads(run.stdout)["figures"]
+    return [Figure(**{name: row[name] for name in names}) for row in rows]
+
+
+def _say(part: Part, what: str) -> None:
+    print(f"{part.name}: {what}", file=sys.stderr, flush=True)
 
 
 def _chosen(parser: argparse.ArgumentParser, names: list[str] | None) -> list[Part]:

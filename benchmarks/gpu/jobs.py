@@ -114,13 +114,19 @@ def _breakdown(setting: Setting) -> Iterator[Figure]:
 
 
 JOBS = (
-    Part(name="doctor", about="versions, build, devices, collectives", run=_doctor),
+    Part(name="doctor", about="versions, build, devices, collectives", run=_doctor, timed=False),
     Part(
         name="streams",
         about="the tests that are skipped without a GPU",
         run=_streams,
         needs_cuda="there are no streams",
+        timed=False,
     ),
-    Part(name="checkpoints", about="saved here and resumed on the CPU; and back", run=_checkpoints),
+    Part(
+        name="checkpoints",
+        about="saved here and resumed on the CPU; and back",
+        run=_checkpoints,
+        timed=False,
+    ),
     Part(name="breakdown", about="the parts of a step, and a trace of it", run=_breakdown),
 )

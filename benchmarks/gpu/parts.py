@@ -56,6 +56,8 @@ class Part:
     """How long a call of it may take."""
     needs_cuda: str = ""
     """Why the CPU cannot run it; empty where it can."""
+    timed: bool = True
+    """Whether it measures time, so that nothing else may run meanwhile."""
 
 
 def ran(part: Part, setting: Setting) -> Iterator[Figure]:

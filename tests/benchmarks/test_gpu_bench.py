@@ -36,6 +36,13 @@ def test_one_failure_costs_one_row() -> None:
     assert row.note == "ValueError: a reason"
 
 
+def test_what_is_not_timed_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = ["hot-batches", "vbe", "doctor"]
+    alone = main(["--device", "cpu", "--quick", "--part", *parts])
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert main(["--device", "cpu", "--quick", "--part", *parts]) == alone
+
+
 def test_without_a_gpu_nothing_runs_unasked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

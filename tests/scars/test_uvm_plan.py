@@ -130,6 +130,28 @@ def test_without_memory_none_is_on_the_device_and_with_plenty_all(room: int, ker
     assert {how.cache_params.load_factor for how in tables.values()} == {None}
 
 
+def test_on_one_rank_the_caches_of_kernels_have_the_memory_of_replicas() -> None:
+    """No row travels there, and a step does not make up for two ways to keep rows at hand."""
+    options = {"size": "optimum", "hit_rate": None}
+    alone = dataclasses.replace(ON_CUDA, ranks_per_node=1, device_memory_gb=1e-3)
+    made = planner(**options)
+    plan = made.propose(Probe(SCHEMA), alone, 1)
+    tables = {name: how for module in plan.plan.values() for name, how in module.items()}
+    assert made.tier_plan is None
+    assert made.served is not None
+    assert {name: how.sharding_type for name, how in tables.items()} == dict.fromkeys(
+        made.served.choices, "row_wise"
+    )
+    for name, choice in made.served.choices.items():
+        assert tables[name].compute_kernel == choice.kernel
+    assert {one.kernel for one in made.served.choices.values()} != {"fused_uvm"}
+    assert "on one rank no row travels" in made.explain()
+    assert [one.what for one in made.notices()] == ["cache: hot_batches"]
+    asked = planner(hit_rate=0.3)  # whoever says how many rows gets them
+    asked.propose(Probe(SCHEMA), alone, 1)
+    assert asked.tier_plan is not None
+
+
 def test_it_says_what_serves_each_table_and_what_that_hits() -> None:
     made, _ = planned(50_000)
     assert made.served is not None

@@ -22,7 +22,14 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.rows.memory import numbers_on
 
-__all__ = ["cells_of", "expand_columns", "expand_rows", "expand_values", "sum_cells"]
+__all__ = [
+    "cells_of",
+    "expand_columns",
+    "expand_rows",
+    "expand_values",
+    "first_rows",
+    "sum_cells",
+]
 
 
 def expand_rows(unique: Tensor, inverse_lookup: Tensor) -> Tensor:
@@ -63,6 +70,11 @@ def expand_columns(uniques: Sequence[Tensor], lookups: Sequence[Tensor | None]) 
     cells = places + numbers_on(device, firsts)
     rows_of_all = expand_rows(torch.cat(list(uniques)), cells.view(-1))
     return rows_of_all.view(num_rows, len(uniques), uniques[0].shape[1])
+
+
+def first_rows(tensor: Tensor, rows: int) -> Tensor:
+    """The first rows; a slice of all would cost its gradient a copy."""
+    return tensor if tensor.shape[0] <= rows else tensor[:rows]
 
 
 def sum_cells(values: Tensor, cells: Tensor, num_cells: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.compat.torchrec import LazyKeyedTensor
+from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.unexpanded import StandsFor, Unexpanded
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
@@ -178,7 +179,7 @@ def sequences(
     for name, jagged in embedded.items():
         rows, lookup = samples.of(key_of[name])
         values, ids = jagged.values(), jagged.weights_or_none()
-        lengths = _first(jagged.lengths(), rows)
+        lengths = first_rows(jagged.lengths(), rows)
         found[name] = values, lengths, ids, lookup is not None
         if lookup is not None:
             count = samples.num_values[key_of[name]]
@@ -203,14 +204,11 @@ def pooled(
     unique: dict[str, StandsFor] = {}
     for name, key in key_of.items():
         rows, lookup = samples.of(key)
-        tensors[name] = _first(found[name], rows)
-        if lookup is not None:
+        if lookup is None:
+            tensors[name] = first_rows(found[name], rows)
+        else:  # no lookup is of the rows that pad: to cut them off would cost more than they do
+            tensors[name] = found[name]
             unique[name] = tensors[name], lookup, None, lookup.numel()
     widths = [tensor.shape[1] for tensor in tensors.values()]
     tensors |= zip(unique, Unexpanded.each([*unique.values()]), strict=True)
     return LazyKeyedTensor(tensors, widths)
-
-
-def _first(tensor: Tensor, rows: int) -> Tensor:
-    """The first rows; a slice of all would cost its gradient a copy."""
-    return tensor if tensor.shape[0] <= rows else tensor[:rows]

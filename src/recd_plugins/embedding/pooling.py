@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.pooled_check import check_unique
 from recd_plugins.embedding.unexpanded import Unexpanded
 
@@ -76,7 +77,7 @@ class DedupPooling(nn.Module):
         if query is None or not _needs_query(self):
             of_unique = ()
         elif isinstance(query, Unexpanded) and _alike(values, query):
-            of_unique = (query.unique,)
+            of_unique = (first_rows(query.unique, lengths.unique.numel()),)
         if of_unique is not None:
             if why := _why_of_all(self, pool, values.unique, lengths.unique, *of_unique):
                 _warn_once(self, why)

@@ -47,7 +47,7 @@ class Unexpanded(Tensor):
     """
 
     unique: Tensor  # type: ignore[assignment]
-    """The tensor that is kept, with its gradient."""
+    """The tensor that is kept, with its gradient; rows may pad it that no sample has."""
     inverse_lookup: Tensor
     """[B]: which unique sample each sample has."""
     lengths: Tensor | None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -19,7 +21,10 @@ __all__ = ["initialise_tables", "table_initialisers", "table_name"]
 BLOCK = 8192
 """Rows drawn from one generator: a rank draws the blocks that its shards touch."""
 
-Initialise = Callable[[Tensor], object]
+MOST_THREADS = 16
+
+Initialise = Callable[..., object]
+"""Fills a tensor in place."""
 
 
 def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
@@ -35,24 +40,51 @@ def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
     return initialisers
 
 
-@torch.no_grad()
 def initialise_tables(model: nn.Module, initialisers: dict[str, Initialise], seed: int) -> None:
     """Fill this rank's shards of a sharded model.
 
     Block b of a table is drawn from hash(seed, table, b), so row i starts alike wherever it
-    lives; a column shard takes its columns of the same draw.
+    lives; a column shard takes its columns of the same draw. Several threads draw by TorchRec's
+    range, of which each call may have a generator of its own; others' functions draw by torch's
+    one generator, one after another.
     """
+    alone: list[Callable[[], None]] = []
+    beside: list[Callable[[], None]] = []
     for name, value in model.state_dict().items():
         table = table_name(name)
         if table not in initialisers:
             continue
+        initialise = initialisers[table]
+        threads = beside if _takes_a_generator(initialise) else alone
         for shard, row, column in _shards(value):
             for start in range(row - row % BLOCK, row + shard.shape[0], BLOCK):
-                block = _draw(initialisers[table], value.shape, table, start, seed)
-                first, last = max(start, row), min(start + block.shape[0], row + shard.shape[0])
-                shard[first - row : last - row] = block[
-                    first - start : last - start, column : column + shard.shape[1]
-                ].to(shard)
+                draw = partial(_draw, initialise, value.shape, table, start, seed)
+                threads.append(partial(_fill, shard, row, column, start, draw))
+    for fill in alone:
+        fill()
+    with ThreadPoolExecutor(_threads()) as pool:
+        for filled in [pool.submit(fill) for fill in beside]:
+            filled.result()
+
+
+@torch.no_grad()
+def _fill(shard: Tensor, row: int, column: int, start: int, draw: Callable[[], Tensor]) -> None:
+    """The rows of the block from `start` on that a shard has, which begins at (row, column)."""
+    block = draw()
+    first, last = max(start, row), min(start + block.shape[0], row + shard.shape[0])
+    shard[first - row : last - row] = block[
+        first - start : last - start, column : column + shard.shape[1]
+    ].to(shard)
+
+
+def _takes_a_generator(initialise: Initialise) -> bool:
+    return isinstance(initialise, partial) and initialise.func is torch.nn.init.uniform_
+
+
+def _threads() -> int:
+    """The processors of this rank, where the ranks of this machine share them."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
 
 
 def _shards(value: Tensor | ShardedTensor | DTensor) -> Iterator[tuple[Tensor, int, int]]:
@@ -68,10 +100,13 @@ def _draw(initialise: Initialise, shape: torch.Size, table: str, start: int, see
     """Rows [start, start + BLOCK) of a table, as they start."""
     text = f"{seed}/{table}/{start}".encode()
     block = torch.empty(min(BLOCK, shape[0] - start), shape[1], dtype=torch.float32)
+    own_seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+    if _takes_a_generator(initialise):
+        initialise(block, generator=torch.Generator().manual_seed(own_seed))
+        return block
     with torch.random.fork_rng(devices=[]):
-        seeds = hashlib.sha256(text).digest()[:8]
         # torch.manual_seed would note for each device that is not in use who called it: 2 ms.
-        torch.default_generator.manual_seed(int.from_bytes(seeds, "little") >> 1)
+        torch.default_generator.manual_seed(own_seed)
         initialise(block)
     return block
 
