@@ -204,10 +204,12 @@ def pooled(
     unique: dict[str, StandsFor] = {}
     for name, key in key_of.items():
         rows, lookup = samples.of(key)
-        if lookup is None:
+        tensors[name] = found[name]
+        # No lookup is of rows that pad one group's unique samples to another's, and to cut them off
+        # costs the gradient more than they do.
+        if lookup is None or len(found[name]) >= samples.batch_size:
             tensors[name] = first_rows(found[name], rows)
-        else:  # no lookup is of the rows that pad: to cut them off would cost more than they do
-            tensors[name] = found[name]
+        if lookup is not None:
             unique[name] = tensors[name], lookup, None, lookup.numel()
     widths = [tensor.shape[1] for tensor in tensors.values()]
     tensors |= zip(unique, Unexpanded.each([*unique.values()]), strict=True)
