@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from recd_plugins.api import Addition, NotHere, Situation
@@ -48,6 +48,31 @@ def _deduplicate(situation: Situation) -> Values | NotHere:
     return {"dedup": {"use": "exact", "groups": "auto"}}
 
 
+def _deduplicate_sequences(situation: Situation) -> Values | NotHere:
+    sequences = _features(situation, pooled=False)
+    if not sequences or not _features(situation, pooled=True) - sequences:
+        return NotHere("the model has no sequences beside features that it sums")
+    return _of(sequences)
+
+
+def _deduplicate_users(situation: Situation) -> Values | NotHere:
+    kinds = {feature.name: feature.kind for feature in situation.schema.sparse}
+    every = _features(situation, pooled=True) | _features(situation, pooled=False)
+    users = {name for name in every if kinds.get(name) == "user"}
+    if not users or users == every:
+        return NotHere("the table does not tell features of users from others")
+    return _of(users)
+
+
+def _of(features: Collection[str]) -> Values:
+    return {"dedup": {"use": "exact", "groups": "auto", "features": sorted(features)}}
+
+
+def _features(situation: Situation, *, pooled: bool) -> set[str]:
+    tables = situation.tables.values()
+    return {name for table in tables if table.pooled is pooled for name in table.features}
+
+
 def _fewer_of_a_session(values: Values) -> Values:
     """Half of the samples, drawn one by one: S is halved about."""
     return {**values, "etl": [{"use": THIN, "keep": 0.5}, *_steps(values)]}
@@ -74,5 +99,11 @@ ADDITIONS = (
         summary="Samples that are equal are exchanged, looked up and pooled once (IKJT).",
         add=_deduplicate,
         after=("clustering",),
+        # Ids that a sample has one of are looked up once by coalescing, too, without exchanges of
+        # their own.
+        variants={
+            "of sequences alone": _deduplicate_sequences,
+            "of features of users alone": _deduplicate_users,
+        },
     ),
 )

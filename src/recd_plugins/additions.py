@@ -85,6 +85,9 @@ class Addition:
     """Additions that it follows, where they are there."""
     needs: tuple[str, ...] = ()
     """Additions without which it does nothing; it follows them, and they may pay by it alone."""
+    variants: Mapping[str, Callable[[Situation], Values | NotHere]] = field(default_factory=dict)
+    """Other ways to `add` it, by what they are called, each of which is tried on top of all that is
+    kept in the end: what is best beside others may be less than what is best alone."""
     what_ifs: Mapping[str, Callable[[Values], Values]] = field(default_factory=dict)
     """Other data, or another cluster, that the advice is tried for where the addition can be, by
     what it is called: the registry as it would then be."""

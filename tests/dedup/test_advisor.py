@@ -408,6 +408,6 @@ def test_every_second_batch_chooses_and_the_others_judge() -> None:
     assert feature.factor == pytest.approx(72 / 36)  # 24 ids each: of one, of four, of one list
     (feature,) = advise_batches([pairs]).features  # one batch chooses, and judges
     assert feature.factor == 2
-    assert advise_batches([pairs], min_factor=2.0).groups == (("f",),)
-    assert advise_batches([pairs], min_factor=2.1).groups == ()
+    assert advise_batches([pairs], limits=Limits(min_factor=2.0)).groups == (("f",),)
+    assert advise_batches([pairs], limits=Limits(min_factor=2.1)).groups == ()
     assert advise_batches([pairs]).limits == Limits(min_factor=1.5, together=0.9, tolerance=0.05)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
@@ -50,11 +51,21 @@ class Limits:
 
     min_factor: float
     """The least DedupeFactor of a feature, alone, that is deduplicated."""
+    features: tuple[str, ...] = ("*",)
+    """Names or globs of the features that may be."""
     together: float = 0.9
     """Two features may share a group if, of the samples in which either changes, both change
     in this share."""
     tolerance: float = 0.05
     """The largest share of its DedupeFactor that a feature may lose to its group."""
+
+    def allow(self, name: str, factor: float) -> bool:
+        """Whether a feature of this DedupeFactor, alone, may be deduplicated."""
+        return factor >= self.min_factor and self.named(name)
+
+    def named(self, feature: str) -> bool:
+        """Whether it is among `features`."""
+        return feature in self.features or any(fnmatchcase(feature, one) for one in self.features)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +146,8 @@ class Advice:
     def _verdict(self, feature: FeatureAdvice) -> str:
         others = ", ".join(name for name in feature.group if name != feature.name)
         weighed = f"saves {feature.saves}, costs {feature.costs}"
+        if not self.limits.named(feature.name):
+            return f"left as it is, factor {feature.factor:.2f}: it is not among dedup.features"
         if feature.factor < self.limits.min_factor:
             return f"left as it is, factor {feature.factor:.2f} < {self.limits.min_factor:g}"
         if not feature.saves:
@@ -167,6 +180,7 @@ def advise(
     table: Table,
     *,
     batch_size: int,
+    features: tuple[str, ...] = ("*",),
     min_factor: float = 1.5,
     together: float = 0.9,
     tolerance: float = 0.05,
@@ -178,7 +192,9 @@ def advise(
     The limits are those of `Limits`. About `sample_rows` rows are read. Same table and options,
     same advice. What training reads may come in another order: see `advise_rows`.
     """
-    limits = Limits(min_factor=min_factor, together=together, tolerance=tolerance)
+    limits = Limits(
+        features=features, min_factor=min_factor, together=together, tolerance=tolerance
+    )
     parts = sample_batches(table, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
     sample = SampledBatches(table.schema.sparse_names, parts)
     return decide(sample, min(batch_size, table.num_rows), limits, Bytes(sample))
@@ -187,7 +203,7 @@ def advise(
 def advise_batches(
     features: Sequence[KeyedJaggedTensor],
     *,
-    min_factor: float = 1.5,
+    limits: Limits | None = None,
     worth_of: WorthOf | None = None,
 ) -> Advice:
     """Advise on the batches of a trainer's own reader, by the features of some of them.
@@ -195,8 +211,7 @@ def advise_batches(
     Nobody knows their sessions: two features change together where they do so from one sample of
     a batch to the next, and what they would lose by it is measured as in a table.
     """
-    keys = features[0].keys()
-    limits = Limits(min_factor=min_factor)
+    keys, limits = features[0].keys(), limits or Limits(min_factor=1.5)
     rows = [rows_of_batch(batch, keys) for batch in features]
     advice = advise_rows(rows, keys, features[0].stride(), limits, worth_of)
     return dataclasses.replace(advice, samples_per_session=None)
@@ -230,7 +245,7 @@ def advise_sampled(
     """Advise on `halves` of batches: the first chooses, the second judges."""
     chosen_by, judged_by = sampled
     features = chosen_by.features
-    repeating = [name for name in features if chosen_by.alone[name] >= limits.min_factor]
+    repeating = [name for name in features if limits.allow(name, chosen_by.alone[name])]
     make = worth_of or (lambda sample, size, names: Bytes(sample))
     groups = _found(chosen_by, limits, make(chosen_by, batch_size, repeating))
     advice = _judged(judged_by, batch_size, limits, make(judged_by, batch_size, repeating), groups)
@@ -248,7 +263,7 @@ def _found(sample: SampledBatches, limits: Limits, worth: Worth) -> list[tuple[s
     those that the limits and what is weighed allow, or starts its own."""
     found: list[tuple[str, ...]] = []
     for name in sample.features:
-        if sample.alone[name] < limits.min_factor:
+        if not limits.allow(name, sample.alone[name]):
             continue
         for index in _likest(sample, name, found):
             if sample.agreement(name, found[index]) < limits.together:

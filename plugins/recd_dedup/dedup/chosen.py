@@ -10,12 +10,20 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recd_plugins.api import Context, DataError, Missed, Notice, RegistryError, Unused
+from recd_plugins.api import (
+    Context,
+    DataError,
+    Missed,
+    Notice,
+    RegistryError,
+    Unused,
+    nearest,
+)
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    from recd_dedup.dedup.advisor import WorthOf
+    from recd_dedup.dedup.advisor import Limits, WorthOf
     from recd_dedup.dedup.converters import GroupsConfig
     from recd_dedup.dedup.sample import SampledBatches
     from recd_dedup.dedup.worth import StepPrices, Worth
@@ -131,21 +139,27 @@ def _by_own_batches(config: GroupsConfig, context: Context, deduplicated: Dedupl
 
     kjts = context.looked_at
     weigh, notices = _weighing(config, context, kjts[:2], deduplicated)
-    advice = advise_batches(kjts, min_factor=config.min_factor, worth_of=weigh)
+    _check_features(config, kjts[0].keys())
+    advice = advise_batches(kjts, limits=_limits(config), worth_of=weigh)
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares, notices)
 
 
 def _by_table(config: GroupsConfig, context: Context) -> Advised:
     from recd_dedup.dedup.advisor import advise
 
+    table = context.require_tables().train
+    _check_features(config, table.schema.sparse_names)
     advice = advise(
-        context.require_tables().train, batch_size=context.batch_size, min_factor=config.min_factor
+        table,
+        batch_size=context.batch_size,
+        features=config.features,
+        min_factor=config.min_factor,
     )
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares)
 
 
 def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
-    from recd_dedup.dedup.advisor import Limits, advise_sampled, halves
+    from recd_dedup.dedup.advisor import advise_sampled, halves
     from recd_dedup.dedup.reading import read_sample
     from recd_plugins.api.planning import remembered
 
@@ -156,12 +170,28 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicate
     sample = remembered(("read", digest), lambda: read_sample(context))
     sampled = remembered(("sampled", digest), lambda: halves(sample.rows, names))
     weigh, notices = _weighing(config, context, sample.features, deduplicated)
-    limits = Limits(min_factor=config.min_factor)
-    advice = advise_sampled(sampled, sample.batch_size, limits, weigh)
+    _check_features(config, names)
+    advice = advise_sampled(sampled, sample.batch_size, _limits(config), weigh)
     if table.schema.session_id is None:
         advice = dataclasses.replace(advice, samples_per_session=None)
     every: tuple[Missed | Unused, ...] = (*notices, *sample.notices(table, WHAT))
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares, every)
+
+
+def _limits(config: GroupsConfig) -> Limits:
+    from recd_dedup.dedup.advisor import Limits
+
+    return Limits(min_factor=config.min_factor, features=config.features)
+
+
+def _check_features(config: GroupsConfig, known: Sequence[str]) -> None:
+    """`RegistryError` where a name or glob is of no feature."""
+    limits = _limits(config)
+    for one in config.features:
+        if not any(dataclasses.replace(limits, features=(one,)).named(name) for name in known):
+            raise RegistryError(
+                f"no feature is called {one!r}; {nearest(one, known)}", "dedup.features"
+            )
 
 
 def _weighing(

@@ -45,6 +45,8 @@ class GroupsConfig(Config):
 
     groups: tuple[tuple[str, ...], ...] | Literal["auto"] = "auto"
     """Lists of features (the paper's dedup_sparse_features); `auto`: as the advisor finds."""
+    features: tuple[str, ...] = ("*",)
+    """With `auto`, names or globs of the features that may be deduplicated."""
     min_factor: Annotated[float, Range(ge=1)] = 1.5
     """With `auto`, the DedupeFactor from which on a feature is deduplicated, counting exact
     copies alone."""

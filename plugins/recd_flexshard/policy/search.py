@@ -88,6 +88,10 @@ class PlanSearch:
         """Milliseconds of the ledgers in `_priced`, latencies aside."""
         self._ledgers: dict[tuple[TableSizes, ...], Ledger] = {}
         """The ledger by the sizes of all tables."""
+        self._latest: dict[
+            str, tuple[TableSizes, PlannedShards | None, float | None, TableLedger]
+        ] = {}
+        """What the tables of the latest ledger were priced by, and their prices."""
         self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
         """Candidates, by ways and the sizes that they have without replicas."""
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
@@ -164,8 +168,14 @@ class PlanSearch:
 
     def _every(self, sizes: Mapping[str, TableSizes]) -> dict[str, TableSizes]:
         """The sizes of all tables."""
+        return {name: sizes.get(name, none) for name, none in self._without.items()}
+
+    @cached_property
+    def _without(self) -> Mapping[str, TableSizes]:
+        """What each table has to which nobody gives sizes."""
+        row_wise = TableSizes()
         return {
-            name: sizes.get(name, AS_TORCHREC if table.shards is not None else TableSizes())
+            name: row_wise if table.shards is None else AS_TORCHREC
             for name, table in self.tables.items()
         }
 
@@ -177,16 +187,29 @@ class PlanSearch:
             placed = self._placed[left] = self._shards_of(left)
         tables = {}
         shares = travelling_shares(self.tables, every)
+        before, self._latest = self._latest, {}
         for name, own in every.items():
             shards = placed.get(name, self.tables[name].shards)
-            key = name, own, id(shards), shares.get(name)
-            priced = self._priced.get(key)
-            if priced is None:
-                table = dataclasses.replace(self.tables[name], shards=shards)
-                priced = TableLedger.of(table, own, self.prices, shares.get(name))
-                self._priced[key] = priced
+            share = shares.get(name)
+            known = before.get(name)
+            # Of two ledgers in a row most tables are alike, and to find a price takes hashes.
+            if known and known[0] is own and known[1] is shards and known[2] == share:
+                priced = known[3]
+            else:
+                priced = self._price(name, own, shards, share)
+            self._latest[name] = own, shards, share, priced
             tables[name] = priced
         return Ledger(prices=self.prices, tables=tables)
+
+    def _price(
+        self, name: str, own: TableSizes, shards: PlannedShards | None, share: float | None
+    ) -> TableLedger:
+        key = name, own, id(shards), share
+        priced = self._priced.get(key)
+        if priced is None:
+            table = dataclasses.replace(self.tables[name], shards=shards)
+            priced = self._priced[key] = TableLedger.of(table, own, self.prices, share)
+        return priced
 
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by

@@ -4,7 +4,8 @@ An addition is kept that makes what is asked for better by more than `WORTH`, or
 get replicas on a CPU, within the budget. One that does not pay by itself waits for those that need
 it; at the end each that was kept is left out once, and stays out where nothing is lost by it; then
 each that was not kept takes the place of each that was, where that saves `BETTER`, for two may save
-the same bytes, and the first that was met is not always the better. So nothing that is advised is
+the same bytes, and the first that was met is not always the better. Last, each is tried in its
+other ways. So nothing that is advised is
 slower than plain TorchRec's own best plan, by the forecasts.
 """
 
@@ -121,6 +122,8 @@ class Walk:
     """The outlook of each set of additions that was weighed, within the budget or not."""
     replaced: Mapping[str, Sequence[ClaimedAddition]] = field(default_factory=dict)
     """The additions that were kept before each whose keys it has written anew."""
+    varied: Mapping[str, ClaimedAddition] = field(default_factory=dict)
+    """Those that are kept in another way than their own, in that way."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -188,6 +191,8 @@ def weigh(
     on_the_way.leave_out()
     met("each in another's place")
     on_the_way.take_places()
+    met("each otherwise")
+    on_the_way.vary()
     return on_the_way.walk()
 
 
@@ -200,11 +205,11 @@ def weigh_near(
     schema: Schema,
 ) -> Walk:
     """Weigh the additions where something is otherwise than on a walk that was `found`: from what
-    is kept there, on top of `values`. The others are met anew, each that is kept is left out once,
-    and each that is not is tried in the place of each that is. All is weighed as in `weigh` where
-    what was kept cannot be, does not fit, or is worse than the baseline."""
+    is kept there, as it is kept, on top of `values`. The others are met anew, each that is kept is
+    left out once, and each that is not is tried in the place of each that is. All is weighed as in
+    `weigh` where what was kept cannot be, does not fit, or is worse than the baseline."""
     on_the_way = _OnTheWay(base=outlooks.of(values), outlooks=outlooks, goal=goal, schema=schema)
-    ordered = in_order(claims)
+    ordered = [found.varied.get(one.addition.name, one) for one in in_order(claims)]
     if not on_the_way.begin([one for one in ordered if one.addition.name in found.kept], found):
         return weigh(values, claims, outlooks, goal, schema)
     for claim in ordered:
@@ -232,6 +237,7 @@ class _OnTheWay:
         self._kept: list[ClaimedAddition] = []
         self._replaced: dict[str, list[ClaimedAddition]] = {}
         """The additions kept before each whose keys it has written anew."""
+        self._varied: dict[str, ClaimedAddition] = {}
         self._wrote: dict[str, set[str]] = {}
         """The keys that each has written."""
         self._waiting: list[ClaimedAddition] = []
@@ -246,6 +252,7 @@ class _OnTheWay:
             best=self.best,
             met=self.met,
             replaced=self._replaced,
+            varied=self._varied,
         )
 
     def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
@@ -397,6 +404,39 @@ class _OnTheWay:
             for other in self._kept:  # what it was worth beside another is not what it is now
                 self._note_loss(other, None)
 
+    def vary(self) -> None:
+        """Have an addition in another way on top of all that is kept, where that pays."""
+        for index, one in enumerate(self.weighed):
+            if one.verdict not in ("kept", "left out"):
+                continue
+            for what, add in one.claim.addition.variants.items():
+                varied = dataclasses.replace(
+                    one.claim, addition=dataclasses.replace(one.claim.addition, add=add)
+                )
+                kept = one.verdict == "kept"
+                trial = in_order(
+                    [*(other for other in self._kept if other is not one.claim), varied]
+                )
+                try:
+                    outlook = self._having(trial, noted=False)
+                except RecdError:
+                    continue
+                if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
+                    continue
+                if not (self._better(outlook) if kept else self._pays(outlook)):
+                    continue
+                gain = self._gain(outlook, self.best)
+                why = f"{what}, by which a step takes {gain:.1%} less"
+                words = f"{one.why}; {why}" if kept else why
+                one = dataclasses.replace(one, claim=varied, verdict="kept", why=words)
+                if not kept:
+                    one = dataclasses.replace(one, outlook=outlook, gain=gain)
+                self.weighed[index] = one
+                self.met[tuple(claim.addition.name for claim in trial)] = outlook
+                self._varied[one.name] = varied
+                self._kept, self.best = trial, outlook
+                self._top = outlook
+
     def _with_those_that_need(self, out: ClaimedAddition) -> list[ClaimedAddition]:
         """It and the kept ones that do nothing without it, or without one of those."""
         gone = [out]
@@ -405,8 +445,11 @@ class _OnTheWay:
                 gone.append(one)
         return gone
 
-    def _having(self, claims: Sequence[ClaimedAddition]) -> Outlook | NotHere:
-        """The outlook of the baseline with these additions; or why the last cannot be."""
+    def _having(
+        self, claims: Sequence[ClaimedAddition], *, noted: bool = True
+    ) -> Outlook | NotHere:
+        """The outlook of the baseline with these additions, `noted` among those met; or why the
+        last cannot be."""
         values = self._base.values
         for claim in claims:
             situation = Situation(
@@ -426,7 +469,8 @@ class _OnTheWay:
             self._wrote[claim.addition.name] = set(added)
             values = {**values, **added, "plugins": with_plugin(values, claim)}
         found = self._outlooks.of(values)
-        self.met[tuple(claim.addition.name for claim in claims)] = found
+        if noted:
+            self.met[tuple(claim.addition.name for claim in claims)] = found
         return found
 
     def _is_replaced(self, one: ClaimedAddition, by: ClaimedAddition) -> bool:
