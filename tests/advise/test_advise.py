@@ -505,11 +505,12 @@ def walked(
     copies: str = "",
     makes_room: str = "",
     takes: float = 0.0,
+    varied: str = "",
 ) -> Walk:
     """The walk of additions whose steps are known by which of them are there, but for those that
     are `refused`; from another walk where it is `near` one. Those in `copies` make replicas. If
     some are named that make room in memory, there is none without one of them, and each set of
-    additions `takes` so many bytes."""
+    additions `takes` so many bytes. In another way, one that is `varied` writes `v`, too."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
@@ -529,6 +530,9 @@ def walked(
                 summary="",
                 add=lambda situation, name=name: NotHere("no") if name in refused else {name: 1},
                 needs=tuple(needs.get(name, "")),
+                variants={"otherwise": lambda situation, name=name: {name: 1, "v": 1}}
+                if name in varied
+                else {},
             ),
             Provider("recd_dlrm"),
         )
@@ -647,6 +651,35 @@ def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:
     assert frozenset({"b"}) not in met  # as it would be, were all weighed anew
     assert walked(otherwise, "abc", {}, near=now, refused="a").kept == ("b", "c")
     assert walked(otherwise, "abc", {}, near=now, refused="b").kept == ()
+
+
+def test_an_addition_is_had_in_another_way_where_that_is_better_in_the_end() -> None:
+    """b alone saves most as it is; beside a, in its other way."""
+    steps = {"": 100.0, "a": 60.0, "b": 50.0, "bv": 55.0, "ab": 40.0, "abv": 35.0}
+    walk = walked(lambda there: steps.get("".join(sorted(there)), 100.0), "ab", {}, varied="b")
+    assert walk.kept == ("a", "b")
+    assert walk.best.ms == 35
+    assert {*walk.best.values} == {"a", "b", "v", "plugins"}
+    assert walk.met["a", "b"].ms == 35
+    (b,) = (one for one in walk.weighed if one.name == "b")
+    assert b.why.endswith("; otherwise, by which a step takes 12.5% less")
+
+    def otherwise(there: Set[str]) -> float:
+        return 90.0 if there == {"a", "b", "v"} else 99.0 if there else 100.0
+
+    near = walked(otherwise, "ab", {}, near=walk, varied="b")
+    assert near.best.ms == 90  # from what is kept, in the way in which it is kept
+
+
+@pytest.mark.parametrize(("ms", "kept"), [(97.0, True), (99.0, False)])
+def test_one_that_does_not_pay_may_pay_in_another_way(ms: float, kept: bool) -> None:
+    steps = {"b": 99.5, "bv": ms}
+    walk = walked(lambda there: steps.get("".join(sorted(there)), 100.0), "b", {}, varied="b")
+    assert walk.kept == (("b",) if kept else ())
+    assert walk.best.ms == (ms if kept else 100)
+    assert walk.met["b",].ms == (ms if kept else 99.5)
+    (b,) = walk.weighed
+    assert b.why.startswith("otherwise, by which" if kept else "a step would take 0.5% less")
 
 
 def test_what_if_keeps_nothing_that_is_slower_than_the_baseline() -> None:

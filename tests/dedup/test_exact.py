@@ -120,6 +120,19 @@ def test_auto_asks_the_advisor_and_says_why(table):
     assert left_alone(nothing, batch)
 
 
+def test_auto_takes_the_features_that_it_may(table):
+    context = Context(tables=Tables(train=table, test=table), batch_size=512)
+    assert build_exact(GroupsConfig(features=("*en", "item")), context).groups == (("seen",),)
+    some = build_exact(GroupsConfig(features=("bought",)), context)
+    assert some.groups == (("bought",),)
+    assert "  seen: left as it is, factor" in some.explain()
+    assert "it is not among dedup.features" in some.explain()
+    with pytest.raises(RegistryError, match=r"dedup\.features: no feature.*'sen'.*mean 'seen'"):
+        build_exact(GroupsConfig(features=("sen",)), context)
+    with pytest.raises(RegistryError, match=r"dedup\.features: is for `groups: auto`"):
+        build_exact(GroupsConfig(groups=(("seen",),), features=("seen",)), context)
+
+
 def test_auto_without_a_table_says_so():
     with pytest.raises(RegistryError, match=r"nothing to measure.*batches=loader"):
         build_exact(GroupsConfig(), Context(schema=SCHEMA))
