@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.advise.regret import (
+    ADVISED,
     AT_ONCE,
     FINALISTS,
     SETTINGS,
     Ratios,
     Stage,
     begun,
+    judged,
     search,
     searched,
     stages_of,
@@ -69,6 +71,23 @@ def test_the_finalists_have_the_fastest_and_slow_ones_take_few_rounds() -> None:
     assert {timings.rounds[name] for name in best[-15:]} == {stages_of(44)[0].rounds}
     assert timings.rounds[best[0]] == sum(stage.rounds for stage in stages_of(44))
     assert timings.most_held <= len(half) + AT_ONCE
+
+
+def test_the_best_is_judged_by_rounds_that_did_not_choose_it() -> None:
+    """One of each pair that is assembled is slower by its place, in either order once."""
+    placed: list[str] = []
+    orders: list[tuple[str, ...]] = []
+
+    def anew(order: Sequence[str]) -> None:
+        placed[:] = order
+        orders.append(tuple(order))
+
+    def timed(names: Sequence[str]) -> list[list[float]]:
+        own = {ADVISED: 1.1, "r1": 1.0}
+        return [[own[name] * (1.2 if placed[0] == name else 1.0)] * 3 for name in names]
+
+    assert judged("r1", anew, timed) == pytest.approx(1.1)
+    assert orders == [(ADVISED, "r1"), ("r1", ADVISED)]
 
 
 def test_a_search_goes_on_where_another_was_left() -> None:
