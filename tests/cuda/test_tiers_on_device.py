@@ -280,11 +280,11 @@ def both_ways(kind: str, coalesce: Coalesce, hot: bool, pooled: bool) -> dict[st
 @pytest.mark.parametrize(
     ("kind", "coalesce", "world_size", "hot", "pooled", "most"),
     [
-        ("sgd", "none", 1, False, False, 8),
-        ("rowwise_adagrad", "rank", 2, False, False, 10),
-        ("sgd", "node", 2, False, False, 16),
-        ("sgd", "rank", 2, True, False, 11),
-        ("rowwise_adagrad", "none", 2, False, True, 10),
+        ("sgd", "none", 1, False, False, 7),
+        ("rowwise_adagrad", "rank", 2, False, False, 9),
+        ("sgd", "node", 2, False, False, 15),
+        ("sgd", "rank", 2, True, False, 9),
+        ("rowwise_adagrad", "none", 2, False, True, 9),
     ],
 )
 def test_a_step_is_the_cpus(
