@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -358,13 +359,19 @@ class _Search:
             return None
         again = stages[-1]
         best = max(again, key=again.__getitem__, default="")
+        ahead, last = again.get(best, 1.0), self._stages[-1]
         if "judged" not in self._done:
-            chosen = again.get(best, 1.0) > 1
-            self._done["judged"] = judged(best, self._anew, self._in_turns) if chosen else 1.0
+            timed = partial(self._in_turns, stage=last)
+            self._done["judged"] = judged(best, self._anew, timed) if ahead > 1 else 1.0
             self._save()
         ratio: float = self._done["judged"]
+        how = "what was advised"
+        if ahead > 1:
+            how = (
+                f"{best}, {ahead:.3f} times as fast as what was advised in the last of these, and "
+            )
+            how += f"{ratio:.3f} times in twice {last.rounds} rounds of the two, assembled anew"
         base_ratio = stages[0].get("in time, own", 1.0)
-        last = self._stages[-1]
         return Figure(
             name=f"regret: {self._setting.name}",
             value=max(0.0, ratio - 1),
@@ -372,12 +379,10 @@ class _Search:
             target=EACH,
             at_most=True,
             note=f"advised: {', '.join(self._done['advised']) or 'nothing'}; "
-            f"{1 / base_ratio:.2f}x as fast as TorchRec's own plan; best of {len(stages[0])}: "
-            f"{best if again.get(best, 1.0) > 1 else 'what was advised'}; "
+            f"{1 / base_ratio:.2f}x as fast as TorchRec's own plan; "
             f"{', '.join(f'{len(found)} registries' for found in stages)} took "
             f"{', '.join(f'{one.rounds} rounds of {one.steps} steps' for one in self._stages)}; "
-            f"in the last it was {again.get(best, 1.0):.3f} times as fast as what was advised, and "
-            f"{ratio:.3f} times in twice {last.rounds} rounds of the two, assembled anew",
+            f"best of {len(stages[0])}: {how}",
         )
 
     def _anew(self, order: Sequence[str]) -> None:
@@ -387,18 +392,15 @@ class _Search:
         self._ranks.run(assemble_sides, {name: self._values[name] for name in order}, limit=LIMIT)
         self._held |= {*order}
 
-    def _in_turns(self, names: Sequence[str]) -> list[list[float]]:
-        last = self._stages[-1]
+    def _in_turns(self, names: Sequence[str], stage: Stage) -> list[list[float]]:
         found: list[list[float]] = self._ranks.run(
-            time_sides, names, last.rounds, last.steps, limit=LIMIT
+            time_sides, names, stage.rounds, stage.steps, limit=LIMIT
         )[0]
         return found
 
     def _timed(self, some: Sequence[str], stage: Stage) -> Ratios:
         there = self._assembled(some)
-        own, *each = self._ranks.run(
-            time_sides, [ADVISED, *there], stage.rounds, stage.steps, limit=LIMIT
-        )[0]
+        own, *each = self._in_turns([ADVISED, *there], stage)
         return {
             name: statistics.median(a / b for a, b in zip(own, one, strict=True))
             for name, one in zip(there, each, strict=True)

@@ -406,7 +406,8 @@ class _OnTheWay:
 
     def vary(self) -> None:
         """Have an addition in another way on top of all that is kept, where that pays."""
-        for index, one in enumerate(self.weighed):
+        for index, before in enumerate(self.weighed):
+            one = before
             if one.verdict not in ("kept", "left out"):
                 continue
             for what, add in one.claim.addition.variants.items():
@@ -427,15 +428,17 @@ class _OnTheWay:
                     continue
                 gain = self._gain(outlook, self.best)
                 why = f"{what}, by which a step takes {gain:.1%} less"
-                words = f"{one.why}; {why}" if kept else why
+                words = f"{before.why}; {why}" if before.verdict == "kept" else why
                 one = dataclasses.replace(one, claim=varied, verdict="kept", why=words)
                 if not kept:
                     one = dataclasses.replace(one, outlook=outlook, gain=gain)
                 self.weighed[index] = one
                 self.met[tuple(claim.addition.name for claim in trial)] = outlook
-                self._varied[one.name] = varied
-                self._kept, self.best = trial, outlook
-                self._top = outlook
+                self._varied[one.name], self._kept = varied, trial
+                self.best = self._top = outlook
+        if self._varied:
+            for other in self._kept:  # it was weighed beside what another was before
+                self._note_loss(other, None)
 
     def _with_those_that_need(self, out: ClaimedAddition) -> list[ClaimedAddition]:
         """It and the kept ones that do nothing without it, or without one of those."""

@@ -78,7 +78,12 @@ def _fill(shard: Tensor, row: int, column: int, start: int, draw: Callable[[], T
 
 
 def _takes_a_generator(initialise: Initialise) -> bool:
-    return isinstance(initialise, partial) and initialise.func is torch.nn.init.uniform_
+    """Whether it is torch's range, with no generator of somebody's own."""
+    return (
+        isinstance(initialise, partial)
+        and initialise.func is torch.nn.init.uniform_
+        and "generator" not in initialise.keywords
+    )
 
 
 def _threads() -> int:
