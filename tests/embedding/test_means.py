@@ -164,6 +164,17 @@ class BehindPlugins(InManyWays):
         return arranged._replace(sharders=with_means(sharders, model))
 
 
+@dataclass(frozen=True)
+class OnUniqueSamples(InManyWays):
+    """Unique samples of `a` and `b`, and of `c`, whose tables are one part, without tiers."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        arranged = InManyWays(alone=False)(model, optimizer)
+        adapt(model, GROUPS)
+        sharders = with_dedup(arranged.sharders)
+        return arranged._replace(sharders=with_means(sharders, model) if self.alone else sharders)
+
+
 BATCHES = [[batch_of(2 * step + rank) for rank in range(2)] for step in range(4)]
 
 
@@ -182,6 +193,20 @@ def test_behind_tiers_and_on_unique_samples(gloo_pool: GlooPool, coalesce: Coale
         reference_batches=BATCHES,
         tables=["sgd", "rowwise_adagrad"],
     )
+
+
+def test_on_unique_samples_alone(gloo_pool: GlooPool) -> None:
+    unique = [[deduplicated(batch) for batch in step] for step in BATCHES]
+    check_parity(
+        gloo_pool, Poolings, unique, arrange=OnUniqueSamples(), reference_batches=BATCHES
+    )
+
+
+def test_parts_that_divide_more_are_found(gloo_pool: GlooPool) -> None:
+    (wrong, _), _ = gloo_pool.run(outputs, OnUniqueSamples(alone=False), world_size=2)
+    assert wrong == ["seen", "bought", "heard"]
+    (wrong, _), _ = gloo_pool.run(outputs, OnUniqueSamples(), world_size=2)
+    assert not wrong
 
 
 # Any way that TorchRec shards bags, by their outputs.
