@@ -292,13 +292,28 @@ def test_no_table_is_divided_among_ranks_that_torchrec_would_not_find() -> None:
     table = EmbeddingBagConfig(
         name="word", embedding_dim=8, num_embeddings=300, feature_names=["word"]
     )
+    bags = EmbeddingBagCollection([table], device=torch.device("meta"))
+    model, sharders = nn.ModuleDict({"bags": bags}), default_sharders()
+    for per_node, divided in ((1, False), (2, True)):
+        within = finds_these_nodes(Topology(ranks_per_node=per_node), 4)
+        found = parameter_constraints(model, {}, sharders, "cuda", 16, within_nodes=within)
+        assert ("table_row_wise" in (found["word"].sharding_types or ())) == divided
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_feature_processor_sees_whole_bags_unless_rows_are_asked_for(device: str) -> None:
+    """A processor of a trainer's own would see parts of bags: TorchRec's planner leaves it so."""
+    table = EmbeddingBagConfig(
+        name="word", embedding_dim=8, num_embeddings=300, feature_names=["word"]
+    )
     bags = EmbeddingBagCollection([table], is_weighted=True, device=torch.device("meta"))
     weighted = FeatureProcessedEmbeddingBagCollection(bags, {"word": PositionWeightedModule(9)})
     model, sharders = nn.ModuleDict({"bags": weighted}), default_sharders()
-    for per_node, divided in ((1, False), (2, True)):
-        within = finds_these_nodes(Topology(ranks_per_node=per_node), 4)
-        found = parameter_constraints(model, {}, sharders, "cpu", 16, within_nodes=within)
-        assert ("table_row_wise" in (found["word"].sharding_types or ())) == divided
+    (left,) = parameter_constraints(model, {}, sharders, device, 16).values()
+    assert {*(left.sharding_types or ())} == {"table_wise", "column_wise", "table_column_wise"}
+    rows = {"word": TableConstraint(sharding_types=("row_wise",))}
+    (asked,) = parameter_constraints(model, rows, sharders, device, 16).values()
+    assert asked.sharding_types == ["row_wise"]
 
 
 def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:

@@ -59,6 +59,14 @@ ComputeKernel = Literal[
 ON_CUDA = ("fused_uvm", "fused_uvm_caching", "key_value")
 """The kernels of these that CUDA alone has and that TorchRec may offer elsewhere."""
 
+ON_DEMAND = frozenset({"grid_shard"})
+"""The sharding types that TorchRec itself offers on demand alone."""
+
+BY_ROWS = frozenset({"row_wise", "table_row_wise"})
+"""The sharding types that it offers so of tables behind a feature processor, too. By them a rank
+has parts of bags, and the processor runs on these: TorchRec's own learn before at which places of
+whole bags ids are, and one of a trainer's own takes their places in the parts."""
+
 CacheAlgorithm = Literal["lru", "lfu"]
 """Which rows a `fused_uvm_caching` kernel keeps: those looked up last, or most often."""
 
@@ -103,6 +111,8 @@ class _Table:
     """Feature to the share of a batch's samples that it is looked up with, where not all."""
     kernels: list[str] | None
     """The kernels that there are on the device, where its sharder offers others too."""
+    on_demand: frozenset[str]
+    """The sharding types that TorchRec itself would not choose unless they are asked for."""
 
 
 def parameter_constraints(
@@ -119,9 +129,9 @@ def parameter_constraints(
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
-    `where` is their path in registry.yaml. What `wanted` does not ask for: that a table is divided
-    among the ranks of a node, unless `within_nodes`, or data-parallel, unless it is named here, or
-    by the dense kernel, which no other type has.
+    `where` is their path in registry.yaml. What `wanted` does not ask for: what TorchRec offers on
+    demand alone; that a table is divided among the ranks of a node, unless `within_nodes`, or
+    data-parallel, unless it is named here, or by the dense kernel, which no other type has.
     Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer.
     """
@@ -129,25 +139,16 @@ def parameter_constraints(
 
     tables = list(_tables(model, sharders, device))
     check_patterns(wanted, [table.name for table in tables], kind="table", where=where)
-    left = {
-        "grid_shard",  # TorchRec itself offers it on demand alone
-        *(() if within_nodes else ("table_row_wise",)),
-    }
     constraints = {}
     for table in tables:
         fits = fitting(table.name, wanted)
         own = wanted[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
+        left = {*table.on_demand, *(() if within_nodes else ("table_row_wise",))}
+        if table.name not in data_parallel and "dense" not in own.compute_kernels:
+            left.add("data_parallel")  # the dense optimizer would step it
         constraints[table.name] = ParameterConstraints(
-            sharding_types=_kinds(
-                table,
-                own,
-                here,
-                # The dense optimizer would step it.
-                left
-                if table.name in data_parallel or "dense" in own.compute_kernels
-                else {*left, "data_parallel"},
-            ),
+            sharding_types=_kinds(table, own, here, left),
             compute_kernels=list(own.compute_kernels) or table.kernels,
             min_partition=own.min_partition,
             cache_params=_cache_params(own),
@@ -160,8 +161,11 @@ def parameter_constraints(
 def _tables(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], device: str
 ) -> Iterator[_Table]:
+    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
     for _, module, sharder in sharded_modules(model, sharders):
         features, sequences = _features(module)
+        processed = isinstance(module, FeatureProcessedEmbeddingBagCollection)
         every = [
             k
             for kind in sharder.sharding_types(device)
@@ -185,6 +189,7 @@ def _tables(
                 offered=offered,
                 unique_shares=getattr(module, "unique_shares", {}),
                 kernels=there if len(there) < len(set(every)) else None,
+                on_demand=ON_DEMAND | BY_ROWS if processed else ON_DEMAND,
             )
 
 
