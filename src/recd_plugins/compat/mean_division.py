@@ -16,7 +16,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.torchrec import OfParts, table_feature_names
+from recd_plugins.compat.torchrec import every_module, table_feature_names
 
 __all__ = [
     "SUMMED_IN_PARTS",
@@ -188,11 +188,6 @@ def _divided_keys(collection: ShardedEmbeddingBagCollection) -> set[str]:
 
 
 def _collections_of_bags(sharded: nn.Module) -> Iterator[ShardedEmbeddingBagCollection]:
-    """Those among its modules, and among the parts of what is made of parts, which has none of them
-    for a submodule."""
-    for module in sharded.modules():
+    for module in every_module(sharded):
         if isinstance(module, ShardedEmbeddingBagCollection):
             yield module
-        elif isinstance(module, OfParts):
-            for part in module.parts:
-                yield from _collections_of_bags(part)

@@ -48,6 +48,7 @@ __all__ = [
     "clips_at",
     "count_forward",
     "device_of",
+    "every_module",
     "exchanges_of",
     "flush_kernels",
     "freed_early",
@@ -120,6 +121,15 @@ class OfParts:
         for part in self.parts:
             if hasattr(part, "_free_features_storage_early"):
                 part._free_features_storage_early = value
+
+
+def every_module(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model, and those of the parts of its collections, which are no submodules of
+    theirs."""
+    for module in model.modules():
+        yield module
+        for part in module.parts if isinstance(module, OfParts) else ():
+            yield from every_module(part)
 
 
 def freed_early(context: Any) -> list[KeyedJaggedTensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.compat.torchrec import kernel_tensors
+from recd_plugins.compat.torchrec import every_module, kernel_tensors
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def memory_owners(model: nn.Module, dense: Optimizer) -> dict[str, int]:
 
 
 def _replicas(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
+    for module in every_module(model):
         if isinstance(module, TieredModule):
             yield from module.tiers.copies()
 
