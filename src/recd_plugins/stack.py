@@ -824,12 +824,13 @@ class Stack(LooksAtBatches):
             from recd_plugins.embedding.bags_of_one import with_bags_of_one
 
             sharders = with_bags_of_one(sharders, self._rows)
-        if (model := self._planning.model) is None:
+        if (model := self._planning.model) is None and not self._planning.model_is_gone:
             return sharders
         from recd_plugins.embedding.means import with_means
         from recd_plugins.embedding.own_features import with_own_features
 
-        return self._usage.shown(model, with_means(with_own_features(sharders), model))
+        sharders = with_means(with_own_features(sharders), model)
+        return sharders if model is None else self._usage.shown(model, sharders)
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in

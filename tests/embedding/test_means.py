@@ -445,21 +445,21 @@ def test_a_sharder_of_torchrec_divides_more(gloo_pool: GlooPool) -> None:
         assert values == pytest.approx([2.0 / by] * DIM), key
 
 
-def stack_shards(*, ours: bool) -> tuple[list[str], list[str]]:
+def stack_shards(*, ours: bool, of_a_copy: bool = False) -> tuple[list[str], list[str]]:
     """On a rank: a plan as TorchRec's planner makes them on GPUs; what is wrong, and the
     notices."""
     stack = load({})
     model = Poolings()
-    stack.plan(model)
+    stack.plan(Poolings() if of_a_copy else model)
     arranged = InManyWays(alone=False)(model, OptimizerSettings())
-    sharded = DistributedModelParallel(
-        model,
-        device=torch.device("cpu"),
-        plan=arranged.plan,
-        sharders=stack.sharders() if ours else arranged.sharders,
-    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NoticeWarning)
+        sharded = DistributedModelParallel(
+            model,
+            device=torch.device("cpu"),
+            plan=arranged.plan,
+            sharders=stack.sharders() if ours else arranged.sharders,
+        )
         sharded(batch_of(0))
     said = [str(one.message) for one in caught if one.category is NoticeWarning]
     return divided_wrongly(sharded), said
@@ -468,6 +468,9 @@ def stack_shards(*, ours: bool) -> tuple[list[str], list[str]]:
 def test_a_stack_mends_it_or_says_so(gloo_pool: GlooPool) -> None:
     (wrong, said), _ = gloo_pool.run(stack_shards, ours=True, world_size=2)
     assert (wrong, said) == ([], [])
+    (wrong, said), _ = gloo_pool.run(stack_shards, ours=True, of_a_copy=True, world_size=2)
+    assert not wrong
+    assert "the model that stack.plan was given is gone" in said[0]
     (wrong, said), _ = gloo_pool.run(stack_shards, ours=False, world_size=2)
     assert wrong == ["seen", "bought", "liked", "heard"]
     (notice,) = said

@@ -45,10 +45,11 @@ class MeansSharder(WrappedSharder):
 
 
 def with_means(
-    sharders: Iterable[ModuleSharder[nn.Module]], model: nn.Module
+    sharders: Iterable[ModuleSharder[nn.Module]], model: nn.Module | None
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders; where a collection of the model has means, those of bags divide them alone."""
-    if not any(_has_means(module) for module in model.modules()):
+    """The sharders; where a collection of the model has means, or nobody knows the model, those of
+    bags divide them alone."""
+    if model is not None and not any(_has_means(module) for module in model.modules()):
         return list(sharders)
     return [
         MeansSharder(sharder) if issubclass(sharder.module_type, OF_BAGS) else sharder
