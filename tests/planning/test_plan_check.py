@@ -1,4 +1,5 @@
-"""Value tests: a plan that does not fit its model is told with the planner's name, and by what."""
+"""Value tests: a plan that does not fit its model is told with the planner's name, and by what.
+Rung 3 (two gloo ranks): so is one that ranks have differently."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import (
@@ -21,7 +23,8 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.errors import PluginError
-from recd_plugins.planning.plan_check import check_plan, dense_tables
+from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.testing.gloo import GlooPool
 
 SHARDERS = get_default_sharders()
 
@@ -242,3 +245,28 @@ def test_torchrecs_own_plan_fits() -> None:
     made = model()
     check_plan(plan_of(made), made, SHARDERS, 1, "P returned")
     check_plan(ShardingPlan({}), made, SHARDERS, 1, "P returned")  # every rank has all of it
+
+
+def differ(*ranks: list[int]) -> str:
+    """On a rank: what is said of a plan that has the columns of a table on its own of `ranks`."""
+    table = EmbeddingBagConfig(name="a", feature_names=["a"], embedding_dim=24, num_embeddings=9)
+    way = sharding_plan.column_wise(ranks=ranks[dist.get_rank()], compute_kernel="fused")
+    places = sharding_plan.construct_module_sharding_plan(
+        EmbeddingBagCollection(tables=[table]),
+        {"a": way},
+        EmbeddingBagCollectionSharder(),
+        local_size=2,
+        world_size=2,
+        device_type="cpu",
+    )
+    assert dist.group.WORLD is not None
+    with pytest.raises(PluginError) as caught:
+        check_same(ShardingPlan({"bags": places}), dist.group.WORLD, "P returned")
+    return str(caught.value)
+
+
+def test_ranks_compare_where_each_shard_is(gloo_pool: GlooPool) -> None:
+    first, second = gloo_pool.run(differ, [0, 1, 0, 1, 0, 1], [0, 1, 0, 1, 1, 0])
+    assert first == second
+    for rank, on in enumerate(("0, 1, 0, 1, 0, 1", "0, 1, 0, 1, 1, 0")):
+        assert f"rank {rank} has column_wise with the fused kernel on ranks {on} in" in first

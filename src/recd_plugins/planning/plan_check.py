@@ -149,9 +149,11 @@ def _in_words(plan: ShardingPlan) -> dict[str, str]:
             words = [_kind(place)]
             if place.sharding_type != "data_parallel":
                 shards = getattr(place.sharding_spec, "shards", ())
-                ranks = [one.placement.rank() if one.placement else None for one in shards]
+                on = place.ranks or [
+                    one.placement.rank() if one.placement else None for one in shards
+                ]
                 sizes = [(*one.shard_offsets, *one.shard_sizes) for one in shards]
-                words += [f"on {listed(place.ranks or ranks, kind='rank')}", f"in {sizes}"]
+                words += [f"on {listed(on, len(on), kind='rank')}", f"in {sizes}"]
             found[f"{path}.{name}"] = " ".join(words)
     return found
 
