@@ -119,7 +119,7 @@ class Stack(LooksAtBatches):
         """The bytes of parameters to train that are in no planned table: what an all-reduce of
         their gradients takes."""
         self._planned_on: Topology | None = None
-        self._group: ProcessGroup | None = None
+        self.group: ProcessGroup | None = None
         """The ranks that train, where these are not all of the job's."""
         self._dense: DenseGradients | None = None
         self._rows: dict[str, str] = {}
@@ -265,8 +265,8 @@ class Stack(LooksAtBatches):
 
         if rank is None or world_size is None:
             joined = dist.is_available() and dist.is_initialized()
-            rank = dist.get_rank(self._group) if joined else 0
-            world_size = dist.get_world_size(self._group) if joined else 1
+            rank = dist.get_rank(self.group) if joined else 0
+            world_size = dist.get_world_size(self.group) if joined else 1
         self._usage.asked("order")
         planned = self._planning.planned
         given = loader if planned else self._warning_without_plan(loader, "stack.order(loader)")
@@ -708,7 +708,7 @@ class Stack(LooksAtBatches):
 
     def _train_on(self, group: ProcessGroup | None) -> None:
         """These ranks agree from now on; where none are named, all of the job."""
-        self._group = self._features.group = self._usage.group = group
+        self.group = self._features.group = self._usage.group = group
 
     @property
     def _may_select(self) -> bool:

@@ -1,5 +1,5 @@
 """Rung 3 (ranks): some of three gloo ranks, without the job's first, take what the first of them
-makes, and plan, adapt and order batches among themselves."""
+makes, and plan, adapt, order and watch batches among themselves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import recd_plugins as rp
+from recd_plugins.api.training import WatchedBatches
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import from_rank_0
 from recd_plugins.sparse.keyed import mark_of
@@ -56,8 +57,8 @@ def pages() -> nn.Module:
 
 
 def batches_of_some() -> list[Any]:
-    """On a rank: what is deduplicated, which batches are hot, and how many notices say that there
-    is no such table, where rank 0 calls nothing of ours."""
+    """On a rank: what is deduplicated, which batches are hot, how many notices say that there is no
+    such table, and whether it has the forecasts, where rank 0 calls nothing of ours."""
     group = dist.new_group([1, 2])
     found: list[Any] = []
     if dist.get_rank() > 0:
@@ -74,6 +75,10 @@ def batches_of_some() -> list[Any]:
         found.append([mark_of(batch) is not None for batch in stack.order(batches)])
         said = [str(one.message) for one in told if one.category is NoticeWarning]
         found.append(sum("there is no such table" in one for one in said))
+        watched = WatchedBatches(stack, batches)
+        for _ in range(8):  # some of them are looked at
+            list(watched)
+        found.append(any("lookups that DP serves" in line for line in watched.lines()))
     dist.barrier()
     return found
 
@@ -81,4 +86,4 @@ def batches_of_some() -> list[Any]:
 def test_ranks_of_a_group_wait_for_no_others(gloo_pool: GlooPool) -> None:
     first, *others = gloo_pool.run(batches_of_some, world_size=3)
     assert not first
-    assert others == [[(("pages",),), [True] * 4, told] for told in (1, 0)]
+    assert others == [[(("pages",),), [True] * 4, told, told == 1] for told in (1, 0)]

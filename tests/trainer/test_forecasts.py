@@ -251,6 +251,15 @@ def test_a_tier_of_a_saved_plan_is_held_against_the_rows_that_are_left(
     assert [bool(one.note) for one in found] == named
 
 
+def test_a_step_is_over_once_its_trainer_has_enough() -> None:
+    with TrafficCounter() as outer:
+        for number, _ in enumerate(WatchedBatches(load({}), own_batches(0))):
+            if number == 3:  # whose step is counted
+                assert not is_innermost(outer)
+                break
+        assert is_innermost(outer)
+
+
 def test_a_mode_is_left_by_who_entered_it_last() -> None:
     outer, inner = TrafficCounter(), TrafficCounter()
     with outer:

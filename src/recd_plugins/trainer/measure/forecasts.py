@@ -92,13 +92,13 @@ class Facts:
         gradients of dense parameters; `parts`: ms of a step's parts; `step_ms`: those of a step.
         All are of all ranks already.
         """
-        names, ranks = sorted(self._rows()), dist.get_world_size()
+        names, ranks = sorted(self._rows()), dist.get_world_size(self._stack.group)
         mine = [self.batches, self.hot, *self.ahead, *self.came]
         mine += [float(self.hot_ahead is not None), self.hot_ahead or 0.0]
         for name in names:
             mine += self._served.get(name, np.zeros(3)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=device)
-        dist.all_reduce(every)
+        dist.all_reduce(every, group=self._stack.group)
         batches, hot, *rest = every.tolist()
         fields = len(self.ahead)
         ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
@@ -150,7 +150,7 @@ class Facts:
             if not every:
                 continue
             if report is None or name not in report.ledger.tables:
-                if planner.plan_path is not None and not dist.get_rank():
+                if planner.plan_path is not None and not dist.get_rank(self._stack.group):
                     yield from self._coverage_of_file(name, hot / every, warm / every)
                 continue
             table = report.ledger.tables[name]

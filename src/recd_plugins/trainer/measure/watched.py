@@ -56,12 +56,14 @@ class WatchedBatches:
         """The bytes of each of `ROUTES`, by step."""
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
+        try:
+            for batch in self._loader:
+                self._step_ends()
+                self._look_at(batch)
+                self._step_begins()
+                yield batch
+        finally:  # of a trainer that has enough, too: what it does next is no part of a step
             self._step_ends()
-            self._look_at(batch)
-            self._step_begins()
-            yield batch
-        self._step_ends()
 
     def __len__(self) -> int:
         if not isinstance(self._loader, Sized):
@@ -74,8 +76,8 @@ class WatchedBatches:
         return getattr(self._loader, name)
 
     def forecasts(self, device: torch.device | str = "cpu") -> list[Beside]:
-        """The forecasts of all ranks, each of which calls it: rank 0, which planned, gets them, the
-        others none. `device`: where collectives take tensors."""
+        """The forecasts of all ranks that train, each of which calls it: the first of them, which
+        planned, gets them, the others none. `device`: where collectives take tensors."""
         self._step_ends()
         facts = self._facts or Facts(self._stack)
         facts.ahead = KeptIds.each(self._ids[:FIRST], of=math.inf)
@@ -83,11 +85,11 @@ class WatchedBatches:
         at = torch.device(device)
         mine = [*np.sum(self._steps, axis=0).tolist()] if self._steps else [0.0] * len(ROUTES)
         every = torch.tensor([*mine, len(self._steps)], dtype=torch.float64, device=at)
-        dist.all_reduce(every)
+        dist.all_reduce(every, group=self._stack.group)
         *sums, steps = every.tolist()
         traffic = {to: size / steps for to, size in zip(ROUTES, sums, strict=True) if size}
         found = facts.beside(at, traffic=traffic, dense=self._stack.dense_handed, parts={})
-        return [] if dist.get_rank() else found
+        return [] if dist.get_rank(self._stack.group) else found
 
     def lines(self, device: torch.device | str = "cpu") -> list[str]:
         """`forecasts` in words: a table, and what to do where forecast and fact part."""
