@@ -56,6 +56,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
 from recd_plugins.stack import load
 from recd_plugins.testing.arrange import Arranged
+from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.tiers.sharder import TierCluster, tier_sharders
@@ -199,6 +200,41 @@ def test_on_unique_samples_alone(gloo_pool: GlooPool) -> None:
     unique = [[deduplicated(batch) for batch in step] for step in BATCHES]
     check_parity(
         gloo_pool, Poolings, unique, arrange=OnUniqueSamples(), reference_batches=BATCHES
+    )
+
+
+@dataclass(frozen=True)
+class BehindSome(InManyWays):
+    """Unique samples of `a` and `b`, and of `c`; of their tables the rows of one travel, and
+    TorchRec sums those of the others."""
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        arranged = InManyWays(alone=False)(model, optimizer)
+        seen = TablePlan(table="seen", replicated=np.arange(ROWS)[::3], coalesce="rank")
+        cluster = TierCluster(TierPlan(tables={"seen": seen}, n_nodes=2, ranks_per_node=1))
+        adapt(model, GROUPS)
+        sharders = with_dedup(tier_sharders(cluster, arranged.sharders))
+        return arranged._replace(sharders=with_means(sharders, model))
+
+
+def repeating(seed: int, unique: int, size: int = 6) -> Batch:
+    """A batch of so many unique samples."""
+    draw = np.random.default_rng(seed)
+    drawn = {
+        key: [draw.integers(0, ROWS, count).tolist() for count in draw.integers(1, 4, unique)]
+        for key in KEYS
+    }
+    lists = {key: [rows[n % unique] for n in range(size)] for key, rows in drawn.items()}
+    return dataclasses.replace(batch_of(seed, size), features=from_lists(lists))
+
+
+def test_ranks_may_differ_in_unique_samples_where_some_rows_travel(gloo_pool: GlooPool) -> None:
+    batches = [
+        [repeating(2 * step, unique=2), repeating(2 * step + 1, unique=5)] for step in (0, 1)
+    ]
+    unique = [[deduplicated(batch) for batch in step] for step in batches]
+    check_parity(
+        gloo_pool, Poolings, unique, arrange=BehindSome(), reference_batches=batches, tables=["sgd"]
     )
 
 

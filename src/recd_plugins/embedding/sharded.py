@@ -147,6 +147,8 @@ class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
         return super()._inputs(ctx, features)
 
     def _to_look_up(self, part: Any, context: Any, received: KJTList) -> KJTList:
+        if isinstance(part, ShardedParts):  # as where rows of some of its tables travel
+            return part.changed(context, received, self._to_look_up)
         return evened(received, context, sharding_types(part))
 
     def _unexpanded(self, parts: list[Any], samples: BatchSamples) -> LazyAwaitable[Any]:

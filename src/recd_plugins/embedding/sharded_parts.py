@@ -6,7 +6,7 @@ names, states and collectives of the collection as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -156,6 +156,18 @@ class ShardedParts(
                 for part, context, rows in self._by_part(ctx, input)
             ],
         )
+
+    def changed(
+        self, ctx: PartsContext, input: KJTList, change: Callable[[Any, Any, KJTList], KJTList]
+    ) -> KJTList:
+        """What was sent here, once `change` was asked of each part, its context and what is its."""
+        torchrec: list[Any] = []
+        beside: list[Any] = []
+        for part, context, rows in self._by_part(ctx, input):
+            own, count = change(part, context, rows).features, len(context.sharding_contexts)
+            torchrec += own[:count]
+            beside += own[count:]
+        return KJTList([*torchrec, *beside])
 
     def prefetch(
         self,
