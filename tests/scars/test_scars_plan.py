@@ -292,7 +292,7 @@ def test_a_collection_without_rows_on_some_rank_is_left_to_torchrec() -> None:
     plan = made.propose(whole, Topology(), ranks)
     assert made.tier_plan is None or "history" not in made.tier_plan.tables
     assert plan.plan["sequences"]["history"].sharding_type != "row_wise"
-    why = f"table history is left to TorchRec, for row-wise on {ranks} ranks its collection would"
+    why = f"table history is left to TorchRec, for row-wise on {ranks} ranks its kernel would"
     assert why in made.explain()
 
 
@@ -324,6 +324,44 @@ def test_ranks_without_rows_are_known_beforehand(rows: list[int], ranks: int, le
     found = without_rows(dict.fromkeys(tables, TableSizes()), tables, ranks)
     assert found == (list(tables) if left else [])
     assert not without_rows(dict.fromkeys(tables, AS_TORCHREC), tables, ranks)
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "optimizers"),
+    [
+        ({"dim": 4}, {"dim": 8}, {}),
+        ({"part": 0}, {"part": 1}, {}),
+        ({"element_bytes": 2}, {"element_bytes": 4}, {}),
+        ({}, {}, {"few": {"learning_rate": 0.1}, "many": {"learning_rate": 0.2}}),
+    ],
+    ids=["dimensions", "parts", "types", "optimizers"],
+)
+def test_rows_of_another_kernel_are_none_of_this(
+    few: dict[str, Any], many: dict[str, Any], optimizers: dict[str, Any]
+) -> None:
+    """Where rows of bags travel; sums have several dimensions in a kernel, and means another."""
+    common: dict[str, Any] = {"dim": 4, "part": 0, "element_bytes": 4}
+    tables = {
+        name: ModelTable(
+            name=name,
+            module="bags",
+            pooled=True,
+            num_rows=rows,
+            features=("f",),
+            **{**common, **own},
+        )
+        for name, own, rows in (("few", few, 3), ("many", many, 1000))
+    }
+    travelling = dict.fromkeys(tables, TableSizes(coalesce="rank"))
+    assert without_rows(travelling, tables, 4, fused=optimizers) == ["few"]
+    alike = {name: dataclasses.replace(one, **common) for name, one in tables.items()}
+    assert not without_rows(travelling, alike, 4)
+    summed = dict.fromkeys(tables, TableSizes())
+    assert bool(without_rows(summed, tables, 4, fused=optimizers)) == ("dim" not in few)
+    assert without_rows({**summed, "few": TableSizes(coalesce="rank")}, alike, 4) == ["few"]
+    means = {**alike, "few": dataclasses.replace(alike["few"], means=True)}
+    assert without_rows(summed, means, 4) == ["few"]
+    assert not without_rows(travelling, means, 4)
 
 
 def test_what_the_sharding_slot_keeps_is_left_to_it() -> None:

@@ -128,7 +128,7 @@ class Homes:
             raise CapabilityError(
                 f"{who} finds no room for the tables, even with {every} in mapped files. {error}"
             ) from error
-        if lacking := self.empty_somewhere(own):
+        if lacking := self.empty_somewhere(own, fused):
             raise CapabilityError(
                 f"{who}: with {listed(self.mapped, kind='table')} in mapped files, "
                 f"{listed(lacking, kind='table')} in memory would have no row on some rank, for "
@@ -197,9 +197,12 @@ class Homes:
             f"{in_memory(lacking)}"
         )
 
-    def empty_somewhere(self, plan: ShardingPlan) -> list[str]:
+    def empty_somewhere(
+        self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> list[str]:
         """The tables in memory that a plan has row-wise, which leave some rank without a row of
-        their kernel. Collections with tables of one name are not looked at."""
+        their kernel, by the optimizer of each (`fused`). Collections with tables of one name are
+        not looked at."""
         every, twice = model_tables(self._model), ambiguous(self._model)
         placed = cast("Mapping[str, Mapping[str, Any]]", plan.plan)
         unknown = {path for path, tables in placed.items() if twice & tables.keys()}
@@ -209,7 +212,7 @@ class Homes:
             if one.kind == "row_wise" and every[name].module not in unknown
         ]
         sizes = dict.fromkeys(row_wise, TableSizes())
-        return without_rows(sizes, every, self._world_size, self.mapped)
+        return without_rows(sizes, every, self._world_size, self.mapped, fused)
 
     def in_words(self) -> Iterator[str]:
         """Where each table that may leave memory is at home, and why, where any has left it."""
@@ -323,15 +326,23 @@ def without_rows(
     tables: Mapping[str, ModelTable],
     world_size: int,
     mapped: Collection[str] = (),
+    fused: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[str]:
-    """The tables that are to be row-wise in a collection which has no row on some rank then, for
-    fbgemm looks nothing up there: it has tables of one type and home in one kernel, of which each
-    rank has ceil(rows / W) rows, as far as they go."""
-    kernels: dict[tuple[str, int, bool], list[ModelTable]] = {}
+    """The tables that are to be row-wise in a kernel which has no row on some rank then, for fbgemm
+    looks nothing up there. Of a table each rank has ceil(rows / W) rows, as far as they go.
+
+    A kernel has those of a collection, or of a part of it, that are of one type, home, optimizer
+    (`fused`, of each table) and pooling; where the rows of bags travel, those of one dimension.
+    """
+    kernels: dict[tuple[Any, ...], list[ModelTable]] = {}
     for name, size in sizes.items():
         if not size.as_torchrec:
             table = tables[name]
-            alike = table.module, table.element_bytes, name in mapped
+            travels = table.pooled and size.coalesce != "none"
+            pooling = (travels, table.dim) if travels else (travels, table.means)
+            optimizer = sorted((fused or {}).get(name, {}).items())
+            where = table.module, table.part, name in mapped
+            alike = *where, table.element_bytes, repr(optimizer), pooling
             kernels.setdefault(alike, []).append(table)
     return [
         table.name

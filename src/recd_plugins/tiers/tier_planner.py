@@ -434,13 +434,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         world_size: int,
         mapped: Collection[str],
     ) -> ChosenSizes:
-        """The choice, with the tables as TorchRec has them whose collection would have no row on
-        some rank."""
-        lacking = without_rows(chosen.sizes, self.found, world_size, mapped)
+        """The choice, with the tables as TorchRec has them whose kernel would have no row on some
+        rank."""
+        lacking = without_rows(chosen.sizes, self.found, world_size, mapped, self.fused)
         if not lacking:
             return chosen
         ranks = so_many(world_size, "rank")
-        why = f"row-wise on {ranks} its collection would have no row on some"
+        why = f"row-wise on {ranks} its kernel would have no row on some"
         self._left.add(lacking, why)
         sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
         ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
@@ -509,8 +509,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if homes.lacking is not None:
             # Tables whose rows travel may be in a module without the others, and look up there.
             held = dict.fromkeys(self._held, TableSizes())
-            empty = without_rows(held, self.found, world_size, homes.mapped)
-            if empty := empty or homes.empty_somewhere(plan):
+            empty = without_rows(held, self.found, world_size, homes.mapped, self.fused)
+            if empty := empty or homes.empty_somewhere(plan, self.fused):
                 names = listed(empty, kind="table")
                 why = f"row-wise, {names} in memory would have no row on some rank"
                 return others, None, f"{self.name}: {why}: all is left to the planner behind."
