@@ -58,11 +58,16 @@ def build(name: str) -> nn.Module:
 class Samples:
     """Leaves of the unique samples, and what a pooling is given of them."""
 
-    def __init__(self, lengths: Tensor = LENGTHS, lookup: Tensor = LOOKUP) -> None:
+    def __init__(
+        self,
+        lengths: Tensor = LENGTHS,
+        lookup: Tensor = LOOKUP,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
         torch.manual_seed(2)
         self.lengths, self.lookup = lengths, lookup
-        self.values = torch.randn(int(lengths.sum()), D, dtype=torch.double, requires_grad=True)
-        self.query = torch.randn(lookup.numel(), D, dtype=torch.double, requires_grad=True)
+        self.values = torch.randn(int(lengths.sum()), D, dtype=dtype, requires_grad=True)
+        self.query = torch.randn(lookup.numel(), D, dtype=dtype, requires_grad=True)
 
     def deduplicated(self) -> tuple[Tensor, Tensor]:
         return (
@@ -134,6 +139,27 @@ def test_attention_is_the_same_whichever_way_is_cheaper(
         monkeypatch.setattr(attention, name, value)
     for name in ("attention", "attention, softmax"):
         same(name, Samples(lengths, lookup))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*POOLINGS, "silent"])
+def test_autocast_rounds_no_more_than_on_the_expansion(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 keeps 8 bits of what enters a product; the poolings here make three, one of
+    another."""
+    for option, value in WAYS[way].items():
+        monkeypatch.setattr(attention, option, value)
+    samples, pooling = Samples(dtype=torch.float), build(name).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = pooling(*samples.expanded(), samples.query)
+    theirs = gradients(pooling, wanted, samples)
+    with torch.autocast("cpu", torch.bfloat16):
+        pooled: Tensor = DedupPooling(pooling)(*samples.deduplicated(), samples.query)
+    assert pooled.dtype == wanted.dtype
+    ours = gradients(pooling, pooled, samples)
+    for one, other in zip([pooled + 0, *ours], [wanted, *theirs], strict=True):
+        assert (one - other).abs().max() <= 2**-4 * other.abs().max()
 
 
 @pytest.mark.parametrize("name", POOLINGS)

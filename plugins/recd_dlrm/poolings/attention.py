@@ -165,7 +165,7 @@ def _softmax(scores: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     highest = scores.new_full((num_rows,), -torch.inf)
     highest = highest.scatter_reduce(0, rows, scores.detach(), "amax")
     raised = (scores - highest.index_select(0, rows)).exp()
-    total = scores.new_zeros(num_rows).index_add(0, rows, raised)
+    total = raised.new_zeros(num_rows).index_add(0, rows, raised)
     return raised / total.index_select(0, rows)
 
 
@@ -212,14 +212,16 @@ class _HistoryPart(NamedTuple):
 
 
 def dot_products(keys: Tensor, vectors: Tensor, histories: Histories) -> Tensor:
-    """[P, W]: of keys [N_u, D] with the vectors [B, W, D] of the samples of their history."""
-    products: Tensor = _DotProducts.apply(keys, vectors, histories)
+    """[P, W]: of keys [N_u, D] with the vectors [B, W, D] of the samples of their history, as
+    numbers of the keys' type."""
+    products: Tensor = _DotProducts.apply(keys, vectors.to(keys.dtype), histories)
     return products
 
 
 def weighted_sums(keys: Tensor, weights: Tensor, histories: Histories) -> Tensor:
-    """[B, W, D]: each sample's sums of its history's keys [N_u, D], by weights [P, W]."""
-    sums: Tensor = _WeightedSums.apply(keys, weights, histories)
+    """[B, W, D]: each sample's sums of its history's keys [N_u, D], by weights [P, W], as numbers
+    of the keys' type."""
+    sums: Tensor = _WeightedSums.apply(keys, weights.to(keys.dtype), histories)
     return sums
 
 
