@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ import recd_plugins
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.own_batches import all_features_of, features_of, replaced
+from recd_plugins.sparse.own_batches import all_features_of, features_of, replaced, with_parts
 from recd_plugins.testing.batches import from_lists, to_lists
 
 GROUPS = [["history", "brands"], ["region"]]
@@ -243,6 +244,47 @@ def test_batches_of_any_type(kind: str) -> None:
     assert features_of(again) is kjt
     if kind == "object":
         assert made.labels is labels
+
+
+@dataclass
+class Shifted:
+    """Its labels count from 1, whatever it is made of."""
+
+    kjt: Any
+    labels: Tensor
+    epoch: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.labels = self.labels + 1
+
+    @cached_property
+    def items(self) -> Any:
+        return self.kjt["item"]
+
+
+class Counted(Pair):
+    """Its labels count from 1, too."""
+
+    __slots__ = ()
+
+    def __new__(cls, features: Any, labels: Tensor) -> Counted:
+        return super().__new__(cls, features, labels + 1)
+
+
+def test_what_a_batch_does_to_its_parts_is_done_once() -> None:
+    kjt = from_lists(LISTS)
+    pair = Counted(kjt, torch.arange(4))
+    assert stack_of().converting()(pair).labels is pair.labels
+    batch = Shifted(kjt, torch.arange(4))
+    batch.epoch = 7
+    assert batch.items is batch.items
+    made = stack_of().converting()(batch)
+    assert isinstance(made.kjt, SparseFeatures)
+    assert made.labels is batch.labels
+    assert made.epoch == 7
+    assert made.items is not batch.items
+    some = with_parts(batch, {"kjt": kjt, "labels": batch.labels[:2]})
+    assert some.labels.tolist() == [1, 2]
 
 
 def test_which_kjt_is_meant() -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -173,7 +174,8 @@ def _replaced(value: Any, old: Any, new: Any, depth: int) -> Any:
     made = {name: _replaced(part, old, new, depth - 1) for name, part in parts.items()}
     if all(made[name] is part for name, part in parts.items()):
         return value
-    return with_parts(value, made)
+    held = _attributes(value) if _is_dataclass(value) else {}
+    return _holding(value, held | made) if made.keys() <= held.keys() else with_parts(value, made)
 
 
 def walk(
@@ -210,18 +212,22 @@ def parts_of(value: Any) -> Mapping[Any, Any] | None:
         if names := _names(value):
             return dict(zip(names, value, strict=True))
         return dict(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, *LEAVES)):
+    if _is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
     return _attributes(value) if _by_attribute(value) else None
 
 
 def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     """A copy of what `parts_of` took apart, of other parts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **parts)
+    if _is_dataclass(value):
+        made = dataclasses.replace(value, **parts)
+        if hasattr(made, "__post_init__"):
+            for name, part in parts.items():  # it did to these before what it does now once more
+                object.__setattr__(made, name, part)
+        return made
     if isinstance(value, tuple):
         kind: Any = type(value)
-        return kind(*parts.values()) if _names(value) else kind(parts.values())
+        return kind._make(parts.values()) if _names(value) else kind(parts.values())
     made = copy.copy(value)
     if isinstance(value, Mapping | list):
         for name, part in parts.items():
@@ -230,6 +236,21 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
         for name, part in parts.items():
             setattr(made, name, part)
     return made
+
+
+def _holding(value: Any, attributes: Mapping[str, Any]) -> Any:
+    """A dataclass of the same type with these attributes. It is not made anew, for its
+    `__post_init__` would do to them once more what it did; what it caches is left behind."""
+    kind, made = type(value), object.__new__(type(value))
+    for name, part in attributes.items():
+        if not isinstance(getattr(kind, name, None), cached_property):
+            object.__setattr__(made, name, part)  # it may be frozen
+    return made
+
+
+def _is_dataclass(value: Any) -> bool:
+    others = (type, Mapping, list, tuple, *LEAVES)
+    return dataclasses.is_dataclass(value) and not isinstance(value, others)
 
 
 def _names(value: Any) -> tuple[str, ...]:
