@@ -375,6 +375,13 @@ def test_a_rule_of_ones_own_says_what_it_lacks():
         ((("a",),), [row], [lookup], "`rows` is a list, where it must be a mapping from each key"),
         ((("a", "b"),), {"a": row}, [lookup], "`rows` lacks b, which groups name"),
         ((("a",),), {"a": row}, [], "of 1 group it has 0 inverse lookups. Give one for each"),
+        ((("a",),), {"a": row}, [lookup.int()], r"lookups are \[2\] of torch.int32, where each"),
+        (
+            (("a",), ("b",)),
+            {"a": row, "b": row},
+            [lookup, lookup[:1]],
+            r"are \[1\] of torch.int64, \[2\] of torch.int64, where each must be \[batch size\]",
+        ),
     ):
         with pytest.raises(DataError, match=says):
             IKJT.from_rows(groups, rows, lookups)

@@ -144,6 +144,7 @@ def unsafe(indices, lists):
         ({"a": column([0], [[1, None]])}, "'a': its lists hold 1 null"),
         ({"a": column([0], [1.5])}, "'a': is double, but must be a list of integers"),
         ({"a": unsafe([0, 7], [[1]])}, "from 0 to 7, outside of its 1 unique"),
+        ({"a": column([0], [[1]]), "b": column([0, 0], [[1]])}, r"are \[1\] of .*, \[2\] of "),
     ],
 )
 def test_columns_that_are_no_ikjt(columns, reason):

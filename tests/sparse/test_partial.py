@@ -103,6 +103,16 @@ def test_select_and_concat_are_those_of_the_expanded(drawn, data) -> None:
         assert_same(one.to_ikjt().validate().to_kjt(list(columns)), one.to_kjt(list(columns)))
 
 
+def test_ids_without_weights_weigh_1_beside_others_as_those_of_an_ikjt_do() -> None:
+    with_weights = kjt({"a": [[1, 2], [2]], "b": [[], [3]]}, weights=[0.5, 2.0, 2.0, 4.0])
+    without = kjt({"a": [[7, 8, 9]], "b": [[6]]})
+    groups = [["a"], ["b"]]
+    for parts in ([with_weights, without], [without, with_weights]):
+        joined = Partial.concat([Partial.from_kjt(part, groups) for part in parts]).validate()
+        made = [InverseKeyedJaggedTensor.from_kjt(part, groups) for part in parts]
+        assert_same(joined.to_kjt(), InverseKeyedJaggedTensor.concat(made).to_kjt())
+
+
 def test_select_drops_what_no_sample_needs() -> None:
     partial = Partial.from_kjt(kjt({"a": [[1, 2], [2, 3], [9, 9, 9], []]}))
     assert partial.select(torch.tensor([1, 3, 1])).parts()["a"].values.tolist() == [2, 3]

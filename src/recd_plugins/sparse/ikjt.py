@@ -284,6 +284,13 @@ def _check_of_groups(
             f"from_rows: of {so_many(len(groups), 'group')} it has "
             f"{so_many(len(lookups), 'inverse lookup')}. Give one for each."
         )
+    shapes = {(one.dtype, tuple(one.shape)) for one in lookups}
+    if len(shapes) > 1 or not all(len(of) == 1 and kind is torch.int64 for kind, of in shapes):
+        found = listed(sorted(f"{list(of)} of {kind}" for kind, of in shapes))
+        raise DataError(
+            f"from_rows: its inverse lookups are {found}, where each must be [batch size] of "
+            "torch.int64: which unique row each sample has."
+        )
 
 
 def _check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:

@@ -79,12 +79,21 @@ class SharedRows(NamedTuple):
 
     @staticmethod
     def concat(parts: Sequence[SharedRows]) -> SharedRows:
-        """The rows of all parts, one part after another; nothing is shared across parts."""
+        """The rows of all parts, one part after another; nothing is shared across parts.
+
+        Where some have weights, the ids of the others weigh 1.
+        """
         spans, done = [], 0
         for part in parts:
             spans.append(part.spans + part.spans.new_tensor([done, 0]))
             done += part.values.numel()
         weights = [part.weights for part in parts if part.weights is not None]
+        if 0 < len(weights) < len(parts):
+            one = weights[0].new_ones(1)
+            weights = [
+                one.expand_as(part.values) if part.weights is None else part.weights
+                for part in parts
+            ]
         return SharedRows(
             torch.cat([part.values for part in parts]),
             torch.cat(weights) if weights else None,
