@@ -436,12 +436,34 @@ class OfRows(FirstX):
             lambda ids, lengths, weights: (ids, lengths[1:], weights),
             "made (5 rows of 6|3 rows of 4)",
         ),
+        (
+            lambda ids, lengths, weights: (ids[1:], lengths, weights),
+            r"made \d+ ids, and lengths that add up to \d+\. Give each row",
+        ),
+        (
+            lambda ids, lengths, weights: (ids, lengths + 1, weights),
+            r"made \d+ ids, and lengths that add up to \d+\. Give each row",
+        ),
+        (
+            lambda ids, lengths, weights: (ids.float(), lengths, weights),
+            r"made ids of torch\.float32, where they must be integers",
+        ),
     ],
 )
 def test_rows_that_are_none(of_rows, message):
     for features in (FEATURES, InverseKeyedJaggedTensor.from_kjt(FEATURES, [FEATURES.keys()])):
         with pytest.raises(PluginError, match=message):
             TransformedFeatures(features).apply(RowWise(OfRows(of_rows)), FEATURES.keys())
+
+
+def test_a_feature_that_is_added_fills_its_rows():
+    class TooFew(CountAmongOthers):
+        def made(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, None]:
+            ids, lengths, _ = super().made(features)
+            return ids[1:], lengths, None
+
+    with pytest.raises(PluginError, match=r"TooFew made 2 ids, and lengths that add up to 3\."):
+        RowWise(TooFew(), lambda keys: [*keys, "count"])(FEATURES, ["b"])
 
 
 def test_no_kjt_is_made_between_transforms_of_rows(monkeypatch):

@@ -118,6 +118,7 @@ class RowWise:
             )
         values, lengths, weights = made
         self._check([*chosen, self.adds], lengths.numel(), chosen, features.stride())
+        self._check_ids(values, lengths)
         self._check_weights(features.weights_or_none(), weights)
         return Added(self.adds, values, lengths, weights, tuple(chosen))
 
@@ -134,9 +135,11 @@ class RowWise:
         ids, lengths, weights = made
         self._check_weights(rows.weights, weights)
         if lengths is rows.lengths:
+            self._check_ids(ids, lengths, len(rows.ids))
             return KeyedRows(rows.keys, ids, lengths, weights, rows.length_per_key)
         keys = [*rows.keys]
         self._check(keys, lengths.numel(), keys, rows.lengths.numel())
+        self._check_ids(ids, lengths)
         return KeyedRows(rows.keys, ids, lengths, weights, None)
 
     def runs_on(
@@ -222,18 +225,20 @@ class RowWise:
                 "return one."
             )
         self._check(result.keys(), result.stride(), features.keys(), features.stride())
-        self._check_ids(result)
+        self._check_ids(result.values(), result.lengths())
         self._check_weights(features.weights_or_none(), result.weights_or_none())
         return result
 
-    def _check_ids(self, made: KeyedJaggedTensor) -> None:
-        """`PluginError` where rows would be cut otherwise than meant: those behind would shift."""
-        ids, lengths = made.values(), made.lengths()
+    def _check_ids(self, ids: Tensor, lengths: Tensor, total: int | None = None) -> None:
+        """`PluginError` where rows would be cut otherwise than meant: those behind would shift. Who
+        knows the `total` of the lengths says so; else that of a device is not asked for."""
         if ids.is_floating_point() or ids.is_complex():
             raise PluginError(
                 f"{self.who} made ids of {ids.dtype}, where they must be integers: int64 or int32."
             )
-        if lengths.is_cpu and (total := int(lengths.sum())) != len(ids):
+        if total is None and lengths.is_cpu:
+            total = int(lengths.sum())
+        if total is not None and total != len(ids):
             raise PluginError(
                 f"{self.who} made {len(ids):,} ids, and lengths that add up to {total:,}. Give "
                 "each row the length of what it has."
