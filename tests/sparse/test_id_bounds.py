@@ -77,6 +77,17 @@ def test_who_made_an_id_is_named() -> None:
         IdBounds(BOUNDS, {"a": "preprocess 'x' made"}).check(kjt, "R yielded")
 
 
+def test_lengths_may_have_a_row_for_each_key() -> None:
+    def check(ids: list[int]) -> bool:
+        lengths = torch.tensor([[2, 0, 1], [0, 1, 1]])
+        kjt = KeyedJaggedTensor(["a", "b"], torch.tensor(ids), lengths=lengths, stride=3)
+        return IdBounds(BOUNDS).check(kjt, "R yielded")
+
+    assert check([1, 2, 0, 0, 0])
+    with pytest.raises(DataError, match="R yielded id 3 of feature 'a'"):
+        check([1, 2, 3, 0, 0])
+
+
 def test_what_lies_on_a_device_is_not_waited_for() -> None:
     kjt = KeyedJaggedTensor(["a"], torch.tensor([7]), lengths=torch.tensor([1]))
     assert not IdBounds(BOUNDS).check(kjt.to(torch.device("meta")), "R yielded")

@@ -41,10 +41,12 @@ class IdBounds:
         until it is there.
         """
         values, lengths = features.values(), features.lengths()
-        if values.is_floating_point() or values.is_complex():
-            raise PluginError(
-                f"{whose} ids of {values.dtype}, where they must be integers: int64 or int32."
-            )
+        for what, numbers in (("ids", values), ("lengths", lengths)):
+            if numbers.is_floating_point() or numbers.is_complex():
+                raise PluginError(
+                    f"{whose} {what} of {numbers.dtype}, where they must be integers: int64 or "
+                    "int32."
+                )
         if not values.is_cpu or not lengths.is_cpu:
             return False
         keys = tuple(features.keys())
@@ -56,7 +58,7 @@ class IdBounds:
             sizes = np.array(features.stride_per_key(), np.int64)
         else:
             sizes = np.full(len(keys), features.stride(), np.int64)
-        ids, rows = values.numpy(), lengths.numpy()
+        ids, rows = values.numpy(), lengths.numpy().reshape(-1)  # they may be [keys, samples]
         wrong, key = _first_wrong(ids, rows, sizes, bounds)
         if wrong != FITS:
             self._tell(ids, rows, sizes, keys, int(key), wrong == IDS, whose)
