@@ -519,6 +519,28 @@ def test_other_weights_of_the_same_rows_come_out_of_a_kjt_and_of_rows(times):
             assert found.weights_or_none() is None
 
 
+class Uncut(FirstX):
+    """Cuts rows of ids, and leaves their weights as they are."""
+
+    def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
+        return *super().of_rows(ids, lengths, weights)[:2], weights
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        rows = features.values(), features.lengths(), features.weights_or_none()
+        ids, lengths, weights = self.of_rows(*rows)
+        return with_ids(features, ids, lengths=lengths, weights=weights)
+
+
+def test_weights_are_as_many_as_ids():
+    weights = torch.arange(1.0, 1 + len(FEATURES.values()))
+    weighed = with_ids(FEATURES, FEATURES.values(), lengths=FEATURES.lengths(), weights=weights)
+    says = r"Uncut made 8 weights of 6 ids\. Give each id its own"
+    with pytest.raises(PluginError, match=says):
+        RowWise(Uncut(1))(weighed)
+    with pytest.raises(PluginError, match=says):
+        TransformedFeatures(weighed).apply(RowWise(Uncut(1)), FEATURES.keys())
+
+
 class NoneOdd(SigridHash):
     """Written before there was `of_rows`: a `forward` around that of a built-in transform."""
 

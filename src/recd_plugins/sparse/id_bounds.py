@@ -34,8 +34,9 @@ class IdBounds:
         self._of_keys: dict[tuple[str, ...], npt.NDArray[np.uint64]] = {}
 
     def check(self, features: KeyedJaggedTensor, whose: str) -> bool:
-        """`PluginError` where it is no KJT of whole numbers in rows, `DataError` for an id of no
-        row; `whose` opens both, where no maker does. A key that is not known has no bound.
+        """`PluginError` where it is no KJT of whole numbers in rows, each with its weight or all
+        without, `DataError` for an id of no row; `whose` opens both, where no maker does. A key
+        that is not known has no bound.
 
         Whether it was looked at: what lies on a device is not, for the processor would have to wait
         until it is there.
@@ -47,6 +48,11 @@ class IdBounds:
                     f"{whose} {what} of {numbers.dtype}, where they must be integers: int64 or "
                     "int32."
                 )
+        weights = features.weights_or_none()
+        if weights is not None and len(weights) != len(values):
+            raise PluginError(
+                f"{whose} {len(weights):,} weights of {len(values):,} ids. Give each id its own."
+            )
         if not values.is_cpu or not lengths.is_cpu:
             return False
         keys = tuple(features.keys())

@@ -119,7 +119,7 @@ class RowWise:
         values, lengths, weights = made
         self._check([*chosen, self.adds], lengths.numel(), chosen, features.stride())
         self._check_ids(values, lengths)
-        self._check_weights(features.weights_or_none(), weights)
+        self._check_weights(features.weights_or_none(), weights, values)
         return Added(self.adds, values, lengths, weights, tuple(chosen))
 
     def on_rows(self, rows: KeyedRows) -> KeyedRows:
@@ -133,7 +133,7 @@ class RowWise:
                 "the ids [n], the lengths [B], and the weights [n] or None of the rows."
             )
         ids, lengths, weights = made
-        self._check_weights(rows.weights, weights)
+        self._check_weights(rows.weights, weights, ids)
         if lengths is rows.lengths:
             self._check_ids(ids, lengths, len(rows.ids))
             return KeyedRows(rows.keys, ids, lengths, weights, rows.length_per_key)
@@ -226,7 +226,8 @@ class RowWise:
             )
         self._check(result.keys(), result.stride(), features.keys(), features.stride())
         self._check_ids(result.values(), result.lengths())
-        self._check_weights(features.weights_or_none(), result.weights_or_none())
+        given, made = features.weights_or_none(), result.weights_or_none()
+        self._check_weights(given, made, result.values())
         return result
 
     def _check_ids(self, ids: Tensor, lengths: Tensor, total: int | None = None) -> None:
@@ -244,8 +245,13 @@ class RowWise:
                 "each row the length of what it has."
             )
 
-    def _check_weights(self, given: Tensor | None, made: Tensor | None) -> None:
-        """`PluginError` for weights that nobody would multiply by."""
+    def _check_weights(self, given: Tensor | None, made: Tensor | None, ids: Tensor) -> None:
+        """`PluginError` for weights that nobody would multiply by, or that are of other ids."""
+        if made is not None and len(made) != len(ids):
+            raise PluginError(
+                f"{self.who} made {len(made):,} weights of {len(ids):,} ids. Give each id its own, "
+                "as where rows are cut."
+            )
         if made is not None and given is None and not self._weighs:
             raise PluginError(
                 f"{self.who} made weights, but its `schema` has no feature that is scored, so that "
