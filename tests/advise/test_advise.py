@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
 from recd_plugins.advise.advice_text import advised_registry, next_step
+from recd_plugins.advise.computed import _shared
 from recd_plugins.advise.model_and_batches import OfRegistry, OfTrainer
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.trials import ALIKE, candidates
@@ -47,6 +48,7 @@ from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.remembered import remembering
+from recd_plugins.planning.step.compute import Compute
 from recd_plugins.planning.topology import Cluster, Topology
 from recd_plugins.registry import Registry
 from recd_plugins.sparse.features import SparseFeatures
@@ -266,6 +268,32 @@ def test_a_topology_that_names_no_device_is_one_of_those_that_train(device: str 
     outlook = Outlooks(Registry.load(values), 2, source=trainer).of(values)
     assert any(one.has_replicas for one in outlook.ledger.tables.values())
     assert outlook.copies == (device is None)
+
+
+@pytest.mark.filterwarnings("ignore:This API is deprecated:DeprecationWarning")  # TorchRec's
+def test_a_model_that_is_timed_once_sends_gradients_in_the_bits_of_each_registry() -> None:
+    links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}
+    values = {"topology": links, "train": {"device": "cpu"}}
+    trainer = OfTrainer.named(f"{OWN}/before.py:parts")
+    outlooks = Outlooks(Registry.load(values), 2, source=trainer)
+    whole, halved = (
+        outlooks.of({**values, "train": {"device": "cpu", "codecs": {"dense": dense}}}).step
+        for dense in ("fp32", "bf16")
+    )
+    assert halved.compute.dense == whole.compute.dense  # of the same clock
+    sent, half = (one.parts["dense_reduce"] for one in (whole, halved))
+    assert sent > 1
+    assert half == pytest.approx(sent / 2, rel=0.05)  # but for latencies
+
+
+def test_a_rank_computes_on_its_threads_and_on_no_more_than_its_share_of_the_cores() -> None:
+    cores = os.cpu_count() or 1
+    timed = Compute(dense=1.0 / torch.get_num_threads(), call=1.0)  # 1 s of one thread
+    alone, whole, many = (_shared(timed, 2.0, 1, threads) for threads in (1, cores, 2 * cores))
+    assert (alone.dense, alone.fixed, alone.call) == (pytest.approx(1.0), 2.0, 1.0)
+    assert whole.dense == many.dense == pytest.approx(1.0 / cores)
+    crowd = _shared(timed, 2.0, 2 * cores, 1)
+    assert (crowd.dense, crowd.fixed, crowd.call) == (pytest.approx(2.0), 4.0, 2.0)
 
 
 class Scored(torch.nn.Module):

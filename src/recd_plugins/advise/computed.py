@@ -265,8 +265,9 @@ def computed(
     ranks_here: int,
 ) -> Compute:
     """The compute of one rank with a model, timed on this device with a few batches, of which none
-    is deduplicated; `ranks_here` train on one machine. Nothing where the stack's plan is for
-    devices that are not here."""
+    is deduplicated; `ranks_here` train on one machine. In how many bits dense gradients travel is
+    no matter of time, and left to who asks. Nothing where the stack's plan is for devices that are
+    not here."""
     if (stack.registry.topology.device or stack.device) != stack.device:
         return Compute()
     from recd_plugins.trainer.dense_optimizer import dense_optimizer
@@ -283,12 +284,12 @@ def computed(
         found,
         features=_with_unique(timed, features(some[-1]), found, device),
         call=seconds_of_call(device),
-        dense_carried=stack.registry.train.codecs.dense_carried,
     )
     python = seconds_of_torchrec(timed, stack.default_sharders(), device)
     if stack.device == "cuda":
         return dataclasses.replace(alone, fixed=alone.fixed + python)
-    return _shared(alone, python, ranks_here)
+    threads = stack.registry.train.threads_of_each(ranks_here)
+    return _shared(alone, python, ranks_here, threads)
 
 
 def _with_unique(
@@ -334,14 +335,14 @@ def _copied(batch: int, device: torch.device) -> float:
     return seconds_of_copies(rows, lookup) / (batch * dim)
 
 
-def _shared(alone: Compute, python: float, ranks_here: int) -> Compute:
-    """The compute of a rank that has its share of the processor's cores: fewer threads than torch
-    has now run its kernels, and where ranks are more than cores, all that it does waits its turn;
-    what one thread does anyway (conversion, small calls, TorchRec's `python`) only that."""
+def _shared(alone: Compute, python: float, ranks_here: int, threads: int) -> Compute:
+    """The compute of a rank that has its share of the processor's cores: so many `threads`, no more
+    than that, run its kernels where torch has others now, and where ranks are more than cores, all
+    that it does waits its turn; what one thread does anyway (conversion, small calls, TorchRec's
+    `python`) only that."""
     cores = os.cpu_count() or 1
-    threads = max(1, cores // ranks_here)
-    crowded = max(1.0, ranks_here * threads / cores)
-    kernels = alone.slower(torch.get_num_threads() / threads * crowded)
+    crowded = max(1.0, ranks_here / cores)
+    kernels = alone.slower(torch.get_num_threads() / min(threads, cores / ranks_here))
     features = {
         name: dataclasses.replace(one, converted=crowded * alone.features[name].converted)
         for name, one in kernels.features.items()

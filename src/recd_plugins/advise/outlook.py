@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -46,7 +47,9 @@ __all__ = ["Outlook", "Outlooks"]
 COUNTED_BY = ("dataset", "etl", "reader", "preprocess", "model", "pooling", "folder")
 """The keys of registry.yaml that decide what is looked up, beside feature groups."""
 COMPUTED_BY = ("dataset", "preprocess", "model", "pooling")
-"""The keys that decide what a sample's dense layers and poolings take."""
+"""The keys that decide what a sample's dense layers and poolings take, beside `TIMED_BY`."""
+TIMED_BY = ("optimizer", "threads")
+"""Those of `train` that do."""
 PLANNED_BY = ("dedup", "sharding", "cache")
 
 
@@ -204,7 +207,7 @@ class Outlooks:
             model = self._source.model(stack, self._progress)
             tables = model_tables(model)
             profile = self._profile(stack, tables)  # first of all that read: with whole batches
-            compute = self._compute(values)
+            compute = self._compute(stack)
             planner, lacks = _planned(stack, model, self._ranks, profile)
             ledger = _ledger(stack, planner, tables, profile, self._ranks)
             hot = self._hot(stack, planner)
@@ -229,13 +232,18 @@ class Outlooks:
             on_cpu=_on_cpu(stack),
         )
 
-    def _compute(self, values: Values) -> Compute:
-        key = _as_text([values.get(name) for name in COMPUTED_BY])
+    def _compute(self, stack: Stack) -> Compute:
+        """What was timed once for all registries that compute alike, with the bits of this one's
+        dense gradients."""
+        values, train = stack.registry.source.values, stack.registry.train
+        timed_by = [getattr(train, name) for name in TIMED_BY]
+        key = _as_text([*(values.get(name) for name in COMPUTED_BY), *timed_by])
         if key not in self._computes:
             bare = {name: value for name, value in values.items() if name not in PLANNED_BY}
-            stack = Stack(self.registry(bare))
-            self._computes[key] = self._source.compute(stack, self._ranks, self._ranks_here)
-        return self._computes[key]
+            plain = Stack(self.registry(bare))
+            self._computes[key] = self._source.compute(plain, self._ranks, self._ranks_here)
+        carried = train.codecs.dense_carried
+        return dataclasses.replace(self._computes[key], dense_carried=carried)
 
     def _profile(self, stack: Stack, tables: Mapping[str, ModelTable]) -> Profile:
         key = _read_by(stack)
