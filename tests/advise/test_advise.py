@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
-from recd_plugins.advise.advice import RegistryAdvice, _what_ifs, advise
+from recd_plugins.advise.advice import RegistryAdvice, _absolute, _what_ifs, advise
 from recd_plugins.advise.advice_text import advised_registry, next_step
 from recd_plugins.advise.computed import _shared
 from recd_plugins.advise.model_and_batches import OfRegistry, OfTrainer
@@ -36,6 +36,7 @@ from recd_plugins.advise.walk import (
     Walk,
     Weighed,
     in_order,
+    plain,
     weigh,
     weigh_near,
 )
@@ -734,6 +735,45 @@ def test_an_addition_that_cannot_be_has_no_what_ifs_nor_has_one_rank_links() -> 
     assert asked(1, "not here") == always
     bits = "floats that travel in 16 bits (train.codecs)"
     assert {*asked(2, "left out")} == {*always, "links twice as fast", bits, "half of the samples"}
+
+
+BEHIND = {"use": "torchrec", "constraints": {"items": {"sharding_types": ["row_wise"]}}}
+FLEX: dict[str, Any] = {"use": "flexshard", "others": BEHIND}
+SCARS = {"use": "scars", "size": "budget", "budget_gb": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"sharding": BEHIND}, {"sharding": BEHIND}),
+        ({"sharding": FLEX}, {"sharding": BEHIND}),
+        ({"sharding": FLEX, "cache": SCARS}, {"sharding": BEHIND}),
+        ({"cache": {**SCARS, "others": BEHIND}}, {"sharding": BEHIND}),
+        ({"cache": {**SCARS, "others": FLEX}}, {"sharding": BEHIND}),
+        ({"cache": SCARS}, {}),
+        ({"cache": "scars"}, {}),
+        ({"sharding": "flexshard"}, {}),
+    ],
+)
+def test_the_baseline_has_torchrecs_planner_as_the_user_has_it_wherever_it_stands(
+    given: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    plugins = ["recd_flexshard", "recd_scars"]
+    Registry.load({"plugins": plugins, **given})  # it is one
+    assert plain({"plugins": plugins, **given}, []) == {"plugins": plugins, **kept}
+
+
+@pytest.mark.parametrize("topology", ["links.yaml", {"use": "links.yaml", "ranks_per_node": 1}])
+def test_the_file_of_a_topology_is_found_from_wherever_what_is_advised_lies(
+    topology: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "links.yaml").write_text("inter_node_gbps: 0.5\n")
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump({"topology": topology}))
+    given = Registry.load(tmp_path / "given.yaml")
+    elsewhere = tmp_path / "advised" / "advised.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(yaml.safe_dump(_absolute(given.source.values, given.source.base)))
+    assert Registry.load(elsewhere).topology == given.topology
 
 
 def test_additions_come_after_those_that_they_follow_or_need() -> None:

@@ -375,11 +375,18 @@ def _batches_of(values: Values, batch_size: int) -> Values:
 def _absolute(values: Values, base: Path) -> dict[str, Any]:
     """Paths that are relative to the registry's file, whole: what is advised may lie elsewhere."""
     found = dict(values)
-    topology = found.get("topology")
-    if isinstance(topology, str) and topology.endswith((".yaml", ".yml")):
-        found["topology"] = str((base / path_of(topology, "topology")).resolve())
+    if "topology" in found:
+        found["topology"] = _of_file(found["topology"], base)
     found["plugins"] = [_whole(one, base) for one in found.get("plugins") or []]
     return found
+
+
+def _of_file(topology: Any, base: Path) -> Any:
+    """A topology, with the path of its file whole, be it a file or options over one (`use`)."""
+    if isinstance(topology, Mapping) and "use" in topology:
+        return {**topology, "use": _of_file(topology["use"], base)}
+    is_file = isinstance(topology, str) and topology.endswith((".yaml", ".yml"))
+    return str((base / path_of(topology, "topology")).resolve()) if is_file else topology
 
 
 def _whole(plugin: str, base: Path) -> str:

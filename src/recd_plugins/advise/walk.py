@@ -136,7 +136,7 @@ def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
     left = dict(values)
     for slot in ("dedup", "cache", "sharding"):
         left.pop(slot, None)
-    behind = values.get("sharding")
+    behind = values.get("sharding") or values.get("cache")  # which may name what is behind it
     while isinstance(behind, Mapping) and isinstance(behind.get("others"), Mapping | str):
         behind = behind["others"]
     use = behind.get("use", "torchrec") if isinstance(behind, Mapping) else behind
