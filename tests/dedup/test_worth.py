@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
 
 
 def stack_of(
-    table: Table, folder: Path, sessions: str, *, ranks: int = 2, **dedup: Any
+    table: Table,
+    folder: Path,
+    sessions: str,
+    *,
+    ranks: int = 2,
+    codecs: Mapping[str, Any] | None = None,
+    **dedup: Any,
 ) -> recd_plugins.Stack:
     return recd_plugins.load(
         {
@@ -253,7 +260,7 @@ def stack_of(
             "reader": {"use": "local", "sessions": sessions},
             "dedup": {"use": "exact", "groups": "auto", **dedup},
             "folder": str(folder),
-            "train": {"batch_size": 128, "device": "cpu", "ranks": ranks},
+            "train": {"batch_size": 128, "device": "cpu", "ranks": ranks, "codecs": codecs or {}},
         }
     )
 
@@ -278,6 +285,15 @@ def test_the_factor_is_that_of_the_batches_that_are_read(tables, tmp_path: Path)
     assert json.loads(kept.read_text())["groups"] == [["seen"]]
     again = stack_of(tables["clustered"], tmp_path, "whole", weigh="bytes")
     assert again._features.explain() == why
+
+
+def test_groups_are_weighed_anew_where_rows_travel_in_other_bits(tables, tmp_path: Path) -> None:
+    halves = {"forward": "fp16", "backward": "bf16"}
+    for codecs, kept in ((None, 1), (halves, 2), ({"dense": "bf16"}, 2), (halves, 2)):
+        stack = stack_of(tables["clustered"], tmp_path, "whole", weigh="bytes", codecs=codecs)
+        stack.adapt(Histories(0))
+        assert stack._features.groups == (("seen",),)
+        assert len([*tmp_path.glob("dedup-*.json")]) == kept
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
 
     if context.looked_at:
         # `recd advise` asks again for registries that differ in other things.
-        asked = ("groups", deduplicated, *_places(context.looked_at), config, context.cluster)
+        batches, by = _places(context.looked_at), _weighed_by(context)
+        asked = ("groups", deduplicated, *batches, config, *by)
         found = remembered(
             asked,
             lambda: agreed(lambda: _by_own_batches(config, context, deduplicated), context.group),
@@ -128,6 +129,13 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
         )
     notices = found.notices or (() if found.groups else (NOTHING_SAVES,))
     return ChosenGroups(found.groups, found.why, partial(tuple, found.shares), notices)
+
+
+def _weighed_by(context: Context) -> tuple[Any, ...]:
+    """Ranks and links, the model, and the bytes in which its rows and sums travel: where one of
+    these differs, groups are weighed anew."""
+    model = None if context.model is None else context.model()
+    return context.cluster, repr(model), 1.0 if model is None else context.carried(model)
 
 
 class Advised(NamedTuple):
@@ -281,12 +289,10 @@ def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -
     from recd_plugins.api.planning import agreed
 
     assert context.delivered is not None
-    model = None if context.model is None else context.model()
     decides = [
         dataclasses.asdict(config),
         context.delivered.digest,
-        repr(context.cluster),
-        repr(model),
+        *map(repr, _weighed_by(context)),
         version("recd-plugins"),
     ]
     digest = hashlib.sha256(json.dumps(decides, default=str).encode()).hexdigest()[:12]
