@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_dedup.dedup import calibrate
@@ -78,6 +79,19 @@ def test_what_a_group_saves_and_costs_in_seconds() -> None:
     assert cost["conversion"] == pytest.approx(2e-3)
     assert cost["expansion"] == pytest.approx(1e-9 * 32 * (8 + 4))  # no pooling is known
     assert cost["handling"] == pytest.approx(1e-6 * (CALLS_OF_A_GROUP + 2 * CALLS_OF_A_FEATURE))
+
+
+def test_the_weights_of_ids_are_no_rows_that_are_looked_up() -> None:
+    plain = from_lists(LISTS)
+    weights = torch.ones(plain.values().numel())
+    scored = KeyedJaggedTensor(
+        plain.keys(), plain.values(), weights=weights, lengths=plain.lengths()
+    )
+    sample = SampledBatches(LISTS, [rows_of_batch(scored, list(LISTS))] * 2)
+    assert [sample.length(name) for name in LISTS] == [2, 1, 1]
+    assert Seconds(sample, 4, prices(), USES).saved("seen", ["seen"]) == worth().saved(
+        "seen", ["seen"]
+    )
 
 
 def test_rows_that_are_exchanged_are_copied_twice() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from brute_force import (
     SCHEMA,
@@ -29,7 +30,7 @@ from recd_dedup.stats import measure
 from recd_dedup.stats.measure import SessionStats, SessionStatsConfig, build_session_stats
 from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats, agreement, groups
 from recd_dedup.stats.session_rows import SessionRows, blocks
-from recd_plugins.data.schema import Schema
+from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table, TableWriter, silent
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context, StatsRecord
@@ -288,6 +289,30 @@ def test_any_batch_is_counted_as_by_hand(samples: list[Sample]) -> None:
         assert counts.ids == by_hand.get("ids", 0)
         assert counts.pairs == by_hand.get("pairs", 0)
         assert counts.unchanged == by_hand.get("unchanged", 0)
+
+
+def test_weights_tell_lists_apart_and_are_no_ids() -> None:
+    schema = Schema(sparse=(SparseFeature(name="cart", num_ids=9, scored=True),))
+    carts = [[1, 2], [1, 2], [1, 2], []]
+    weights = [[0.5, 1.0], [0.5, 1.0], [0.5, 2.0], []]
+    columns = {
+        "session_id": [7] * 4,
+        "timestamp": [0] * 4,
+        "label": [0.0] * 4,
+        "cart": carts,
+        "cart_weights": weights,
+    }
+    arrow = schema.arrow()
+    rows = SessionRows.of(
+        pa.table({name: columns[name] for name in arrow.names}, schema=arrow), schema
+    )
+    found, batch = SessionRepeats(["cart"]), BatchRepeats(["cart"])
+    found.add(rows)
+    batch.add(rows)
+    cart = found.features["cart"]
+    assert (cart.rows, cart.ids, cart.partial_ids) == (4, 6, 4)
+    assert (cart.exact_rows, cart.exact_ids, cart.unchanged, cart.pairs) == (1, 2, 1, 3)
+    assert (batch.features["cart"].ids, batch.features["cart"].unique_ids) == (6, 4)
 
 
 def pieces(samples: list[Sample]) -> Iterator[Any]:

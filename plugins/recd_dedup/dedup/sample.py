@@ -179,7 +179,7 @@ def rows_of_batch(
 ) -> SessionRows:
     """A batch as it is. Where nobody knows its sessions, its samples are as those of one.
 
-    A weight is what an id is, for samples whose weights differ stay two: it counts as another id.
+    Samples whose weights differ stay two; of ids alone it counts how many there are.
     """
     here = features.to(torch.device("cpu"))
     columns, weighted = {}, here.weights_or_none() is not None
@@ -193,7 +193,7 @@ def rows_of_batch(
         ids = pa.LargeListArray.from_arrays(offsets, pa.array(values.numpy(), pa.int64()))
         columns[key] = ids
     known = np.zeros(here.stride(), np.int64) if sessions is None else sessions.numpy()
-    return SessionRows(sessions=known, columns=columns)
+    return SessionRows(sessions=known, columns=columns, paired=keys if weighted else ())
 
 
 def shares_of_batches(

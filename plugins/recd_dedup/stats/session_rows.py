@@ -6,7 +6,7 @@ A piece is a batch of exactly B rows, or a block of whole sessions of a clustere
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Lists(NamedTuple):
     offsets: I64
     """[N + 1], from 0."""
     codes: I64
-    """[N] equal where lists are."""
+    """[N] equal where lists are, with the weights of their ids."""
     firsts: I64
     """[U] the rows in which each different list comes first."""
 
@@ -51,6 +51,8 @@ class SessionRows:
     sessions: I64
     """[N] session ids."""
     columns: Mapping[str, pa.ListArray | pa.LargeListArray]
+    paired: Collection[str] = ()
+    """The columns whose lists have the bits of a weight behind each id."""
 
     @classmethod
     def of(cls, rows: pa.Table, schema: Schema) -> SessionRows:
@@ -63,6 +65,7 @@ class SessionRows:
                 else _one(whole[feature.name])
                 for feature in schema.sparse
             },
+            paired={feature.name for feature in schema.sparse if feature.scored},
         )
 
     @cached_property
@@ -78,10 +81,13 @@ class SessionRows:
             offsets = column.offsets.to_numpy().astype(np.int64)
             offsets -= offsets[0]
             unique = unique_rows(values, torch.from_numpy(offsets))
+            ids = values.numpy()
+            if name in self.paired:
+                ids, offsets = np.ascontiguousarray(ids[::2]), offsets // 2
             yield (
                 name,
                 Lists(
-                    values=values.numpy(),
+                    values=ids,
                     offsets=offsets,
                     codes=unique.inverse_lookup.numpy(),
                     firsts=unique.firsts.numpy(),
