@@ -40,6 +40,7 @@ from recd_plugins.advise.walk import (
     weigh,
     weigh_near,
 )
+from recd_plugins.cli.advise import _steps_to_loss
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import silent
@@ -462,6 +463,22 @@ def test_what_cannot_be_is_refused_with_what_to_do(
     ran = CliRunner().invoke(app, ["advise", "-r", str(tmp_path / "r.yaml"), *options])
     assert ran.exit_code == 2
     assert says in ran.output
+
+
+def test_a_curve_of_other_ranks_goes_by_the_samples_of_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(64, 100), (96, 80), (128, None)]
+    sides = {"without cache": [{"batch_size": size, "steps": steps} for size, steps in rows]}
+    curve = tmp_path / "curve.json"
+    curve.write_text(json.dumps({"loss": 0.5, "window": 256, "ranks": 2, "sides": sides}))
+    assert _steps_to_loss(curve, 2) == {64: 100, 96: 80}
+    assert not capsys.readouterr().err
+    assert _steps_to_loss(curve, 4) == {32: 100, 48: 80}
+    assert "is of 2 ranks; by it 4 ranks may have 32, 48 each." in capsys.readouterr().err
+    assert _steps_to_loss(curve, 128) == {1: 100}
+    with pytest.raises(DataError, match=r"5 ranks can share .* none .*train\.ranks=5"):
+        _steps_to_loss(curve, 5)
 
 
 def claims(**after: Mapping[str, Any]) -> list[ClaimedAddition]:

@@ -158,7 +158,7 @@ def advise(
                 "--objective time_to_loss and --curve go together: how many steps a batch size "
                 "takes is measured by `recd tune loss --json > FILE`."
             )
-        learned = {} if curve is None else _steps_to_loss(curve)
+        learned = {} if curve is None else _steps_to_loss(curve, ranks or chosen.train.ranks)
         sizes = list(batch_size or learned)
         if missing := [size for size in sizes if learned and size not in learned]:
             raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
@@ -208,14 +208,18 @@ def _registry(
     return Registry.load(values, overrides or ())
 
 
-def _steps_to_loss(curve: Path) -> Mapping[int, int]:
-    """The steps to the loss by batch size: with the registry's cache where it was tried."""
-    from recd_plugins.errors import DataError
+def _steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
+    """The steps to the loss by the batch size of one of so many ranks, without the registry's
+    cache. A curve of other ranks goes by the samples of a step, of all of them together."""
+    from recd_plugins.errors import DataError, so_many
 
     try:
-        sides = json.loads(curve.read_text(encoding="utf-8"))["sides"]
+        printed = json.loads(curve.read_text(encoding="utf-8"))
+        sides, measured = printed["sides"], int(printed["ranks"])
         rows = sides.get("without cache") or next(iter(sides.values()))
-        steps = {int(row["batch_size"]): int(row["steps"]) for row in rows if row["steps"]}
+        steps = {
+            measured * int(row["batch_size"]): int(row["steps"]) for row in rows if row["steps"]
+        }
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--curve: {curve} cannot be read: {error}.") from error
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
@@ -224,4 +228,14 @@ def _steps_to_loss(curve: Path) -> Mapping[int, int]:
         ) from error
     if not steps:
         raise DataError(f"--curve: in {curve} no batch size reaches the loss.")
-    return steps
+    found = {size // ranks: count for size, count in steps.items() if not size % ranks}
+    here, there = so_many(ranks, "rank"), so_many(measured, "rank")
+    if not found:
+        raise DataError(
+            f"--curve: {curve} is of {there}, and {here} can share the samples of none of its "
+            f"steps. Measure one: `recd tune loss train.ranks={ranks} --json`."
+        )
+    if measured != ranks:
+        sizes = ", ".join(f"{size:,}" for size in found)
+        print(f"note: {curve} is of {there}; by it {here} may have {sizes} each.", file=sys.stderr)
+    return found
