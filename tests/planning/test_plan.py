@@ -316,6 +316,23 @@ def test_a_feature_processor_sees_whole_bags_unless_rows_are_asked_for(device: s
     assert asked.sharding_types == ["row_wise"]
 
 
+def test_ranks_that_fill_no_node_are_one_node() -> None:
+    """A preset has 8 ranks a node, and a job may have 4 GPUs of one."""
+
+    def placed(ranks: int, per_node: int, **options: Any) -> dict[str, tuple[str, Any]]:
+        topology = Topology(device="cuda", ranks_per_node=per_node)
+        modules = propose(ranks, topology, **options).values()
+        every = (one for module in modules for one in module.items())
+        return {name: (how.sharding_type, how.ranks) for name, how in every}
+
+    within = {"item": {"sharding_types": ["table_row_wise"]}}
+    assert placed(4, 8, constraints=within)["item"] == ("table_row_wise", [0, 1, 2, 3])
+    # An all-reduce over half a node would take TorchRec no time, and one over less less than none.
+    for ranks in (2, 4):
+        for options in ({}, {"named": False}, {"search": "torchrec"}):
+            assert placed(ranks, 8, **options) == placed(ranks, ranks, **options)
+
+
 def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
     """TorchRec may have them on every rank, and then another optimizer steps them."""
     (notice,) = small_ones_sharded()  # of 300 rows, by batches of 64

@@ -518,10 +518,11 @@ def _dense(table: str) -> str:
 
 def as_launched(topology: Topology, world_size: int) -> Topology:
     """The topology, with the launcher's nodes where it names none; with one of all ranks where
-    nobody does, or where they do not fill the launcher's."""
+    nobody does, or where they do not fill the launcher's, or not even one of its own."""
     launched = ranks_of_a_node(world_size) or world_size
     per_node = world_size if world_size % launched else launched
-    return dataclasses.replace(topology, ranks_per_node=topology.ranks_per_node or per_node)
+    per_node = min(topology.ranks_per_node or per_node, world_size)
+    return dataclasses.replace(topology, ranks_per_node=per_node)
 
 
 def ranks_of_machine(world_size: int) -> int | None:
