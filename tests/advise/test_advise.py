@@ -597,6 +597,34 @@ def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
     assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
 
 
+def test_an_addition_replaces_what_it_writes_anew_and_nothing_that_it_adds_to() -> None:
+    """Of additions to one key each stays; `whole` writes all of it, whatever stood there."""
+
+    class Steps:
+        def of(self, values: Mapping[str, Any]) -> Known:
+            return Known(values, 100.0 - 10 * len(values.get("t", ())))
+
+        def plans_tiers(self, values: Mapping[str, Any]) -> bool:
+            return False
+
+    def added(name: str) -> Callable[[Situation], Mapping[str, Any]]:
+        return lambda situation: {"t": {**situation.values.get("t", {}), name: 1}}
+
+    def kept(**adds: Callable[[Situation], Mapping[str, Any]]) -> Walk:
+        claims = [
+            ClaimedAddition(Addition(name=name, summary="", add=add), Provider("recd_dlrm"))
+            for name, add in adds.items()
+        ]
+        return weigh({}, claims, cast("Any", Steps()), AdviceGoal(), Schema())
+
+    walk = kept(a=added("a"), b=added("b"), c=added("c"))
+    assert walk.kept == ("a", "b", "c")
+    assert walk.best.values["t"] == {"a": 1, "b": 1, "c": 1}
+    walk = kept(a=added("a"), whole=lambda situation: {"t": {"a": 1, "b": 1}}, c=added("c"))
+    assert walk.kept == ("whole", "c")
+    assert [one.verdict for one in walk.weighed] == ["replaced", "kept", "kept"]
+
+
 @pytest.mark.parametrize(("ms", "kept"), [(79.5, "a"), (78.0, "b")])
 def test_of_two_that_save_as_much_the_better_one_is_kept(ms: float, kept: str) -> None:
     """On top of the first the second would have to save 5%; in its place, 1%."""

@@ -314,11 +314,12 @@ class _OnTheWay:
             for other in more[:-1]:
                 self._settle(other, "kept", f"{addition.name} pays with it")
             self._waiting = [one for one in waiting if one not in more]
-            gone = [one for one in (*self._kept, *more[:-1]) if self._is_replaced(one, claim)]
+            every = [*self._kept, *more]
+            gone = self._replaced_by(claim, every)
             for other in gone:
                 self._settle(other, "replaced", f"{addition.name} writes the same keys, and more")
             self._replaced[addition.name] = gone
-            self._kept = [one for one in (*self._kept, *more) if one not in gone]
+            self._kept = [one for one in every if one not in gone]
             self._put(claim, "kept", self._in_words(outlook, self.best), outlook, gain)
             self.best = self._top = outlook
             return
@@ -394,7 +395,7 @@ class _OnTheWay:
                 why = f"{name} in its place saves {gain:.1%}"
                 for one in (other, *self._replaced.pop(other.addition.name, ())):
                     self._settle(one, "left out", why)
-            written = [one for one in rest if self._is_replaced(one, claim)]
+            written = self._replaced_by(claim, rest)
             for other in written:
                 self._settle(other, "replaced", f"{name} writes the same keys, and more")
             self._replaced[name] = written
@@ -453,6 +454,17 @@ class _OnTheWay:
     ) -> Outlook | NotHere:
         """The outlook of the baseline with these additions, `noted` among those met; or why the
         last cannot be."""
+        values = self._values(claims)
+        if isinstance(values, NotHere):
+            return values
+        found = self._outlooks.of(values)
+        if noted:
+            self.met[tuple(claim.addition.name for claim in claims)] = found
+        return found
+
+    def _values(self, claims: Sequence[ClaimedAddition]) -> Values | NotHere:
+        """The baseline's registry with these additions, each on top of those before it; or why one
+        cannot be."""
         values = self._base.values
         for claim in claims:
             situation = Situation(
@@ -471,14 +483,22 @@ class _OnTheWay:
                 return added
             self._wrote[claim.addition.name] = set(added)
             values = {**values, **added, "plugins": with_plugin(values, claim)}
-        found = self._outlooks.of(values)
-        if noted:
-            self.met[tuple(claim.addition.name for claim in claims)] = found
-        return found
+        return values
 
-    def _is_replaced(self, one: ClaimedAddition, by: ClaimedAddition) -> bool:
-        wrote = self._wrote
-        return one is not by and wrote[one.addition.name] <= wrote[by.addition.name]
+    def _replaced_by(
+        self, claim: ClaimedAddition, kept: Sequence[ClaimedAddition]
+    ) -> list[ClaimedAddition]:
+        """The kept ones whose keys it writes anew: the registry is the same without them. It
+        replaces none whose keys it adds to."""
+        whole, gone = _but_plugins(self._values(kept)), list[ClaimedAddition]()
+        for one in (other for other in kept if other is not claim):
+            rest = [other for other in kept if other is not one and other not in gone]
+            try:
+                if _but_plugins(self._values(rest)) == whole:
+                    gone.append(one)
+            except RecdError:  # it cannot be without that one
+                continue
+        return gone
 
     def _gain(self, outlook: Outlook, before: Outlook) -> float:
         if before.lacks:
@@ -578,6 +598,11 @@ def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:
     """The value of `plugins` once the addition's own is among them."""
     named = list(values.get("plugins") or [])
     return named if claim.provider.plugin in named else [*named, claim.provider.plugin]
+
+
+def _but_plugins(values: Values | NotHere) -> Values | NotHere:
+    """The values without the plugins that are named: one more changes nothing by itself."""
+    return values if isinstance(values, NotHere) else {**values, "plugins": None}
 
 
 class _named:
