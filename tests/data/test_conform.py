@@ -21,7 +21,7 @@ from recd_plugins.data.conform.keys import times_of
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.foreign import DenseColumn, ForeignSchema
-from recd_plugins.data.schema import Fill, Schema, SparseFeature, Vector
+from recd_plugins.data.schema import IDS, Fill, Schema, SparseFeature, Vector
 from recd_plugins.errors import DataError, RegistryError
 
 
@@ -84,6 +84,16 @@ def test_canonical_columns_stay_on_their_memory() -> None:
         )
     ids, before = found["item"].chunk(0), chunk["item"].chunk(0)
     assert ids.values.buffers()[1].address == before.values.buffers()[1].address
+
+
+def test_rows_are_of_one_type_whatever_lists_they_come_in() -> None:
+    """As Polars writes lists: some without a null, which stay on their memory, beside others."""
+    lists = pa.large_list(pa.int64())
+    parts = [pa.array([[1], [2, 3]], lists), pa.array([None, [4]], lists), pa.array([], lists)]
+    rows = pa.table({"label": [0.0] * 4, "item": pa.chunked_array(parts)})
+    found = conform(rows, schema(sparse=[{"name": "item", "num_ids": 9}]), "here")
+    assert found["item"].type == IDS
+    assert found["item"].to_pylist() == [[1], [2, 3], [], [4]]
 
 
 def test_what_a_schema_becomes() -> None:

@@ -111,6 +111,18 @@ def test_each_row_has_the_features_of_its_key(folder: Path, name: str) -> None:
     assert table.read(table.stripes[1], ["ids"]).column_names == ["ids"]
 
 
+def test_lists_of_a_side_table_may_be_large(folder: Path) -> None:
+    """As Polars writes them, beside those of rows without a key."""
+    beta = pq.read_table(folder / "mixed_beta.parquet")
+    large = beta["beta"].cast(pa.large_list(pa.int64()))
+    beta = beta.set_column(0, "beta", large)
+    pq.write_table(beta, folder / "mixed_beta.parquet", row_group_size=9)
+    table = opened(folder, "mixed").train
+    rows = pa.concat_tables(table.read(stripe) for stripe in table.stripes)
+    expected = pq.read_table(folder / "mixed.parquet")["expected"]
+    assert rows["beta"].to_pylist() == expected.to_pylist()
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for some stripes of a side table, and not for all."""

@@ -303,13 +303,14 @@ def _offsets(lengths: I64) -> I64:
 def _lists(
     offsets: pa.Array | I64, values: pa.Array | I64 | F32, kind: pa.ListType = IDS
 ) -> pa.Array:
-    """Lists on the same values; large ones beyond 2^31 - 1 of them."""
+    """Lists on the same values, of one type whatever they were; large ones beyond 2^31 - 1 of
+    them."""
     values = pa.array(values, kind.value_type)
-    if isinstance(offsets, np.ndarray):
-        offsets = pa.array(offsets if len(values) > MOST_OFFSET else offsets.astype(np.int32))
-    if offsets.type == pa.int64():
-        return pa.LargeListArray.from_arrays(offsets, values, type=pa.large_list(kind.value_field))
-    return pa.ListArray.from_arrays(offsets, values, type=kind)
+    offsets = pa.array(offsets) if isinstance(offsets, np.ndarray) else offsets
+    if len(values) > MOST_OFFSET:
+        large = pa.large_list(kind.value_field)
+        return pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), values, type=large)
+    return pa.ListArray.from_arrays(offsets.cast(pa.int32(), safe=False), values, type=kind)
 
 
 def _check_range(lists: pa.Array, feature: ForeignFeature, spot: Spot) -> None:
