@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.data.dataset import Tables
-from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -38,3 +39,23 @@ def test_a_file_that_came_later_to_one_of_several_globs_is_named(tmp_path: Path)
     written("b", "q.parquet")
     with pytest.raises(DataError, match=r"log/b/q\.parquet: was not there when the run began"):
         check_pins(tmp_path, tables())
+
+
+def test_a_vocabulary_that_was_written_anew_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "brand.parquet"
+    brand = ForeignFeature(name="brand", num_ids=9, ids="vocabulary", vocabulary=path)
+    schema = ForeignSchema(session_id=None, timestamp=None, sparse=(brand,))
+    pq.write_table(pa.table({"label": [0, 1], "brand": ["a", "b"]}), tmp_path / "rows.parquet")
+
+    def tables(*values: str) -> Tables:
+        pq.write_table(pa.table({"value": values}), path)
+        os.utime(path, (now := len(values), now))
+        table = Table.open(tmp_path / "rows.parquet", schema)
+        return Tables(train=table, test=table)
+
+    write_pins(tmp_path, tables("a", "b"))
+    pinned = json.loads((tmp_path / "pins.json").read_text())["train"]["files"]
+    assert [*pinned] == ["rows.parquet", "vocabularies/brand.parquet"]
+    check_pins(tmp_path, tables("a", "b"))
+    with pytest.raises(DataError, match=r"brand\.parquet: is not what it was when the run began"):
+        check_pins(tmp_path, tables("b", "a", "c"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted, load_vocabulary
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.local_reader import table_digest
+from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
 PLACE = Spot("a file", "brand")
@@ -88,3 +92,30 @@ def test_too_many_values_to_count_are_to_be_hashed(monkeypatch: pytest.MonkeyPat
     counts.add(counted([pa.array(range(20))], PLACE))
     with pytest.raises(DataError, match=r"more than 10 different values.*ids: hash"):
         counts.num_values  # noqa: B018
+
+
+def test_a_table_is_another_by_another_vocabulary(tmp_path: Path) -> None:
+    """For readers, states and caches; and rows that are read have ids of the one that it began
+    with."""
+    path, rows, times = tmp_path / "brand.parquet", tmp_path / "rows.parquet", count(1)
+    pq.write_table(pa.table({"label": [0.0, 1.0], "brand": ["a", "b"]}), rows)
+
+    def opened(*values: str) -> Table:
+        pq.write_table(pa.table({"value": values}), path)
+        os.utime(path, (now := next(times), now))
+        return Table.open(rows, schema(path))
+
+    def brands(table: Table) -> list[list[int]]:
+        found: list[list[int]] = table.read(table.stripes[0])["brand"].to_pylist()
+        return found
+
+    first = opened("a", "b")
+    assert brands(first) == [[1], [2]]
+    second = opened("b", "a")
+    assert brands(second) == [[2], [1]]
+    assert table_digest(second) != table_digest(first)
+    with pytest.raises(DataError, match=r"brand\.parquet: this vocabulary is not what it was when"):
+        brands(first)
+    again = opened("a", "b")
+    assert table_digest(again) == table_digest(first)
+    assert brands(first) == brands(again)

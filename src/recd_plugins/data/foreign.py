@@ -182,6 +182,12 @@ class ForeignSchema(Config):
         return tuple(name for name, nulls in {**own, **self.nulls}.items() if nulls == "drop")
 
     @cached_property
+    def vocabularies(self) -> tuple[Location, ...]:
+        """The files in which ids are looked up, each once."""
+        named = (feature.vocabulary for feature in self.sparse)
+        return tuple(dict.fromkeys(one for one in named if one is not None))
+
+    @cached_property
     def keeping_all(self) -> ForeignSchema:
         """The same columns, none of whose nulls leaves a row out."""
 

@@ -179,6 +179,7 @@ def table_digest(table: Table) -> str:
     ]
     parts += [facts.digest for facts in table.facts.values()]
     parts += [side.identity for side in table.joins]
+    parts += table.vocabularies.values()
     if table.selection is not None:
         parts.append(table.selection.identity)
     if table.source is not None:

@@ -1,7 +1,7 @@
 """The files of its tables that a run pins, so that no run goes on with others.
 
-A file is known by its footer, which says where each page lies and what is in it: a copy elsewhere
-is the same file, one written anew is another.
+A file is known by its footer, which says where each page lies and what is in it; a vocabulary by
+all that is in it. A copy elsewhere is the same file, one written anew is another.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ def _pinned(table: Table) -> dict[str, Any]:
 
 
 def _files(table: Table) -> dict[str, tuple[Location, FileFacts]]:
-    """The table's files, and those of its side tables, by name."""
+    """The table's files, those of its side tables, and the vocabularies of both, by name."""
     names = _names({*table.facts, *table.files}, table.paths)
     found = {names[file]: (file, facts) for file, facts in table.facts.items()}
     for number, side in enumerate(table.joins):
         names = _names(side.facts, side.paths)
         for file, facts in side.facts.items():
             found[f"join[{number}]/{names[file]}"] = file, facts
+    names = _names(table.vocabularies, [*table.vocabularies]) if table.vocabularies else {}
+    for file, digest in table.vocabularies.items():
+        found[f"vocabularies/{names[file]}"] = file, FileFacts(digest=digest)
     return found
 
 

@@ -140,6 +140,8 @@ class SideTable:
         self.columns = (*self.features, *self._scored.values())
         """The features, and the weights of those that are scored."""
         self._schema = schema
+        self.vocabularies = schema.vocabularies
+        """The files in which its ids are looked up."""
         self._columns = (self.key, *source_columns(schema, self.features))
         self._limit = config.memory_mib * MIB
         one = config.table

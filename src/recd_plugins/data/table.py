@@ -102,6 +102,9 @@ class Table:
     """The version of a Delta Lake table, or the snapshot of an Iceberg table, that it is."""
     joins: tuple[SideTable, ...] = ()
     """Tables beside it, that have some of its features by a key."""
+    vocabularies: Mapping[Location, str] = field(default_factory=dict, repr=False, hash=False)
+    """The files in which its ids are looked up, each with a digest of what was in it when the table
+    was opened."""
 
     @property
     def path(self) -> Location:
@@ -190,7 +193,14 @@ class Table:
         columns.check(first)
         held = tuple(stripe for stripe in stripes if stripe.num_rows)
         return cls(
-            paths, whole, held, source, absent=columns.types, facts=facts, joins=tuple(joins)
+            paths,
+            whole,
+            held,
+            source,
+            absent=columns.types,
+            facts=facts,
+            joins=tuple(joins),
+            vocabularies=_digests(source, joins),
         )
 
     def opened(self, file: Location, *, buffer_size: int = 0) -> OpenedFile:
@@ -297,12 +307,29 @@ class Table:
     ) -> pa.Table:
         """Some columns of the schema, of a chunk of a file's rows; see `conform.rows.conform`."""
         wanted = self.schema.columns if columns is None else columns
+        if self.vocabularies:
+            from recd_plugins.data.conform.vocabulary import check_vocabularies  # numba
+
+            check_vocabularies(self.vocabularies)
         if self.source is None:
             return chunk.select(list(wanted))
         made = conform(
             chunk, self.source, where, columns=wanted, first_row=first_row, in_range=in_range
         )
         return made.select(list(wanted))
+
+
+def _digests(source: ForeignSchema | None, joins: Sequence[SideTable]) -> dict[Location, str]:
+    """The vocabularies of a table's columns, and of those that are joined to them, each with its
+    digest."""
+    named = [*(() if source is None else source.vocabularies)]
+    for side in joins:
+        named += side.vocabularies
+    if not named:
+        return {}
+    from recd_plugins.data.conform.vocabulary import vocabulary_digest  # numba
+
+    return {file: vocabulary_digest(file) for file in named}
 
 
 def _wide(rows: pa.Table) -> pa.Table:

@@ -6,8 +6,9 @@ Ids [0, others) are for all other values, by a hash of them; `others` is in the 
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +32,15 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri, input_file
 from recd_plugins.storage.whole_file import whole_file
 
-__all__ = ["MANY_UNKNOWN", "Counted", "VocabularyCounts", "VocabularyIds", "load_vocabulary"]
+__all__ = [
+    "MANY_UNKNOWN",
+    "Counted",
+    "VocabularyCounts",
+    "VocabularyIds",
+    "check_vocabularies",
+    "load_vocabulary",
+    "vocabulary_digest",
+]
 
 METADATA_KEY = b"recd_vocabulary"
 MOST_DISTINCT = 16_000_000
@@ -144,14 +153,49 @@ def _spelled(values: pa.Array, spot: Spot) -> pa.Array:
 
 def load_vocabulary(path: Location) -> VocabularyIds:
     """The vocabulary in a file, read once for as long as the file stays as it is."""
+    return _loaded(path, *_as_it_is(path))
+
+
+def vocabulary_digest(path: Location) -> str:
+    """Changes with what is in the file, and so with the ids that values get; not with where it
+    lies."""
+    return _digest(path, *_as_it_is(path))
+
+
+def check_vocabularies(digests: Mapping[Location, str]) -> None:
+    """`DataError` for a file that is not what it was when a table was opened, whose ids then are
+    not those of before."""
+    for path, digest in digests.items():
+        if vocabulary_digest(path) != digest:
+            raise DataError(
+                f"{path}: this vocabulary is not what it was when the table was opened. Do not "
+                "write to it while it is read; start anew with it as it is, or put back the one of "
+                "before."
+            )
+
+
+def _as_it_is(path: Location) -> tuple[int, int]:
+    """When a file was changed, and its size."""
     try:
         stat = path.stat()
     except OSError as error:
-        raise DataError(
-            f"{path}: this vocabulary cannot be read ({error.strerror}). `recd data vocabulary` "
-            "writes one, and `recd data import` for a feature of `ids: vocabulary` without a file."
-        ) from None
-    return _loaded(path, stat.st_mtime_ns, stat.st_size)
+        raise _unreadable(path, error) from None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _unreadable(path: Location, error: OSError) -> DataError:
+    return DataError(
+        f"{path}: this vocabulary cannot be read ({error.strerror}). `recd data vocabulary` "
+        "writes one, and `recd data import` for a feature of `ids: vocabulary` without a file."
+    )
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Location, mtime: int, size: int) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 @lru_cache(maxsize=64)
