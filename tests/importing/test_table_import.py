@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,36 @@ def test_what_vocabularies_do_not_know_is_of_all_rows_after_a_resume(
     assert found.resumed >= 1
     (note,) = found.notes
     assert note.startswith("item_id: the vocabulary does not know 40% of its values, which")
+
+
+@pytest.mark.usefixtures("small")
+def test_an_import_begins_anew_where_a_vocabulary_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [one // 10 for one in range(1_000)]
+    known = tmp_path / "items.parquet"
+    item = {"name": "item_id", "num_ids": 101, "ids": "vocabulary", "vocabulary": str(known)}
+    bare = {"session_id": None, "timestamp": None, "dense": [], "sparse": [item]}
+    rows = pa.table({"clicked": [0, 1] * 500, "item_id": items})
+    path = write(tmp_path / "all.parquet", rows, row_group_size=50)
+    values = [str(one) for one in range(100)]
+    pq.write_table(pa.table({"value": values}), known)
+    made, calls = table_import.conform, []
+
+    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
+        calls.append(1)
+        if len(calls) == 17:
+            raise KeyboardInterrupt
+        return made(*arguments, **keywords)
+
+    monkeypatch.setattr(table_import, "conform", dies)
+    with pytest.raises(KeyboardInterrupt):
+        imported(path, tmp_path / "table", bare)
+    monkeypatch.setattr(table_import, "conform", made)
+    pq.write_table(pa.table({"value": values[::-1]}), known)
+    os.utime(known, (1, 1))
+    assert imported(path, tmp_path / "table", bare).resumed == 0
+    assert [row["item_id"] for row in rows_of(tmp_path / "table")] == [[100 - one] for one in items]
 
 
 def test_another_reading_of_any_file_is_another_import(tmp_path: Path) -> None:

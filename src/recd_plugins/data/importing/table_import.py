@@ -27,6 +27,7 @@ from recd_plugins.data.conform.vocabulary import (
     VocabularyCounts,
     counted,
     load_vocabulary,
+    vocabulary_digest,
 )
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.files import VOCABULARIES
@@ -365,6 +366,7 @@ class TableImport:
         made += [self._files[0].names]
         known = dict.fromkeys(one.table_names for one in self._files)
         made += [repr(list(known))] if any(known) else []
+        made += map(vocabulary_digest, self._asked.vocabularies)
         return sha256(json.dumps(made).encode()).hexdigest()
 
     # Passes before the rows are written
