@@ -73,6 +73,33 @@ def test_rows_that_are_kept(text: str, kept: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
+        ("ns >= 1.7e18", [1, 2]),
+        ("ns == 1.7e18", [1]),
+        ("ns > 0.5", [1, 2]),
+        ("ns < 1e30", [0, 1, 2]),
+        ("key != -1", [0, 1, 2]),
+        ("key > 0.5", [1, 2]),
+        ("key in (-1, 0)", [0]),
+        ("key == 18446744073709551615", [2]),
+        ("small in (1, 2, 3, 4, 5, 6, 7, 8, 300)", [0, 1]),
+    ],
+)
+def test_integers_compare_with_numbers_of_other_ranges(text: str, kept: list[int]) -> None:
+    moments = [-5, 1_700_000_000_000_000_000, 1_700_000_000_000_000_001]
+    rows = pa.table(
+        {
+            "ns": moments,
+            "key": pa.array([0, 2**63, 2**64 - 1], pa.uint64()),
+            "small": pa.array([1, 2, 100], pa.int8()),
+        }
+    )
+    mask = expression(text, "where").mask(rows, {})
+    assert [row for row, one in enumerate(mask) if one] == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
         ("hour >= 1999-12-31", [0, 1, 2]),
         ("hour < 2101-01-01", [0, 1, 2]),
         ("hour == 2014-10-21T05:00", [1]),

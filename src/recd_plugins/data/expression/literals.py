@@ -13,6 +13,7 @@ __all__ = [
     "Literal",
     "NotComparable",
     "as_bound",
+    "beside",
     "comparable",
     "literal_in",
     "moment",
@@ -44,15 +45,23 @@ def literal_in(value: Literal, kind: pa.DataType, unit: str | None, column: str)
             raise NotComparable(f"{error}.") from error
     if isinstance(value, datetime.datetime):
         return _time(value, kind, unit, column)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and types.is_integer(kind):
-        if isinstance(value, float):
-            return pa.scalar(value)
-        whole = int(value)
-        return pa.scalar(whole, pa.uint64() if kind == pa.uint64() and whole >= 0 else pa.int64())
-    if number and (types.is_floating(kind) or types.is_decimal(kind)):
-        return pa.scalar(str(value) if types.is_decimal(kind) else float(value)).cast(kind)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if types.is_integer(kind):
+            return _beside_integers(value, kind)
+        if types.is_floating(kind) or types.is_decimal(kind):
+            return pa.scalar(str(value) if types.is_decimal(kind) else float(value)).cast(kind)
     raise NotComparable(_why_not(value, kind, column))
+
+
+def _beside_integers(value: int | float, kind: pa.DataType) -> pa.Scalar:
+    """A number as one of the integers that it is compared with, or as a float where none is it: a
+    fraction, one without bounds, and below 0 where they have no sign."""
+    unsigned = kind == pa.uint64()
+    low, high = (0, 2**64) if unsigned else (-(2**63), 2**63)
+    is_one = isinstance(value, int) or (value.is_integer() and low <= value < high)
+    if not is_one or (unsigned and value < 0):
+        return pa.scalar(float(value))
+    return pa.scalar(int(value), pa.uint64() if unsigned else pa.int64())
 
 
 def _why_not(value: Literal, kind: pa.DataType, column: str) -> str:
@@ -81,17 +90,17 @@ def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column:
         return pa.scalar(value.date(), kind)
     if types.is_integer(kind) and unit is not None:
         if unit not in PER_SECOND:  # the digits of a date
-            return _digits(value.astimezone(UTC), unit)
+            return _beside_integers(_digits(value.astimezone(UTC), unit), kind)
         since = value - datetime.datetime(1970, 1, 1, tzinfo=UTC)
         micros = since // datetime.timedelta(microseconds=1)
-        return pa.scalar(micros * PER_SECOND[unit] // 1_000_000, pa.int64())
+        return _beside_integers(micros * PER_SECOND[unit] // 1_000_000, kind)
     raise NotComparable(
         f"column {column!r} is {kind}, which does not compare with a date: that does a date, a "
         "timestamp, and the number that the schema names as the time."
     )
 
 
-def _digits(time: datetime.datetime, unit: str) -> pa.Scalar:
+def _digits(time: datetime.datetime, unit: str) -> int | float:
     """The digits of the date of `unit` in which a time lies; one half more of a time within it, as
     it compares with whole ones. Of two digits for the year 1999 is below 2000, and 2100 above."""
     years = unit.count("y")
@@ -101,7 +110,7 @@ def _digits(time: datetime.datetime, unit: str) -> pa.Scalar:
     for part in parts[:count]:
         found = 100 * found + part
     within = any((*parts[count:], time.microsecond))
-    return pa.scalar(found + 0.5) if within else pa.scalar(found, pa.int64())
+    return found + 0.5 if within else found
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
@@ -120,6 +129,14 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column in the type as which its values compare."""
     kind = value_type(column.type)
     return column if kind == column.type else column.cast(kind)
+
+
+def beside(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Integers in the type of a literal: Arrow itself refuses those that are no float, though each
+    is as far from a fraction as the nearest one."""
+    if not pa.types.is_integer(column.type) or column.type == kind:
+        return column
+    return column.cast(kind, safe=not pa.types.is_floating(kind))
 
 
 def as_bound(value: Any, kind: pa.DataType) -> pa.Scalar | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.expression.literals import Literal, as_bound
+from recd_plugins.data.expression.literals import Literal, as_bound, beside
 
 __all__ = [
     "COMPARE",
@@ -118,7 +118,8 @@ class Comparison(Leaf):
         return (self.value,)
 
     def of(self, columns: Mapping[str, pa.ChunkedArray], bound: Bound) -> pa.ChunkedArray:
-        return COMPARE[self.sign](columns[self.column], bound[self].values[0])
+        (value,) = bound[self].values
+        return COMPARE[self.sign](beside(columns[self.column], value.type), value)
 
     def of_values(self, low: Any, high: Any, test: Test) -> int:
         (value,) = test.values
@@ -154,11 +155,12 @@ class Among(Leaf):
 
     def of(self, columns: Mapping[str, pa.ChunkedArray], bound: Bound) -> pa.ChunkedArray:
         column, values = columns[self.column], bound[self].values
-        found = [pc.equal(column, value) for value in values]
         if len(values) > MANY and len({value.type for value in values}) == 1:
             several = pa.array(list(values), values[0].type)
-            found = [pc.if_else(pc.is_valid(column), pc.is_in(column, value_set=several), None)]
-        return reduce(pc.or_kleene, found)
+            found = pc.is_in(beside(column, several.type), value_set=several)
+            return pc.if_else(pc.is_valid(column), found, None)
+        each = (pc.equal(beside(column, value.type), value) for value in values)
+        return reduce(pc.or_kleene, each)
 
     def of_values(self, low: Any, high: Any, test: Test) -> int:
         found = FALSE * test.floats
