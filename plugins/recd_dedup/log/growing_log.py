@@ -48,6 +48,7 @@ from recd_plugins.api.data import (
     SPLITS,
     Cuts,
     GrowingDataset,
+    Location,
     NotClosed,
     Period,
     Placed,
@@ -173,7 +174,9 @@ class GrowingLogDataset(GrowingDataset):
                     if self._ends_before(missing):
                         return None
                     there = self._manifest(missing) or self._close(missing)
-        return None if there is None else LogPeriod(self.config, self._log, there, self._ends_of)
+        if there is None:
+            return None
+        return LogPeriod(self.config, self._log, there, self._ends_of, self._vocabularies)
 
     def _close(self, number: int) -> PeriodManifest | None:
         """Write the manifest of a period that is closed; none where the data end before it."""
@@ -350,6 +353,11 @@ class GrowingLogDataset(GrowingDataset):
         except TypeError as error:
             raise _unreadable(file, str(error)) from error
 
+    @cached_property
+    def _vocabularies(self) -> Mapping[Location, str]:
+        """As they were when the first period was asked for."""
+        return self.config.vocabulary_digests()
+
     def _ends_of(self, number: int) -> Mapping[str, int]:
         if (found := self._manifest(number)) is None:
             raise DataError(
@@ -371,17 +379,20 @@ class LogPeriod(Period):
         log: GrowingLog | HeldGrowingLog,
         manifest: PeriodManifest,
         ends_of: Callable[[int], Mapping[str, int]],
+        vocabularies: Mapping[Location, str] = {},
     ) -> None:
-        """`ends_of` gives the places at which an earlier period closed."""
+        """`ends_of` gives the places at which an earlier period closed; `vocabularies` are those of
+        ids, each with its digest."""
         self.config, self.manifest = config, manifest
         self._log, self._ends_of = log, ends_of
+        self._vocabularies = vocabularies
 
     @property
     def schema(self) -> Schema:
         return self.config.schema
 
     def fingerprint(self) -> str:
-        return self.manifest.identity
+        return "-".join([self.manifest.identity, *self._vocabularies.values()])
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         for samples in self._samples(PeriodReport()):
@@ -438,7 +449,8 @@ class LogPeriod(Period):
         join = PeriodJoin(decoder, self.config.join, self._bounds(), report)
         counted = _Digest()
         for group in [[shard] for shard in shards] if by_session else [[*shards]]:
-            yield from join.samples(_CountedOnce(partial(self._read, group), counted))
+            samples = join.samples(_CountedOnce(partial(self._read, group), counted))
+            yield from self.config.held_to(self._vocabularies, samples)
         self._hold_to(counted)
 
     def _bounds(self) -> PeriodBounds:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,11 @@ from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.kafka import KafkaLog
 from recd_dedup.log.shards import ZstdShards
 from recd_dedup.log.snapshot import Snapshot
-from recd_plugins.api import Config, Context, LogStore, Range, RecdError, RegistryError
+from recd_plugins.api import Config, Context, DataError, LogStore, Range, RecdError, RegistryError
 from recd_plugins.api.data import (
     SPLITS,
     Dataset,
+    Location,
     LogRoute,
     Progress,
     Schema,
@@ -76,6 +78,26 @@ class LoggedConfig(Config):
             return MessageCodec(self.schema)
         return JsonDecoder(self.messages, route)
 
+    def vocabulary_digests(self) -> dict[Location, str]:
+        """The files in which ids of messages are looked up, each with a digest of what is in it by
+        now."""
+        return {} if self.messages is None else self.messages.columns.vocabulary_digests()
+
+    def held_to(
+        self, vocabularies: Mapping[Location, str], samples: Iterable[pa.Table]
+    ) -> Iterator[pa.Table]:
+        """The samples; `DataError` where a vocabulary is no longer what it was, and with it the ids
+        that values get."""
+        for each in samples:
+            for file, digest in self.vocabulary_digests().items():
+                if digest != vocabularies.get(file):
+                    raise DataError(
+                        f"{file}: this vocabulary is not what it was when the log was opened. Do "
+                        "not write to it while a log is joined; start a new run with it as it is, "
+                        "or put back the one of before."
+                    )
+            yield each
+
     def of_split(self, samples: pa.Table, split: Split) -> pa.Table:
         """The samples whose sessions are of the split."""
         sessions = samples[self.schema.session_id].to_numpy()
@@ -119,7 +141,7 @@ class LoggedSamples(Dataset):
             yield self.config.of_split(samples, split)
 
     def fingerprint(self) -> str:
-        return self._log.fingerprint()
+        return "-".join([self._log.fingerprint(), *self._vocabularies.values()])
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
         """The splits as tables, in one pass over a log that may grow meanwhile, and join.json
@@ -143,7 +165,12 @@ class LoggedSamples(Dataset):
     def _samples(self, report: JoinReport) -> Iterator[pa.Table]:
         decoder = self.config.decoder(self._log.route)
         for stream in joined(self._log, decoder, self.config.join, report):
-            yield from stream
+            yield from self.config.held_to(self._vocabularies, stream)
+
+    @cached_property
+    def _vocabularies(self) -> Mapping[Location, str]:
+        """As they were when somebody first asked."""
+        return self.config.vocabulary_digests()
 
     def _unsealed(self) -> dict[str, dict[str, int]]:
         """Counts of files that no writer has sealed: how many, their messages, and bytes that are

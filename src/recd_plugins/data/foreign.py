@@ -187,6 +187,14 @@ class ForeignSchema(Config):
         named = (feature.vocabulary for feature in self.sparse)
         return tuple(dict.fromkeys(one for one in named if one is not None))
 
+    def vocabulary_digests(self) -> dict[Location, str]:
+        """These files, each with a digest of what is in it by now."""
+        if not self.vocabularies:
+            return {}
+        from recd_plugins.data.conform.vocabulary import vocabulary_digest  # numba
+
+        return {file: vocabulary_digest(file) for file in self.vocabularies}
+
     @cached_property
     def keeping_all(self) -> ForeignSchema:
         """The same columns, none of whose nulls leaves a row out."""

@@ -140,8 +140,6 @@ class SideTable:
         self.columns = (*self.features, *self._scored.values())
         """The features, and the weights of those that are scored."""
         self._schema = schema
-        self.vocabularies = schema.vocabularies
-        """The files in which its ids are looked up."""
         self._columns = (self.key, *source_columns(schema, self.features))
         self._limit = config.memory_mib * MIB
         one = config.table
@@ -192,6 +190,10 @@ class SideTable:
         return hashlib.sha256(
             repr((self.key, self.features, self._schema.to_json(), digests)).encode()
         ).hexdigest()[:32]
+
+    def vocabulary_digests(self) -> dict[Location, str]:
+        """The files in which its ids are looked up, each with a digest of what is in it by now."""
+        return self._schema.vocabulary_digests()
 
     def check(self, arrow: pa.Schema, footer: pq.FileMetaData, file: Location) -> None:
         """`DataError` where rows of a file of the dataset cannot find theirs."""

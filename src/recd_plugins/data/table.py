@@ -322,14 +322,10 @@ class Table:
 def _digests(source: ForeignSchema | None, joins: Sequence[SideTable]) -> dict[Location, str]:
     """The vocabularies of a table's columns, and of those that are joined to them, each with its
     digest."""
-    named = [*(() if source is None else source.vocabularies)]
+    found = {} if source is None else source.vocabulary_digests()
     for side in joins:
-        named += side.vocabularies
-    if not named:
-        return {}
-    from recd_plugins.data.conform.vocabulary import vocabulary_digest  # numba
-
-    return {file: vocabulary_digest(file) for file in named}
+        found |= side.vocabulary_digests()
+    return found
 
 
 def _wide(rows: pa.Table) -> pa.Table:
