@@ -21,7 +21,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import reading, table_import, whole_lines
-from recd_plugins.data.importing.negatives import Negatives
+from recd_plugins.data.importing.negatives import Catalogue, Negatives, with_negatives
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.survey import survey
@@ -333,6 +333,26 @@ def test_negatives_are_other_items_beside_each_click(tmp_path: Path, by: str) ->
     clicked_first = share * (1 - share)
     expected = clicked_first / (1 - share) if by == "popularity" else (1 - share) / len(drawn)
     assert 0.5 * expected < first < 1.5 * expected
+
+
+def test_negatives_are_drawn_in_each_of_many_files() -> None:
+    items = pa.table({"item": [[0], [1], [2]]})
+    catalogue = Catalogue(ids=np.arange(3), counts=np.ones(3, np.int64), rows=items)
+    labels = pa.array([1, 1], pa.float32())
+    made = with_negatives(
+        pa.table({"item": [[0], [1]], "label": labels}),
+        catalogue,
+        Negatives(count=2),
+        columns=["item"],
+        label="label",
+        key=40_000 << 48,  # of the first row of the 40,001st file
+        where="a file",
+    )
+    assert made["label"].to_pylist() == [1, 0, 0, 1, 0, 0]
+    (first, *others), (second, *more) = np.reshape(made["item"].to_pylist(), (2, 3)).tolist()
+    assert (first, second) == (0, 1)
+    assert first not in others
+    assert second not in more
 
 
 @pytest.mark.usefixtures("small")

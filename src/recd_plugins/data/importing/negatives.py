@@ -193,7 +193,7 @@ def _drawn(own: I64, catalogue: Catalogue, negatives: Negatives, key: int) -> I6
     """[N * count] places in the catalogue, none of which is the row's own item."""
     places = np.arange(own.size * negatives.count, dtype=np.uint64)
     clicked_items = own.repeat(negatives.count)
-    seed = hash_integers(np.array([key], np.int64), negatives.seed)[0]
+    seed = hash_integers(np.array([key % 2**64], np.uint64), negatives.seed)[0]
     ends = catalogue.counts.cumsum()
     found = np.zeros(places.size, np.int64)
     open_ = np.arange(places.size)
