@@ -355,6 +355,28 @@ def test_negatives_are_drawn_in_each_of_many_files() -> None:
     assert second not in more
 
 
+def test_an_error_names_the_row_of_the_file_where_rows_are_parted_and_left_out(
+    tmp_path: Path,
+) -> None:
+    rows = range(200)
+    table = pa.table(
+        {
+            "visit": list(rows),
+            "item_id": [99 if row == 57 else row % 50 for row in rows],
+            "price": [None if row % 3 == 1 else 1.0 for row in rows],
+            "clicked": [row % 2 for row in rows],
+        }
+    )
+    changes = {
+        "timestamp": None,
+        "dense": [{"name": "price", "nulls": "drop"}],
+        "sparse": [{"name": "item_id", "num_ids": 50}],
+    }
+    path, split = write(tmp_path / "c.parquet", table), SplitBy(column="visit", share=0.5)
+    with pytest.raises(DataError, match=r"99 .*row 58\b"):
+        imported(path, tmp_path / "t", changes, split=split)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_column_that_turns_out_to_be_text_is_read_as_text(tmp_path: Path) -> None:
     """Its integers keep the ids that they have as integers; what must be a number is an error."""

@@ -33,7 +33,7 @@ from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import Label, Nulls
 from recd_plugins.errors import nearest
 
-__all__ = ["check_foreign_columns", "column_problems", "conform", "source_columns"]
+__all__ = ["check_foreign_columns", "column_problems", "conform", "rows_left", "source_columns"]
 
 Mask = npt.NDArray[np.bool_]
 Problem = tuple[str, str]
@@ -77,6 +77,11 @@ def conform(
         found[name] = role.made([chunk[source] for source in role.sources], spots)
     fields = [pa.field(name, column.type, nullable=False) for name, column in found.items()]
     return pa.table(list(found.values()), schema=pa.schema(fields))
+
+
+def rows_left(chunk: pa.Table, schema: ForeignSchema) -> npt.NDArray[np.int64] | None:
+    """The rows of `chunk` that `conform` leaves, where nulls drop some; None where all are."""
+    return _kept(chunk, roles_of(schema), Counter())
 
 
 def source_columns(schema: ForeignSchema, columns: Collection[str]) -> tuple[str, ...]:

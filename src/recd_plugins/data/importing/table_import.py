@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.rows import conform, rows_left
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import missing
 from recd_plugins.data.conform.vocabulary import (
@@ -585,11 +585,9 @@ class TableImport:
             tested = rows[self._made.timestamp].to_numpy() >= self._cut
         else:
             tested = split.tested(raw[split.column], str(block.file.path), block.first)
-            if self._schema.drops:
-                # Which rows are dropped is known by `conform` alone: it is asked for each split.
-                train, test = (conformed(raw.filter(pa.array(one))) for one in (~tested, tested))
-                return {"train": train, "test": test}, dropped
             rows = conformed(raw)
+            left = rows_left(raw, self._schema)
+            tested = tested if left is None else tested[left]
         train, test = (rows.filter(pa.array(one)) for one in (~tested, tested))
         return {"train": train, "test": test}, dropped
 
