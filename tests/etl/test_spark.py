@@ -13,8 +13,9 @@ import pytest
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
-from recd_dedup.etl.spark import check_that_it_listens
+from recd_dedup.etl.spark import check_that_files_are_rows, check_that_it_listens
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.selection import Selection
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.slots import Context
 
@@ -140,6 +141,18 @@ def test_a_master_that_starts_no_spark_is_named(tmp_path):
     assert "no Spark starts with spark_master: local[x] (" in says, done.stderr
     assert "Could not parse Master URL: 'local[x]'" in says
     assert "engine: pyarrow" in says
+
+
+def test_a_table_whose_rows_are_not_those_of_its_files_is_refused(tmp_path):
+    source = table_of(tmp_path / "source", mixed_rows(100))
+    every, some = (
+        source.select(Selection(where=rule, schema=source.schema))
+        for rule in ("row >= 0", "row < 50")
+    )
+    check_that_files_are_rows(source)
+    check_that_files_are_rows(every)
+    with pytest.raises(DataError, match=r"takes a part of their rows \(where.*engine: pyarrow"):
+        check_that_files_are_rows(some)
 
 
 @pytest.mark.skipif(HAS_SPARK, reason="pyspark is here")

@@ -28,7 +28,7 @@ from recd_plugins.api.data import Progress, Schema, Table, silent
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["ClusterWithSpark", "check_that_it_listens"]
+__all__ = ["ClusterWithSpark", "check_that_files_are_rows", "check_that_it_listens"]
 
 STANDALONE = "spark://"
 LISTENS = 5.0
@@ -72,6 +72,7 @@ class ClusterWithSpark:
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
         """Cluster a table; a run that was killed goes on from what it had finished."""
         require_sessions(table.schema, "cluster_by_session", table.path)
+        check_that_files_are_rows(table)
         stripe_rows = self._budget.stripe_rows(decoded_bytes(table) / max(1, table.num_rows))
         n_parts = max(1, math.ceil(table.num_rows / (stripe_rows * PART_STRIPES)))
         plan = {"source": fingerprint(table), "engine": "spark", "parts": n_parts}
@@ -116,6 +117,28 @@ class ClusterWithSpark:
             rows = rows.repartitionByRange(n_parts, "_hash").sortWithinPartitions(*by)
             rows = rows.drop("_hash", "_time", "_file", "_row")
             rows.write.mode("overwrite").option("compression", "zstd").parquet(str(folder))
+
+
+def check_that_files_are_rows(table: Table) -> None:
+    """`DataError` where the rows of a table are not those that lie in its files, which Spark
+    reads."""
+    stored = sum(table.opened(file).metadata.num_rows for file in table.files)
+    beside = {
+        "a part of their rows (where, sessions_share)": stored != table.num_rows,
+        "features of other tables (join)": bool(table.joins),
+        "columns that some files lack (absent)": bool(table.absent),
+        "columns of folders' names": any(
+            not {*facts.partitions}.isdisjoint(table.schema.columns)
+            for facts in table.facts.values()
+        ),
+    }
+    taken = [what for what, one in beside.items() if one]
+    if taken:
+        raise DataError(
+            f"etl: cluster_by_session with engine: spark reads the files of {table.path} as they "
+            f"are, and the dataset takes {' and '.join(taken)}. Take engine: pyarrow, which reads "
+            "the rows that the dataset has."
+        )
 
 
 @contextmanager
