@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import shutil
 import threading
 from collections import Counter
 from itertools import chain, islice
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from drawn import at_most
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
 from recd_plugins.data import local_loader
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.local_loader import RankBatches
 from recd_plugins.data.order import Shares
 from recd_plugins.data.schema import Schema
@@ -295,6 +299,24 @@ def test_a_state_made_for_another_table_is_refused(table, tmp_path):
     state = saved(open_loader(write(tmp_path / "table", ROWS - 1)))
     with pytest.raises(DataError, match=r"made for table [0-9a-f]{16}, but here is table"):
         open_loader(table).load_state_dict(state)
+
+
+def test_a_state_made_with_another_vocabulary_is_refused(tmp_path):
+    known, copy, rows = (tmp_path / f"{name}.parquet" for name in ("known", "copy", "rows"))
+    pq.write_table(pa.table({"value": ["a", "b"]}), known)
+    pq.write_table(pa.table({"label": [0.0, 1.0] * 10, "brand": ["a", "b"] * 10}), rows)
+
+    def opened(vocabulary):
+        brand = ForeignFeature(name="brand", num_ids=9, ids="vocabulary", vocabulary=vocabulary)
+        schema = ForeignSchema(session_id=None, timestamp=None, sparse=(brand,))
+        return open_loader(Table.open(rows, schema))
+
+    state = saved(opened(known))
+    shutil.copy(known, copy)
+    opened(copy).load_state_dict(state)
+    pq.write_table(pa.table({"value": ["b", "a", "c"]}), known)
+    with pytest.raises(DataError, match="made for table"):
+        opened(known).load_state_dict(state)
 
 
 def test_what_is_no_state_is_refused(table):

@@ -189,6 +189,16 @@ def test_batches_positions_and_pins_are_those_of_a_dataset_that_has_them(folder:
         tables.train.read(tables.train.stripes[0])
 
 
+def test_with_another_vocabulary_a_side_table_is_another(folder: Path) -> None:
+    known, found = folder / "known.parquet", []
+    beta = {"name": "beta", "num_ids": 5000, "ids": "vocabulary", "vocabulary": str(known)}
+    for values in (["1", "2"], ["2", "1", "3"], ["1", "2"]):
+        pq.write_table(pa.table({"value": values}), known)
+        (joined,) = opened(folder, beta={"sparse": [beta]}).train.joins
+        found.append(joined.identity)
+    assert found[0] == found[2] != found[1]
+
+
 def test_dense_columns_and_nulls_are_what_the_schema_says(folder: Path) -> None:
     beta = {
         "sparse": [{"name": "beta", "num_ids": 5000, "nulls": {"value": 4999}}],

@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
@@ -194,6 +195,17 @@ class ForeignSchema(Config):
         from recd_plugins.data.conform.vocabulary import vocabulary_digest  # numba
 
         return {file: vocabulary_digest(file) for file in self.vocabularies}
+
+    def identity(self, digests: Mapping[Location, str]) -> str:
+        """Names what is made of columns by it, where its vocabularies have these digests: they count
+        by what is in them, and not by where they lie."""
+        sparse = tuple(
+            one
+            if one.vocabulary is None
+            else dataclasses.replace(one, vocabulary=Path(digests[one.vocabulary]))
+            for one in self.sparse
+        )
+        return dataclasses.replace(self, sparse=sparse).to_json()
 
     @cached_property
     def keeping_all(self) -> ForeignSchema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,20 +171,15 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
 
 
 def table_digest(table: Table) -> str:
-    """Changes with a table's files, by their footers, its stripes, what is joined to its rows and
-    what is made of its columns; not with where it lies."""
+    """Changes with a table's files, by their footers, its stripes, what is joined to its rows, and
+    what is made of its columns, by what vocabularies hold; not with where any of it lies."""
     parts: list[object] = [
         (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
     ]
     parts += [facts.digest for facts in table.facts.values()]
     parts += [side.identity for side in table.joins]
-    parts += table.vocabularies.values()
     if table.selection is not None:
         parts.append(table.selection.identity)
     if table.source is not None:
-        found = (
-            dataclasses.replace(one, vocabulary=one.vocabulary and Path(one.vocabulary.name))
-            for one in table.source.sparse
-        )
-        parts.append(dataclasses.replace(table.source, sparse=tuple(found)).to_json())
+        parts.append(table.source.identity(table.vocabularies))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -187,8 +187,9 @@ class SideTable:
     def identity(self) -> str:
         """Differs where rows would have other features."""
         digests = [facts.digest for facts in self.facts.values()]
+        made = self._schema.identity(self.vocabulary_digests())
         return hashlib.sha256(
-            repr((self.key, self.features, self._schema.to_json(), digests)).encode()
+            repr((self.key, self.features, made, digests)).encode()
         ).hexdigest()[:32]
 
     def vocabulary_digests(self) -> dict[Location, str]:
