@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from threading import Semaphore, Thread
+from threading import Event, Semaphore, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.flight as flight
 import pytest
 from service_jobs import stack_of, until
 
+from benchmarks.service.proxy import Proxy
 from recd_dsi.service.buffer import Buffer, DiskCache, Key
 from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
 from recd_dsi.service.coordinator import (
@@ -30,6 +31,7 @@ from recd_dsi.service.coordinator import (
     join,
     watch_members,
 )
+from recd_dsi.service.fetching import LANES
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
@@ -389,6 +391,34 @@ def test_calls_ask_for_no_more_than_a_small_memory_holds(tables: Path) -> None:
             assert loader.fetching is not None
             assert not loader.fetching._apart  # none came over the wire
         assert worker._shared._at > 2 * room
+
+
+def test_a_worker_at_the_address_of_one_that_is_gone_is_asked(tables: Path) -> None:
+    """A coordinator missed it for a while, in which calls to it died without a word."""
+    asked: list[int] = []
+    answers = Event()
+
+    class Held(Worker):
+        def _answers(self, job: Any, request: Request) -> Iterator[Any]:
+            asked.append(request.batch)
+            answers.wait()
+            return super()._answers(job, request)
+
+    worker = Held(stack_of(tables, {"use": "local"}).delivery(), WorkerOptions())
+    proxy = Proxy(worker.address)
+    with asking(worker, tables, hedge=600.0, deadline=600.0) as loader:
+        fleet, found = loader.fleet(), list[Batch]()
+        fleet.now({0: proxy.address})
+        taking = Thread(target=lambda: found.extend(loader), daemon=True)
+        taking.start()
+        until(lambda: len(asked) == LANES)
+        proxy.cut(0.0)
+        for there in ({}, {0: proxy.address}):
+            fleet.now(there)
+        answers.set()
+        taking.join(240.0)
+        proxy.close()
+        assert len(found) == len(loader)
 
 
 def test_what_was_written_over_comes_over_the_wire_and_all_else_through_memory(

@@ -88,11 +88,11 @@ class Fetching:
         """By turn, the first position of it that was never asked for."""
         self._again: set[int] = set()
         """Positions that were asked for, and must be again."""
-        self._asked: dict[int, dict[str, float]] = {}
+        self._asked: dict[int, dict[Remote, float]] = {}
         """By position, who was asked for it, and when."""
         self._errors: dict[int, dict[str, RecdError]] = {}
         """By position, what workers answered on purpose."""
-        self._lanes: dict[str, int] = {}
+        self._lanes: dict[Remote, int] = {}
         self._apart: set[str] = set()
         """Workers with whom this process shares no memory."""
         self._over: set[int] = set()
@@ -158,49 +158,53 @@ class Fetching:
             raise NobodyAnswers
 
     def _watch(self) -> None:
-        """Open lanes to workers that came, and find out who hangs."""
+        """Open lanes to workers that came, and find out who hangs or is gone."""
         while True:
             with self._lock:
                 if self._closed:
                     return
-                self._open_lanes()
-                late = self._late()
+                there = self._fleet.remotes()
+                self._open_lanes(there)
+                late = self._late(there)
+                gone = self._lanes.keys() - {*there}
             for remote in late:
                 if not remote.answers():
                     self._forget(remote)
+            for remote in gone:  # another may be at its address, while calls to it hang
+                self._forget(remote)
             time.sleep(TICK)
 
-    def _open_lanes(self) -> None:
-        for remote in self._fleet.remotes():
-            while remote.refusal is None and self._lanes.get(remote.address, 0) < LANES:
-                self._lanes[remote.address] = self._lanes.get(remote.address, 0) + 1
+    def _open_lanes(self, there: Sequence[Remote]) -> None:
+        for remote in there:
+            while remote.refusal is None and self._lanes.get(remote, 0) < LANES:
+                self._lanes[remote] = self._lanes.get(remote, 0) + 1
                 threading.Thread(
                     target=self._lane, args=(remote,), daemon=True, name="recd-lane"
                 ).start()
 
-    def _late(self) -> list[Remote]:
+    def _late(self, there: Sequence[Remote]) -> list[Remote]:
         """Workers of whom something is wanted for longer than `hedge`."""
         since = time.monotonic() - self._options.hedge
         late = {
-            address
+            remote
             for asked in self._asked.values()
-            for address, began in asked.items()
+            for remote, began in asked.items()
             if began < since
         }
-        return [remote for remote in self._fleet.remotes() if remote.address in late and remote.up]
+        return [remote for remote in there if remote in late and remote.up]
 
     def _forget(self, remote: Remote) -> None:
-        """Whatever was asked of a worker that hangs is asked of others."""
+        """Whatever was asked of a worker that hangs, or is gone, is asked of others."""
         with self._lock:
             self._not_asked([*self._asked], remote)
             # Its lanes may hang until their deadline: others are opened once it is back.
-            self._lanes.pop(remote.address, None)
+            self._lanes.pop(remote, None)
 
     def _not_asked(self, positions: Iterable[int], remote: Remote) -> None:
         """Batches that nobody else was asked for are asked for again."""
         for position in positions:
             asked = self._asked.get(position, {})
-            if asked.pop(remote.address, None) is not None and not asked:
+            if asked.pop(remote, None) is not None and not asked:
                 del self._asked[position]
                 self._again.add(position)
         self._room.notify_all()
@@ -256,13 +260,14 @@ class Fetching:
             while True:
                 gone = all(other is not remote for other in self._fleet.remotes())
                 if self._closed or gone or self._next >= self._length or remote.refusal:
-                    self._lanes[remote.address] = self._lanes.get(remote.address, 1) - 1
+                    if remote in self._lanes:
+                        self._lanes[remote] -= 1
                     return None
                 run = self._wanted(remote) if remote.up else None
                 if run is not None:
                     now = time.monotonic()
                     for position in run:
-                        self._asked.setdefault(position, {})[remote.address] = now
+                        self._asked.setdefault(position, {})[remote] = now
                         self._again.discard(position)
                     return run
                 self._room.wait(TICK)
@@ -275,7 +280,7 @@ class Fetching:
             if refused or self._fleet.of_turn(self._turns.turn(position)) is remote:
                 return range(position, position + 1)
         asked = self._asked.get(self._next, {})
-        if len(asked) == 1 and remote.address not in asked:
+        if len(asked) == 1 and remote not in asked:
             # A straggler, for which the trainer waits: whoever is first.
             tried = remote.address in self._errors.get(self._next, {})
             if not tried and time.monotonic() - min(asked.values()) > 2 * self._options.hedge:
@@ -317,7 +322,7 @@ class Fetching:
             asked = [
                 at
                 for at, workers in self._asked.items()
-                if first <= at < run.start and remote.address in workers
+                if first <= at < run.start and remote in workers
             ]
             wired = remote.address in self._apart or run.start in self._over
         ahead = [(min(asked, default=run.start), stop)]
@@ -352,8 +357,8 @@ class Fetching:
             now = time.monotonic()
             for later in run[len(found) :]:
                 asked = self._asked.get(later, {})
-                if remote.address in asked:
-                    asked[remote.address] = now
+                if remote in asked:
+                    asked[remote] = now
             if self._next in run[: len(found)]:
                 self._arrived.notify()
 
