@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from service_jobs import KINDS, stack_of
 
 from recd_dedup.dedup.chosen import Advised
 from recd_dsi.service.reader import ServiceReaderConfig
-from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.errors import CapabilityError, DataError, RegistryError
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
@@ -110,3 +112,18 @@ def test_workers_have_the_groups_that_were_advised(tables, monkeypatch, dedup, f
     assert (transform.takes if transform else frozenset()) == {
         name for one in found for name in one
     }
+
+
+def test_over_another_file_a_transform_makes_another_delivery(tables, tmp_path, monkeypatch):
+    file = tmp_path / "known.parquet"
+    step = {"use": "map_id", "features": ["times"], "file": str(file), "other": 9}
+    monkeypatch.setitem(KINDS, "of a file", {"preprocess": [step]})
+    deliveries = []
+    for becomes in ([400, 2], [2, 400], [400, 2]):
+        pq.write_table(pa.table({"id": [3, 4], "becomes": becomes}), file)
+        deliveries.append(stack_of(tables, SERVICE, "of a file").delivery())
+    first, second, third = deliveries
+    assert first.digest == third.digest != second.digest
+    first.open()
+    with pytest.raises(RegistryError, match=r"preprocess: .* with known\.parquet .* the same files"):
+        second.open()

@@ -20,6 +20,7 @@ from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.registry.prepare import Periods, prepared
+from recd_plugins.registry.program import digest_of, paths_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivery", "OpenDelivery"]
 
-SLOTS_OF_BATCHES = ("log", "dataset", "etl", "dedup", "preprocess")
+STEPS_OF_BATCHES = ("dedup", "preprocess")
+"""The slots whose records change a batch."""
+SLOTS_OF_BATCHES = ("log", "dataset", "etl", *STEPS_OF_BATCHES)
 """The slots whose records make a batch of a table's rows, beside the reader."""
 FIELDS = {"values", "base", "providers", "columns"}
 
@@ -45,7 +48,8 @@ class Delivery:
     base: str
     """The folder that relative paths of plugins start from."""
     providers: Mapping[str, str]
-    """The plugins, with their versions or the digests of their code, that fill each slot."""
+    """The plugins, with their versions or the digests of their code, that fill each slot; with the
+    digests of the files that steps of batches read."""
     columns: Collection[str] | None = None
     """The features and dense columns that are read of the tables, where the model needs not all."""
 
@@ -73,7 +77,7 @@ class Delivery:
             "device": "cpu",
         }
         providers = {
-            slot: ", ".join(made_by(choice) for choice in registry.chosen(slot))
+            slot: _makers(registry, slot)
             for slot in SLOTS_OF_BATCHES
             if registry.chosen(slot) and slot in values
         }
@@ -123,7 +127,7 @@ class Delivery:
         """Read and check it as a registry, and stand ready to make batches by it."""
         registry = Registry.load(self.values, folder=Path(self.base))
         for slot, theirs in self.providers.items():
-            ours = ", ".join(made_by(choice) for choice in registry.chosen(slot))
+            ours = _makers(registry, slot)
             if ours != theirs:
                 raise RegistryError(
                     f"{slot}: the trainer has it of {theirs}, but here it is of {ours}; "
@@ -131,6 +135,17 @@ class Delivery:
                     "and have the same files."
                 )
         return OpenDelivery(registry, self)
+
+
+def _makers(registry: Registry, slot: str) -> str:
+    """The providers of a slot; of steps of batches with the files that they read, by what these hold:
+    tables have digests of their own."""
+    makers = []
+    for choice in registry.chosen(slot):
+        paths = paths_of(choice) if slot in STEPS_OF_BATCHES else []
+        files = [f"{path.name} {digest_of(path)[:12]}" for path in paths if path.is_file()]
+        makers.append(" with ".join([made_by(choice), *files]))
+    return ", ".join(makers)
 
 
 class OpenDelivery:

@@ -23,7 +23,7 @@ from recd_plugins.slots import Context
 if TYPE_CHECKING:
     from recd_plugins.data.transform import BatchTransform
 
-__all__ = ["TransformProgram"]
+__all__ = ["TransformProgram", "digest_of", "paths_of"]
 
 FORMAT = 1
 
@@ -47,7 +47,7 @@ class TransformProgram:
     def of(cls, registry: Registry, schema: Schema) -> TransformProgram:
         """The `preprocess` of a registry, for tables of this schema."""
         choices = registry.chosen("preprocess")
-        found = [value for choice in choices for value in _paths(choice)]
+        found = [value for choice in choices for value in paths_of(choice)]
         base = registry.source.base
         return cls(
             plugins=tuple(
@@ -56,7 +56,7 @@ class TransformProgram:
             ),
             steps=tuple(map(_step, choices)),
             schema=schema,
-            files={str(path.resolve()): _digest_of(path) for path in found},
+            files={str(path.resolve()): digest_of(path) for path in found},
             seed=registry.train.seed,
         )
 
@@ -91,7 +91,7 @@ class TransformProgram:
         if program.digest != digest:
             raise DataError(f"{where}: was altered since it was written: write it again.")
         for name, wanted in program.files.items():
-            if _digest_of(Path(name)) != wanted:
+            if digest_of(Path(name)) != wanted:
                 raise DataError(
                     f"{where}: {name} is another file than the one that the program was written "
                     "with. Put that one back, or write the program again."
@@ -188,12 +188,14 @@ def _pairs_out(value: Any) -> Any:
     return [_pairs_out(one) for one in value] if isinstance(value, list) else value
 
 
-def _paths(choice: Choice) -> list[Path]:
+def paths_of(choice: Choice) -> list[Path]:
+    """The files and folders that options of a choice name."""
     values = (getattr(choice.config, field.name) for field in dataclasses.fields(choice.config))
     return [value for value in values if isinstance(value, Path)]
 
 
-def _digest_of(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file that a transform reads; `DataError` where it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
