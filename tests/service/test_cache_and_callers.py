@@ -74,6 +74,26 @@ def test_what_memory_has_no_room_for_is_on_disk_within_its_bound(tmp_path: Path)
     assert buffer.get(key(0)) is None  # removed from the folder, too
 
 
+def test_what_others_keep_in_the_folder_of_a_cache_stays(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    theirs = tmp_path / "notes.txt"
+    theirs.write_bytes(bytes(100_000))
+    os.utime(theirs, (0, 0))  # older than any batch
+    cache = DiskCache(tmp_path, 10 * record(0).nbytes)
+    for number in range(40):
+        cache.put(key(number), record(number))
+    assert (tmp_path / "models").is_dir()
+    assert theirs.stat().st_size == 100_000
+    assert cache.get(key(39)) == record(39)
+    assert cache.get(key(0)) is None
+
+
+def test_a_cache_where_no_folder_can_be_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CapabilityError, match=r"cache: .*file cannot be made .* Name a folder"):
+        DiskCache(tmp_path / "file", 1 << 20)
+
+
 def test_what_is_made_ahead_never_goes_for_what_is_made_behind_it() -> None:
     size = record(0).nbytes
     buffer, made = Buffer(10 * size + size // 2, None), 0

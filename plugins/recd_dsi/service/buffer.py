@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import uuid
 import warnings
 import zlib
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from recd_plugins.api import NoticeWarning
+from recd_plugins.api import CapabilityError, NoticeWarning
 
 __all__ = ["Buffer", "DiskCache", "Key"]
 
@@ -24,6 +25,8 @@ FORM = "head and narrow body"
 """How a record has its batch; records of another form are others' files."""
 CHECKSUM = 4
 """Bytes of a CRC-32."""
+OURS = re.compile(r"[0-9a-f]{40}(\.[0-9a-f]{32}\.part)?")
+"""The names of the cache's files."""
 
 
 class Key(NamedTuple):
@@ -145,7 +148,13 @@ class DiskCache:
         self._most = most_bytes
         self._written = 0
         self._full = False
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise CapabilityError(
+                f"cache: {folder} cannot be made ({error.strerror}). Name a folder in which "
+                "workers may write."
+            ) from None
 
     def __contains__(self, key: Key) -> bool:
         return (self._folder / key.name).exists()
@@ -200,9 +209,11 @@ class DiskCache:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Remove what was used longest ago, beyond the bound."""
+        """Remove what of ours was used longest ago, beyond the bound; all else there stays."""
         found = []
         for entry in os.scandir(self._folder):
+            if not OURS.fullmatch(entry.name):
+                continue
             with contextlib.suppress(OSError):
                 status = entry.stat()
                 found.append((status.st_mtime, status.st_size, entry.path))
@@ -210,8 +221,9 @@ class DiskCache:
         for _, size, path in sorted(found):
             if over <= 0:
                 return
-            Path(path).unlink(missing_ok=True)
-            over -= size
+            with contextlib.suppress(OSError):  # of another user, who may remove it
+                Path(path).unlink(missing_ok=True)
+                over -= size
 
 
 def _checksum(stream: pa.Buffer) -> bytes:

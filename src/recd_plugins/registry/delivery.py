@@ -138,8 +138,8 @@ class Delivery:
 
 
 def _makers(registry: Registry, slot: str) -> str:
-    """The providers of a slot; of steps of batches with the files that they read, by what these hold:
-    tables have digests of their own."""
+    """The providers of a slot; of steps of batches with the files that they read, by what these
+    hold: tables have digests of their own."""
     makers = []
     for choice in registry.chosen(slot):
         paths = paths_of(choice) if slot in STEPS_OF_BATCHES else []
