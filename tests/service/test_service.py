@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from service_jobs import KINDS, stack_of
+from service_jobs import KINDS, stack_of, until
 
 from recd_dedup.dedup.chosen import Advised
 from recd_dsi.service.reader import ServiceReaderConfig
@@ -74,6 +75,11 @@ def test_a_state_of_other_streams_is_refused(tables):
         stack_of(tables, SERVICE).loader(0, 1).load_state_dict(state)
 
 
+def backends() -> int:
+    """How many of this process start workers."""
+    return sum(thread.name == "recd-backend" for thread in threading.enumerate())
+
+
 def test_workers_that_end_before_they_serve_are_reported(tables, tmp_path, monkeypatch):
     monkeypatch.setattr("recd_dsi.service.local_backend.PAUSE", 0.1)  # before one is started again
     plugin = tmp_path / "ends.py"
@@ -87,8 +93,10 @@ def test_workers_that_end_before_they_serve_are_reported(tables, tmp_path, monke
         "    os._exit(7)\n"
     )
     stack = stack_of(tables, {"use": "service", "workers": 1}, plugins=[str(plugin)])
+    loader, before = stack.loader(0, 1), backends()
     with pytest.raises(CapabilityError, match=r"3 processes .* exit code 7.*__main__"):
-        stack.loader(0, 1).fleet()
+        loader.fleet()
+    until(lambda: backends() == before)  # none is started any more
 
 
 def test_ranks_are_copied_for_workers_that_they_fork_alone() -> None:

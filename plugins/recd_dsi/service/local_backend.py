@@ -56,13 +56,15 @@ class LocalBackend:
         threading.Thread(target=self._keep, daemon=True, name="recd-backend").start()
 
     def wait(self) -> None:
-        """Return once a worker serves; an error if none can."""
+        """Return once a worker serves; an error if none can, and then none is started any more."""
         if not self._first.wait(START):
+            self.close()
             raise CapabilityError(
                 f"reader: none of {so_many(len(self._processes), 'worker')} served within "
                 f"{START:g} s. See what `recd serve worker` says, or choose `reader: local`."
             )
         if self._error is not None:
+            self.close()
             raise self._error
 
     @property
