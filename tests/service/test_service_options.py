@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from recd_dsi.service.addresses import host_and_port
-from recd_dsi.service.calls import HOST, credentials_of, reason
+from recd_dsi.service.calls import HOST, Refused, answered, credentials_of, flight_error, reason
 from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.ray_backend import joined
 from recd_dsi.service.reader import ServiceReaderConfig
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.data.stripes import DamagedStripe
+from recd_plugins.errors import (
+    CapabilityError,
+    DataError,
+    RecdError,
+    RegistryError,
+    VersionError,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +108,28 @@ def test_a_reason_is_without_what_grpc_says_of_itself() -> None:
     told = "Flight error: no route. gRPC client debug context: UNKNOWN. Client context: OK"
     assert reason(OSError(told)) == "Flight error: no route"
     assert reason(OSError("a token is needed. Detail: Unauthenticated")) == "a token is needed"
+
+
+class Unknown(DataError):
+    """An error of a plugin's own."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "comes"),
+    [
+        (Unknown("a brand that nobody knows."), DataError),
+        (RecdError("what is wrong."), RecdError),
+        (VersionError("two that do not belong together."), RecdError),
+        (Refused("other batches."), Refused),
+        (DamagedStripe("cut short.", 7), DamagedStripe),
+    ],
+)
+def test_what_a_worker_answers_on_purpose_comes_as_its_nearest_kind(
+    raised: RecdError, comes: type[RecdError]
+) -> None:
+    found = answered(flight_error(raised))
+    assert type(found) is comes
+    assert str(found) == str(raised)
 
 
 def test_a_server_that_cannot_start_says_where(tmp_path: Path) -> None:

@@ -42,8 +42,10 @@ __all__ = [
 
 HOST = "127.0.0.1"
 ERRORS: dict[str, type[RecdError]] = {
-    kind.__name__: kind for kind in (DataError, RegistryError, PluginError, CapabilityError)
+    kind.__name__: kind
+    for kind in (DataError, RegistryError, PluginError, CapabilityError, RecdError)
 }
+"""Those that come out as they went in; a plugin's own kind of one comes out as that one."""
 LARGEST_ANSWER = 1 << 30
 """Bytes of a message: the largest batch."""
 
@@ -175,9 +177,10 @@ class _AsksForToken(flight.ServerMiddlewareFactory):
 
 def flight_error(error: RecdError) -> flight.FlightError:
     """An error as a server raises it."""
-    kind = type(error).__name__
     if isinstance(error, DamagedStripe):
-        kind = f"{kind} {error.stripe}"
+        kind = f"{DamagedStripe.__name__} {error.stripe}"
+    else:
+        kind = next(one.__name__ for one in type(error).__mro__ if one in ERRORS.values())
     return flight.FlightServerError(str(error), extra_info=kind.encode())
 
 
