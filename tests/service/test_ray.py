@@ -100,5 +100,7 @@ def test_a_worker_of_another_machine_listens_there_with_token_and_tls_alone(tmp_
     ):
         with pytest.raises(CapabilityError, match="both a token"):
             host_of("10.0.0.7", "10.0.0.8", lacking)
-    options = WorkerOptions(credentials=credentials, disk=tmp_path, buffer_bytes=5)
+    options = WorkerOptions(
+        credentials=credentials, disk=tmp_path, buffer_bytes=5, shared_bytes=0, join="h:1"
+    )
     assert options_of(options_text(options)) == options

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from service_jobs import stack_of
+from service_jobs import stack_of, until
 
+from recd_dsi.service.calls import NO_CREDENTIALS
+from recd_dsi.service.cli import _started
+from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.page import metrics
 from recd_dsi.service.reader import end_workers
@@ -78,3 +82,22 @@ def test_batches_stay_while_workers_come_and_go(tables: Path) -> None:
     for left, right in zip(theirs, ours, strict=True):
         assert_same_batch(left, right)
     end_workers()
+
+
+@pytest.mark.ranks
+def test_workers_that_a_coordinator_starts_listen_where_it_does(
+    tables: Path, tmp_path: Path
+) -> None:
+    registry = tmp_path / "registry.yaml"
+    dataset = {"use": "parquet"} | {name: str(tables / name) for name in ("train", "test")}
+    values = {"plugins": ["recd_dsi"], "folder": str(tmp_path / "made"), "dataset": dataset}
+    registry.write_text(json.dumps(values))
+    server = Coordinator("127.0.0.2")
+    backend = _started(registry, (), "local", 1, server, NO_CREDENTIALS)
+    try:
+        until(lambda: len(server.members) == 1)
+        (worker,) = server.members.there()
+        assert worker["address"].startswith("127.0.0.2:")
+    finally:
+        backend.close()
+        server.shutdown()

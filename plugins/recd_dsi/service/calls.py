@@ -33,6 +33,7 @@ __all__ = [
     "answered",
     "credentials_of",
     "flight_error",
+    "is_loopback",
     "json_result",
     "listening",
     "reason",
@@ -70,7 +71,7 @@ class Credentials:
 
     def check(self, host: str) -> None:
         """`CapabilityError` where a process may not listen at, or call, this host."""
-        if _is_loopback(host) or (self.token and self.certificate):
+        if is_loopback(host) or (self.token and self.certificate):
             return
         raise CapabilityError(
             f"{host} is not this machine alone, and there the service needs both a token "
@@ -112,7 +113,7 @@ def _pem(path: Path, what: str) -> bytes:
     return found
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this machine hears what is sent to it."""
     if host == "localhost":
         return True

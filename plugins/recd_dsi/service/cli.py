@@ -249,7 +249,8 @@ def _started(
     server: Coordinator,
     credentials: Credentials,
 ) -> Backend:
-    """Workers of a registry that join the coordinator of this process."""
+    """Workers of a registry that join the coordinator of this process, and listen on its host."""
+    from recd_dsi.service.addresses import host_and_port
     from recd_dsi.service.local_backend import LocalBackend
     from recd_dsi.service.ray_backend import RayBackend
     from recd_dsi.service.worker import WorkerOptions
@@ -257,7 +258,8 @@ def _started(
 
     with redirect_stdout(sys.stderr):  # what plugins print is no part of what the command says
         delivery = load(registry, overrides).delivery()
-    options = WorkerOptions(join=server.address, credentials=credentials)
+    host, _ = host_and_port(server.address)  # where ranks call it, they can call its workers
+    options = WorkerOptions(host=host, join=server.address, credentials=credentials)
     given = (delivery, options, workers, server.has_started)
     found = RayBackend(*given, address="auto") if backend == "ray" else LocalBackend(*given)
     found.wait()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_dsi.service.addresses import host_and_port
-from recd_dsi.service.calls import HOST, Credentials
+from recd_dsi.service.calls import HOST, Credentials, is_loopback
 from recd_dsi.service.coordinator import join
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
 from recd_plugins.api import CapabilityError, RecdError, so_many
@@ -55,7 +55,9 @@ class RayBackend:
         """`address` is that of a running Ray; without one, this process starts a Ray."""
         self._ray = joined(address)
         self._changed = changed
-        here = self._ray.util.get_node_ip_address()
+        # Beyond loopback, ranks of any machine call those of this node, too.
+        alone = is_loopback(options.host)
+        here = self._ray.util.get_node_ip_address() if alone else ""
         kind = self._ray.remote(max_restarts=-1, num_cpus=1, scheduling_strategy="SPREAD")(
             WorkerActor
         )
@@ -209,6 +211,7 @@ def options_text(options: WorkerOptions) -> str:
             "buffer_bytes": options.buffer_bytes,
             "disk": None if options.disk is None else str(options.disk.resolve()),
             "disk_bytes": options.disk_bytes,
+            "shared_bytes": options.shared_bytes,
             "join": options.join,
             "token": credentials.token,
             "certificate": None
@@ -230,6 +233,7 @@ def options_of(text: str) -> WorkerOptions:
         buffer_bytes=found["buffer_bytes"],
         disk=paths["disk"],
         disk_bytes=found["disk_bytes"],
+        shared_bytes=found["shared_bytes"],
         join=found["join"],
         credentials=Credentials(
             token=found["token"], certificate=paths["certificate"], key=paths["key"]
