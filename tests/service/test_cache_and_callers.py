@@ -433,8 +433,8 @@ def test_a_worker_at_the_address_of_one_that_is_gone_is_asked(tables: Path) -> N
         taking.start()
         until(lambda: len(asked) == LANES)
         proxy.cut(0.0)
-        for there in ({}, {0: proxy.address}):
-            fleet.now(there)
+        fleet.now({})
+        fleet.now({0: proxy.address})
         answers.set()
         taking.join(240.0)
         proxy.close()

@@ -83,7 +83,7 @@ def test_a_rank_reads_itself_and_says_so_or_fails_where_nobody_answers(tables, u
         assert loader.read_here == len(loader)
 
 
-def test_a_worker_of_another_registry_is_refused_by_digest(tables):
+def test_a_worker_of_another_registry_is_refused_by_digest_and_its_own_is_not(tables):
     other = stack_of(tables, SERVICE, "ikjt", seed=4).loader(0, 1)
     loader = stack_of(tables, SERVICE, "ikjt").loader(0, 1)
     fleet = fleet_of(other)
@@ -92,6 +92,7 @@ def test_a_worker_of_another_registry_is_refused_by_digest(tables):
     assert theirs != ours
     with pytest.raises(RegistryError, match=rf"registry {theirs} .* asked for registry {ours}"):
         list(loader)
+    assert len(list(other)) == len(other)  # whom the same workers go on to serve
 
 
 def test_a_slow_trainer_is_not_run_ahead_of(tables):

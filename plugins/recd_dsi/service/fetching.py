@@ -92,6 +92,8 @@ class Fetching:
         """By position, who was asked for it, and when."""
         self._errors: dict[int, dict[str, RecdError]] = {}
         """By position, what workers answered on purpose."""
+        self._refused: dict[Remote, Refused] = {}
+        """Workers that make other batches: none is asked again in this epoch."""
         self._lanes: dict[Remote, int] = {}
         self._apart: set[str] = set()
         """Workers with whom this process shares no memory."""
@@ -135,6 +137,11 @@ class Fetching:
         self.stalled += time.monotonic() - began
         return batch
 
+    def is_answered(self) -> bool:
+        """Whether a worker that has not refused answers by now."""
+        there = [one for one in self._fleet.remotes() if one not in self._refused]
+        return any(remote.up and remote.answers() for remote in there)
+
     def close(self) -> None:
         """Ask for nothing any more."""
         with self._lock:
@@ -144,9 +151,9 @@ class Fetching:
 
     def _raise_what_is_wrong(self, position: int, began: float) -> None:
         remotes = self._fleet.remotes()
-        refusals = [remote.refusal for remote in remotes if remote.refusal is not None]
-        if remotes and len(refusals) == len(remotes):
-            raise refusals[0]
+        if remotes and self._refused.keys() >= {*remotes}:
+            raise self._refused[remotes[0]]
+        remotes = [remote for remote in remotes if remote not in self._refused]
         answers = self._errors.get(position, {})
         up = [remote.address for remote in remotes if remote.up]
         if answers and (len(answers) >= TRIES or not set(up) - answers.keys()):
@@ -176,7 +183,7 @@ class Fetching:
 
     def _open_lanes(self, there: Sequence[Remote]) -> None:
         for remote in there:
-            while remote.refusal is None and self._lanes.get(remote, 0) < LANES:
+            while remote not in self._refused and self._lanes.get(remote, 0) < LANES:
                 self._lanes[remote] = self._lanes.get(remote, 0) + 1
                 threading.Thread(
                     target=self._lane, args=(remote,), daemon=True, name="recd-lane"
@@ -259,7 +266,8 @@ class Fetching:
         with self._lock:
             while True:
                 gone = all(other is not remote for other in self._fleet.remotes())
-                if self._closed or gone or self._next >= self._length or remote.refusal:
+                over = self._closed or self._next >= self._length
+                if over or gone or remote in self._refused:
                     if remote in self._lanes:
                         self._lanes[remote] -= 1
                     return None
@@ -277,7 +285,7 @@ class Fetching:
             refused = self._errors.get(position, {})
             if remote.address in refused:
                 continue
-            if refused or self._fleet.of_turn(self._turns.turn(position)) is remote:
+            if refused or self._of_turn(self._turns.turn(position)) is remote:
                 return range(position, position + 1)
         asked = self._asked.get(self._next, {})
         if len(asked) == 1 and remote not in asked:
@@ -294,10 +302,13 @@ class Fetching:
             last = min(first + most, stop, limit)
             # Rather few long runs than many short ones.
             enough = last - first == most or last == stop or first == self._next
-            if first < last and enough and self._fleet.of_turn(turn) is remote:
+            if first < last and enough and self._of_turn(turn) is remote:
                 self._begun[turn] = last
                 return range(first, last)
         return None
+
+    def _of_turn(self, turn: int) -> Remote | None:
+        return self._fleet.of_turn(turn, self._refused)
 
     @property
     def _mean(self) -> int:
@@ -328,7 +339,7 @@ class Fetching:
         ahead = [(min(asked, default=run.start), stop)]
         workers = max(1, len(self._fleet.remotes()))
         later = range(turn + 1, min(turn + 1 + 4 * workers, len(self._ranges)))
-        ahead += [self._ranges[one] for one in later if self._fleet.of_turn(one) is remote]
+        ahead += [self._ranges[one] for one in later if self._of_turn(one) is remote]
         return Request(
             job=self._job,
             consumer=self._consumer,
@@ -366,7 +377,7 @@ class Fetching:
         """The first of a run was not answered, or with an error, and the others not at all."""
         with self._lock:
             if isinstance(error, Refused):
-                remote.refusal = error
+                self._refused[remote] = error
             elif error is not None:
                 self._errors.setdefault(run.start, {})[remote.address] = error
             self._not_asked(run, remote)

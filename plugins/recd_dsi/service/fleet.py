@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -61,15 +61,13 @@ class Remote:
         self.caller = Caller(address, credentials)
         self.failures = 0
         self.down_until = 0.0
-        self.refusal: Exception | None = None
-        """Why it is not asked again: it makes other batches."""
         self.trouble = ""
         """Why its latest call failed."""
 
     @property
     def up(self) -> bool:
         """Whether it may be asked."""
-        return self.refusal is None and time.monotonic() >= self.down_until
+        return time.monotonic() >= self.down_until
 
     def failed(self, why: str = "") -> None:
         """It did not answer: leave it alone for a while."""
@@ -138,10 +136,10 @@ class Fleet:
         with self._lock:
             return [self._remotes[seat] for seat in sorted(self._remotes)]
 
-    def of_turn(self, turn: int) -> Remote | None:
+    def of_turn(self, turn: int, refused: Collection[Remote] = ()) -> Remote | None:
         """The worker whose turn it is: round robin over seats, or over those that are up, where one
-        is not."""
-        remotes = self.remotes()
+        is not; never one that has refused."""
+        remotes = [remote for remote in self.remotes() if remote not in refused]
         # In the order of their seats, so that all clients have a turn made by the same worker.
         first = next((one for one in remotes if one.seat % self._seats == turn % self._seats), None)
         if first is not None and first.up:

@@ -139,7 +139,7 @@ class ServiceLoader:
                     yield batch
                     if self._epoch != epoch:
                         return
-                    if any(remote.up and remote.answers() for remote in self.fleet().remotes()):
+                    if self.fetching is not None and self.fetching.is_answered():
                         break
             except DamagedStripe as error:
                 self._without(error)
