@@ -6,12 +6,17 @@ import shutil
 import warnings
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from service_jobs import stack_of
+from service_jobs import stack_of, until
 
+from recd_dsi.service.calls import NO_CREDENTIALS
+from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.worker import Worker, WorkerOptions
+from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.resume import assert_same_batch
@@ -89,6 +94,32 @@ def test_a_resumed_run_leaves_out_the_same_though_the_file_is_whole_again(
         for batch, same in zip(rest, resumed, strict=False):
             assert_same_batch(batch, same)
         assert resumed.state_dict()["left_out"] == [DAMAGED]
+
+
+def test_a_stripe_is_not_left_out_on_the_word_of_one_worker_while_another_is_away(
+    tables: Path, damaged: Path
+) -> None:
+    (file,) = (damaged / "train").glob("*.parquet")
+    stack = stack_of(damaged, {**SERVICE, "damaged": "skip"})
+    loader, fleet = stack.loader(0, 1), Fleet(NO_CREDENTIALS, 2)
+    loader.fleet = lambda: fleet
+    workers = [Worker(stack.delivery(), WorkerOptions())]
+    fleet.now({0: workers[0].address})
+    found: list[Batch] = []
+    taking = Thread(target=lambda: found.extend(loader), daemon=True)
+    taking.start()
+    until(lambda: loader.fetching is not None and loader.fetching._next in loader.fetching._errors)
+    whole = shutil.copy(tables / "train" / file.name, file.with_suffix(".whole"))
+    whole.replace(file)
+    workers.append(Worker(stack.delivery(), WorkerOptions()))
+    fleet.now({seat: worker.address for seat, worker in enumerate(workers)})
+    taking.join(240.0)
+    fleet.close()
+    for worker in workers:
+        worker.stop()
+    for theirs, ours in zip(stack_of(tables, {"use": "local"}).loader(0, 1), found, strict=True):
+        assert_same_batch(theirs, ours)
+    assert "left_out" not in loader.state_dict()
 
 
 def test_an_epoch_ends_with_one_message_where_damage_is_an_error(damaged: Path) -> None:

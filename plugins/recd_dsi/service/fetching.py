@@ -32,7 +32,8 @@ TICK = 0.1
 MOST_AHEAD = 512
 """Batches asked for ahead at most, however small."""
 TRIES = 2
-"""Workers that must say that a batch cannot be made, before it is believed."""
+"""Workers that must say that a batch cannot be made, before it is believed; a second one that is
+away is waited for with patience."""
 
 
 class NobodyAnswers(Exception):
@@ -153,16 +154,19 @@ class Fetching:
         remotes = self._fleet.remotes()
         if remotes and self._refused.keys() >= {*remotes}:
             raise self._refused[remotes[0]]
-        remotes = [remote for remote in remotes if remote not in self._refused]
         answers = self._errors.get(position, {})
-        up = [remote.address for remote in remotes if remote.up]
-        if answers and (len(answers) >= TRIES or not set(up) - answers.keys()):
+        if len(answers) >= min(TRIES, self._fleet.seats):
             raise next(iter(answers.values()))
+        others = [
+            remote
+            for remote in remotes
+            if remote not in self._refused and remote.address not in answers
+        ]
         # One that hangs is up again after each pause, but has not answered since it failed.
-        if any(remote.up and not remote.failures for remote in remotes):
+        if any(remote.up and not remote.failures for remote in others):
             self._alone_since = time.monotonic()
         elif time.monotonic() - max(began, self._alone_since) > self._options.patience:
-            raise NobodyAnswers
+            raise next(iter(answers.values()), NobodyAnswers())
 
     def _watch(self) -> None:
         """Open lanes to workers that came, and find out who hangs or is gone."""

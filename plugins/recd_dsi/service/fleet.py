@@ -100,7 +100,7 @@ class Fleet:
 
     def __init__(self, credentials: Credentials, seats: int) -> None:
         """`seats`: how many workers there are when all are there."""
-        self._credentials, self._seats = credentials, seats
+        self._credentials, self.seats = credentials, seats
         self.scaler: Scaler | None = None
         """Who says how many that is, if anybody does."""
         self.closed = False
@@ -141,7 +141,7 @@ class Fleet:
         is not; never one that has refused."""
         remotes = [remote for remote in self.remotes() if remote not in refused]
         # In the order of their seats, so that all clients have a turn made by the same worker.
-        first = next((one for one in remotes if one.seat % self._seats == turn % self._seats), None)
+        first = next((one for one in remotes if one.seat % self.seats == turn % self.seats), None)
         if first is not None and first.up:
             return first
         up = [remote for remote in remotes if remote.up]
@@ -159,7 +159,7 @@ class Fleet:
 
     def resize(self, workers: int) -> None:
         """Have so many workers from now on, of those that this process starts."""
-        self._seats = workers
+        self.seats = workers
         if self.backend is not None:
             self.backend.resize(workers)
 
