@@ -5,7 +5,8 @@ faster half takes more, and the five that are fastest then take ten rounds. A re
 out early was measured as slower than half of the others; the stages choose, and no figure is of
 their rounds but how much faster than TorchRec's own plan what is advised is. Ranks assemble a side
 once and hold it for as long as it is in the search. Regret is by rounds of the best and of what is
-advised alone, assembled anew (`judged`): those that chose the best are best by luck too.
+advised alone, which are assembled anew four times (`judged`): those that chose the best are best by
+luck too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.advise.held_sides import assemble_sides, drop_sides, time_sides
 from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.flexshard.steps import topology as measured_topology
-from benchmarks.harness import Figure
+from benchmarks.harness import Figure, spread
 from recd_plugins.advise.advice import advise
 from recd_plugins.advise.walk import AdviceGoal
 from recd_plugins.errors import CapabilityError
@@ -40,6 +41,8 @@ __all__ = ["SETTINGS", "Setting", "Stage", "begun", "regrets", "search", "search
 
 EACH, MEDIAN = 0.07, 0.03
 FINALISTS = 5
+ASSEMBLED = 2
+"""How often the best and what is advised are assembled in each order, where they are judged."""
 N_NODES, RANKS_PER_NODE = 2, 2
 BUDGET_GB = 0.02
 ADVISED = "what is advised"
@@ -231,19 +234,20 @@ def judged(
     best: str,
     anew: Callable[[Sequence[str]], None],
     timed: Callable[[Sequence[str]], Sequence[Sequence[float]]],
-) -> float:
-    """How many times as fast as what is advised the best is: of sides that are assembled `anew`, in
-    either order, and rounds of their own.
+) -> list[float]:
+    """How many times as fast as what is advised the best is, each time that the two are assembled
+    `anew`, in either order, by rounds of their own.
 
-    The rounds that chose it of several are best by their luck too, and of two sides of one
-    registry, assembled once, one may be the faster for as long as they stand.
+    The rounds that chose it of several are best by their luck too. And of two sides of one registry
+    one may be the faster for as long as they stand, so that one assembly tells little,
+    however many rounds they have.
     """
     ratios = []
-    for order in ((ADVISED, best), (best, ADVISED)):
+    for order in ((ADVISED, best), (best, ADVISED)) * ASSEMBLED:
         anew(order)
         own, other = timed((ADVISED, best))
         ratios.append(statistics.median(a / b for a, b in zip(own, other, strict=True)))
-    return statistics.geometric_mean(ratios)
+    return ratios
 
 
 def regrets(
@@ -362,15 +366,17 @@ class _Search:
         ahead, last = again.get(best, 1.0), self._stages[-1]
         if "judged" not in self._done:
             timed = partial(self._in_turns, stage=last)
-            self._done["judged"] = judged(best, self._anew, timed) if ahead > 1 else 1.0
+            self._done["judged"] = judged(best, self._anew, timed) if ahead > 1 else [1.0]
             self._save()
-        ratio: float = self._done["judged"]
+        ratios: list[float] = self._done["judged"]
+        ratio = statistics.geometric_mean(ratios)
         how = "what was advised"
         if ahead > 1:
             how = (
                 f"{best}, {ahead:.3f} times as fast as what was advised in the last of these, and "
             )
-            how += f"{ratio:.3f} times in twice {last.rounds} rounds of the two, assembled anew"
+            how += f"{ratio:.3f} times in {last.rounds} rounds of the two alone each time that they "
+            how += f"were assembled anew: {', '.join(f'{one:.3f}' for one in ratios)}"
         base_ratio = stages[0].get("in time, own", 1.0)
         return Figure(
             name=f"regret: {self._setting.name}",
@@ -378,6 +384,7 @@ class _Search:
             unit="share",
             target=EACH,
             at_most=True,
+            spread=spread(ratios),
             note=f"advised: {', '.join(self._done['advised']) or 'nothing'}; "
             f"{1 / base_ratio:.2f}x as fast as TorchRec's own plan; "
             f"{', '.join(f'{len(found)} registries' for found in stages)} took "

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.advise.regret import (
     ADVISED,
+    ASSEMBLED,
     AT_ONCE,
     FINALISTS,
     SETTINGS,
@@ -74,7 +75,7 @@ def test_the_finalists_have_the_fastest_and_slow_ones_take_few_rounds() -> None:
 
 
 def test_the_best_is_judged_by_rounds_that_did_not_choose_it() -> None:
-    """One of each pair that is assembled is slower by its place, in either order once."""
+    """One of each pair that is assembled is slower by its place, in either order."""
     placed: list[str] = []
     orders: list[tuple[str, ...]] = []
 
@@ -86,8 +87,9 @@ def test_the_best_is_judged_by_rounds_that_did_not_choose_it() -> None:
         own = {ADVISED: 1.1, "r1": 1.0}
         return [[own[name] * (1.2 if placed[0] == name else 1.0)] * 3 for name in names]
 
-    assert judged("r1", anew, timed) == pytest.approx(1.1)
-    assert orders == [(ADVISED, "r1"), ("r1", ADVISED)]
+    ratios = judged("r1", anew, timed)
+    assert orders == [(ADVISED, "r1"), ("r1", ADVISED)] * ASSEMBLED
+    assert ratios == pytest.approx([1.1 * 1.2, 1.1 / 1.2] * ASSEMBLED)
 
 
 def test_a_search_goes_on_where_another_was_left() -> None:
