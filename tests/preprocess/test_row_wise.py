@@ -556,6 +556,24 @@ def test_a_forward_of_ones_own_is_not_passed_by():
     assert to_lists(features.whole) != to_lists(SigridHash(31)(FEATURES))
 
 
+class Doubled(CountAmongOthers):
+    """Has a call of its own around that which adds a feature."""
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        counted = super().__call__(features)
+        return with_ids(counted, 2 * counted.values())
+
+
+def test_a_call_of_ones_own_is_not_passed_by_where_a_feature_is_added():
+    expected = {**to_lists(FEATURES), "b": [[8]] * 3, "count": [[2]] * 3}
+    for features in (FEATURES, InverseKeyedJaggedTensor.from_kjt(FEATURES, [["a", "b"]])):
+        at_once = TransformedFeatures(features)
+        at_once.apply(RowWise(Doubled(), lambda keys: [*keys, "count"]), ["b"])
+        found = at_once.whole
+        kjt = found if isinstance(found, KeyedJaggedTensor) else found.to_kjt()
+        assert to_lists(kjt) == expected
+
+
 def renamed(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return from_lists({key + "!": rows for key, rows in to_lists(features).items()})
 

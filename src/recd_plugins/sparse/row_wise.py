@@ -50,8 +50,10 @@ class RowWise:
       names those that it takes; others may lie between them.
     - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and does to each row the same,
       whichever key it is of. It gives ids, lengths and weights or none, `lengths` itself where rows
-      keep their lengths. Where f takes all features, no KJT is made for it, unless a class below
-      the one that has the method has a `forward` of its own.
+      keep their lengths. Where f takes all features, no KJT is made for it.
+
+    A class below the one that has `made` or `of_rows` may have a `forward` of its own: then f is
+    that, and the method is not asked.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class RowWise:
         self._weighs = weighs
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
-        self.adds: str | None = getattr(transform, "adds", None)
+        adds: str | None = getattr(transform, "adds", None)
+        self.adds = None if _is_passed_by(transform, "made") else adds
         """The feature that it adds to those that it takes, if it is such a one."""
-        self.of_rows = _of_rows(transform)
+        of_rows: Callable[..., Any] | None = getattr(transform, "of_rows", None)
+        self.of_rows = None if _is_passed_by(transform, "of_rows") else of_rows
         """What it does to rows, if it is such a one that can do without a KJT."""
         self._changes_keys: bool = bool(
-            makes is not None or self.adds or getattr(transform, "changes_keys", False)
+            makes is not None or adds or getattr(transform, "changes_keys", False)
         )
 
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
@@ -416,18 +420,17 @@ def _joined(parts: Sequence[_Part], stride: int) -> KeyedJaggedTensor:
     )
 
 
-def _of_rows(transform: KjtTransform) -> Callable[..., Any] | None:
-    """Its method, unless a class that inherits it says in a `forward` of its own what becomes of a
-    KJT: that is what its author trained with."""
-    found: Callable[..., Any] | None = getattr(transform, "of_rows", None)
-    if found is None or "of_rows" in vars(transform):
-        return found
+def _is_passed_by(transform: KjtTransform, method: str) -> bool:
+    """Whether a class that inherits a method says in a `forward` of its own what becomes of a KJT:
+    that is what its author trained with."""
+    if not hasattr(transform, method) or method in getattr(transform, "__dict__", {}):
+        return False
     for kind in type(transform).__mro__:
-        if "of_rows" in vars(kind):
+        if method in vars(kind):
             break
         if {"forward", "__call__"} & vars(kind).keys():
-            return None
-    return found
+            return True
+    return False
 
 
 def _name_of(transform: KjtTransform) -> str:
