@@ -301,6 +301,47 @@ def test_what_would_be_otherwise_on_unique_samples_runs_on_all_while_it_trains(
     torch.testing.assert_close(pooled + 0, plain(*Samples().expanded()), rtol=1e-9, atol=1e-9)
 
 
+class Halved(Attention):
+    """Has a `forward` of its own, and inherits the `pool_unique` of another."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        return super().forward(values / 2, lengths, query)
+
+
+class DroppingUnique(Dropping):
+    """Draws once for each unique sample, where it is asked for these."""
+
+    def pool_unique(self, values: Tensor, lengths: Tensor, query: Tensor, lookup: Tensor) -> Tensor:
+        return Silent.forward(self, self.drop(values), lengths)[lookup] * query
+
+
+@pytest.mark.parametrize(
+    ("make", "explained"),
+    [
+        (lambda: Halved(D, AttentionConfig()), "Halved runs on unique samples if it has no query;"),
+        (lambda: DroppingUnique(by_module=True), "DroppingUnique runs on all samples where it tr"),
+    ],
+)
+def test_what_pool_unique_would_make_otherwise_is_made_of_all(
+    make: Callable[[], nn.Module], explained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option, value in WAYS["matrices of samples"].items():
+        monkeypatch.setattr(attention, option, value)
+    plain, pooling = make().double(), DedupPooling(make().double())
+    pooling.load_state_dict(plain.state_dict())
+    assert explain_pooling(pooling).startswith(explained)
+    samples = Samples()
+    torch.manual_seed(3)
+    wanted = plain(*samples.expanded(), samples.query)
+    torch.manual_seed(3)
+    pooled = pooling(*samples.deduplicated(), samples.query)
+    torch.testing.assert_close(pooled, wanted, rtol=1e-9, atol=1e-9)
+    for one, other in zip(
+        gradients(pooling, pooled, samples), gradients(plain, wanted, samples), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_samples_share_what_is_drawn_where_a_pooling_says_so() -> None:
     pooling = DedupPooling(Dropping(by_module=True).double())
     pooling.draws_once = True

@@ -22,7 +22,10 @@ LOG = logging.getLogger(__name__)
 
 @runtime_checkable
 class PoolsUnique(Protocol):
-    """A pooling that reads unique histories, though each sample has a query of its own."""
+    """A pooling that reads unique histories, though each sample has a query of its own.
+
+    A class that inherits it and has another `forward` is pooled by that, unless it has both.
+    """
 
     def pool_unique(
         self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
@@ -44,7 +47,8 @@ class DedupPooling(nn.Module):
     - Where it normalises over the samples of a batch, or draws at random while it trains, it runs
       on the expansion: on unique samples it would come to something else. What it draws may be
       shared where it says so (`draws_once = True`).
-    - On a query for each sample it runs `pool_unique`, if the pooling has it (`PoolsUnique`).
+    - On a query for each sample it runs `pool_unique`, if the pooling has it beside its `forward`
+      (`PoolsUnique`).
     - Else it runs on the expansion, and says so once in the log; `explain_pooling` knows before.
 
     `DedupPooling(pooling)` is `pooling` itself, its class replaced by a subclass of both, as
@@ -88,17 +92,20 @@ class DedupPooling(nn.Module):
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
             return pool(values.unique, lengths.unique, query)
-        # A protocol's own isinstance takes as long as a small pooling's operations.
-        pool_unique: Callable[..., Tensor] | None = getattr(self, "pool_unique", None)
-        if pool_unique is not None:
-            return pool_unique(values.unique, lengths.unique, query, lookup)
-        _warn_once(self, PER_SAMPLE)
-        return pool(values, lengths, query)
+        pool_unique = _pool_unique(self)
+        if pool_unique is None:
+            _warn_once(self, PER_SAMPLE)
+            return pool(values, lengths, query)
+        shared = values.unique, lengths.unique, query, lookup
+        if why := _why_of_all(self, pool_unique, *shared):
+            _warn_once(self, why)
+            return pool(values, lengths, query)
+        return pool_unique(*shared)
 
 
 PER_SAMPLE = (
-    "each sample has a query of its own, and it has no pool_unique; if it ignores the query, let "
-    "it say so by needs_query = False"
+    "each sample has a query of its own, and it has no pool_unique, or inherits that of another "
+    "forward; if it ignores the query, let it say so by needs_query = False"
 )
 
 NORMALISES = "it normalises over the samples of a batch, and unique ones have other means"
@@ -117,7 +124,7 @@ def explain_pooling(pooling: nn.Module) -> str:
         return f"{name} runs on all samples where it trains: {why}"
     if not _needs_query(pooling):
         return f"{name} runs on unique samples"
-    if isinstance(pooling, PoolsUnique):
+    if _pool_unique(pooling) is not None:
         return f"{name} reads unique samples, and weighs them for each sample's query"
     return f"{name} runs on unique samples if it has no query; else on all: {PER_SAMPLE}"
 
@@ -149,6 +156,20 @@ def _remade(cls: type[nn.Module]) -> DedupPooling:
 def _needs_query(pooling: nn.Module) -> bool:
     """Whether its result depends on a query; who does not say may."""
     return bool(getattr(pooling, "needs_query", True))
+
+
+def _pool_unique(pooling: nn.Module) -> Callable[..., Tensor] | None:
+    """Its method, unless a class that inherits it has a `forward` of its own: that is what its
+    author trained with."""
+    found: Callable[..., Tensor] | None = getattr(pooling, "pool_unique", None)
+    if found is None or "pool_unique" in vars(pooling):
+        return found
+    for kind in type(pooling).__mro__:
+        if "pool_unique" in vars(kind):
+            break
+        if kind is not DedupPooling and "forward" in vars(kind):
+            return None
+    return found
 
 
 def _draws_once(pooling: nn.Module) -> bool:
