@@ -64,7 +64,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "lacking": ({"dedup": None}, "a batch without feature b, which the schema has. Give each"),
     "floats": ({"features": kjt(values=torch.ones(3))}, "ids of torch.float32, where"),
     "lengths": ({"features": kjt(lengths=torch.tensor([2, 2, 0, 0]))}, "add up to 4 for 3 ids."),
-    "lengths, floats": ({"features": kjt(lengths=torch.ones(4))}, "lengths of torch.float32, wh"),
     "weights of ids": ({"features": kjt(weights=torch.ones(4))}, "4 weights of 3 ids. Give each"),
     "negative": ({"features": kjt(lengths=torch.tensor([4, -1, 0, 0]))}, "a row of -1 ids."),
     "large": ({"features": kjt(values=torch.tensor([8, 0, 9]))}, "id 9 of feature 'a', outside [0"),

@@ -42,12 +42,10 @@ class IdBounds:
         until it is there.
         """
         values, lengths = features.values(), features.lengths()
-        for what, numbers in (("ids", values), ("lengths", lengths)):
-            if numbers.is_floating_point() or numbers.is_complex():
-                raise PluginError(
-                    f"{whose} {what} of {numbers.dtype}, where they must be integers: int64 or "
-                    "int32."
-                )
+        if values.is_floating_point() or values.is_complex():
+            raise PluginError(
+                f"{whose} ids of {values.dtype}, where they must be integers: int64 or int32."
+            )
         weights = features.weights_or_none()
         if weights is not None and len(weights) != len(values):
             raise PluginError(
