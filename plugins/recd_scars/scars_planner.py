@@ -326,8 +326,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def profiled(self) -> Profile:
         """The profile; one in which nothing is looked up, where re-tiering is to learn it."""
-        counts = self.num_profile_batches != 0 or self.profile_path is not None
-        if counts or self._policy is not None:
+        given = self.profile_path is not None or self.context.profile is not None
+        if given or self.num_profile_batches != 0 or self._policy is not None:
             return super().profiled()
         ids = np.empty(0, np.int64)
         found = self.found.items()
@@ -336,18 +336,26 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         )
 
     def hotter(self, batches: Iterable[Batch]) -> TierPlan:
-        """The first time, with as many rows as these batches ask for, where none were counted."""
-        assert self.profile is not None  # `retier` asked for a plan
-        if self._policy or any(rows.lookups for rows in self.profile.rows.values()):
+        """The first time, with as many rows as these batches ask for, where none were counted: of
+        the tables that were sharded for it."""
+        if self._policy is not None or self._has_counted:
             return super().hotter(batches)
+        assert self.tier_plan is not None  # `retier` asked for a plan
         assert self._on is not None
         assert self._memory is not None
-        counted = {name: table.counted for name, table in self.found.items()}
+        found = {name: self.found[name] for name in self.tier_plan.tables}
+        counted = {name: table.counted for name, table in found.items()}
         self.profile = profile_batches(batches, counted, features=self.context.features)
-        tables = {name: t.with_rows(self.profile[name]) for name, t in self.found.items()}
+        tables = {name: table.with_rows(self.profile[name]) for name, table in found.items()}
         chosen = self._sized(tables, self._on, self._memory)
         self.report, self.explanation = chosen.report, chosen.reason
         return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
+
+    @property
+    def _has_counted(self) -> bool:
+        """Whether any lookup is in the profile of the last plan."""
+        assert self.profile is not None  # without one a plan is saved, and so a policy's
+        return any(rows.lookups for rows in self.profile.rows.values())
 
     def _planned(
         self,

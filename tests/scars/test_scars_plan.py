@@ -439,6 +439,28 @@ def test_what_is_hot_can_be_left_to_training() -> None:
     assert "nothing is cached before train.retier_every" in made.explain()
 
 
+def test_what_was_left_to_torchrec_stays_there_once_it_is_known_what_is_hot() -> None:
+    """Of a collection that has no row on some rank no table was made ready for replicas."""
+    made = planner(None, size="hit_rate", hit_rate=0.5, profile_batches=0)
+    made.context = context()
+    made.propose(Probe(), Topology(), 15)  # three of history's 40 rows each, and the last has none
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"item", "shop"}
+    moved = made.hotter(skewed())
+    assert set(moved.tables) == {"item", "shop"}
+    assert sum(len(table.replicated) for table in moved.tables.values())
+
+
+def test_a_trainers_profile_counts_where_nothing_else_is_to_be_counted() -> None:
+    known = planner(size="hit_rate", hit_rate=0.5)
+    known.propose(Probe(), Topology(), 4)
+    made = planner(None, size="hit_rate", hit_rate=0.5, profile_batches=0)
+    made.context = dataclasses.replace(context(None), profile=known.profile)
+    made.propose(Probe(), Topology(), 4)
+    assert made.tier_plan is not None
+    assert made.tier_plan == known.tier_plan
+
+
 def test_hot_batches_can_be_had_or_not() -> None:
     loader = cast("Loader", Epoch())
     assert isinstance(planner(), OrdersBatches)

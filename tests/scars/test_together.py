@@ -164,6 +164,11 @@ def proposed(values: dict[str, Any]) -> Any:
     return stack.planned_for(stack.model(), 2)
 
 
+def saved_in(path: Path) -> dict[str, Any]:
+    """The slot by which a saved plan is taken as it is."""
+    return {"use": "flexshard", "plan": str(path), "others": FLEXSHARD["others"]}
+
+
 def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
     values = registry(tmp_path)
     load(values).prepare()
@@ -178,8 +183,7 @@ def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
         ("mapped", (), ("t_items", "left_out")),
     ):
         dataclasses.replace(alone.tier_plan, mapped=saved).save(path)
-        by_file = {"use": "flexshard", "plan": str(path), "others": FLEXSHARD["others"]}
-        again = proposed({**values, "sharding": by_file, "cache": {**SCARS, "home": home}})
+        again = proposed({**values, "sharding": saved_in(path), "cache": {**SCARS, "home": home}})
         assert again.mapped == mapped
         assert again.tier_plan.version == alone.tier_plan.version
         assert not any("home" in str(change) for change in _changed(again, path).values())
@@ -196,6 +200,21 @@ def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
     says = [str(one.message) for one in told]
     assert any("sharding: flexshard is not used: no table of sequences" in one for one in says)
     assert any("cache: hot_batches is not used: no row has a copy on every" in one for one in says)
+
+
+def test_the_replicas_of_a_saved_plan_move_too(tmp_path: Path) -> None:
+    values, path = registry(tmp_path), tmp_path / "plan.arrow"
+    load(values).prepare()
+    alone = {name: part for name, part in values.items() if name != "cache"}
+    saved = proposed(alone).tier_plan
+    saved.save(path)
+    together = proposed({**values, "sharding": saved_in(path)})
+    moved = together.hotter(islice(load(alone).loader(0, 1), STEPS))
+    assert len(saved.tables["t_items"].replicated)
+    for name, before in saved.tables.items():
+        after = moved.tables[name]
+        assert len(after.replicated) == len(before.replicated)
+        assert set(after.replicated) != set(before.replicated)
 
 
 @pytest.mark.parametrize(
