@@ -80,6 +80,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self, config: ScarsConfig, context: Context, policy: TierPlanner | None = None
     ) -> None:
         """A `policy` says which tables have how many replicas of which rows, in place of SCARS."""
+        self._policy = policy
         if policy is None:
             super().__init__(
                 context, profile=config.profile, profile_batches=config.profile_batches
@@ -92,7 +93,6 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 plan=policy.plan_path,
                 others=policy.others,
             )
-        self._policy = policy
         self._config = config
         self._every: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
@@ -107,6 +107,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """What each `order` yielded since the last plan."""
         self.served: Served | None = None
         """The way in which the last plan's tables are served from host memory, on rank 0."""
+
+    @property
+    def options_in(self) -> str:
+        return self.slot if self._policy is None else self._policy.options_in
 
     def take(self, context: Context) -> None:
         super().take(context)
@@ -528,5 +532,11 @@ def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
             "cache.size: is plan, so that the cache is what the sharding slot's planner plans, but "
             f"that ({type(others).__name__}) gives no row replicas. Set `sharding: flexshard`, or "
             "another size."
+        )
+    if config.home == "host" and others.plan_path is not None:
+        raise RegistryError(
+            "cache.home: is host, which chooses kernels and the sizes of their caches by what is "
+            f"looked up, but {others.options_in}.plan is a saved plan, for which nobody counts it. "
+            f"Take `plan` out of `{others.options_in}`, or set `home: memory`."
         )
     return ScarsPlanner(config, context, others)

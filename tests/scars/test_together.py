@@ -20,8 +20,9 @@ from trio import in_mapped_files
 from recd_plugins.cli.plan import _changed
 from recd_plugins.compat.both_ways import exchange_both_ways
 from recd_plugins.data.batch import Batch
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.features import SparseFeatures
@@ -217,6 +218,19 @@ def test_the_replicas_of_a_saved_plan_move_too(tmp_path: Path) -> None:
         assert set(after.replicated) != set(before.replicated)
 
 
+def test_what_is_wrong_with_a_file_is_said_of_the_slot_that_names_it(tmp_path: Path) -> None:
+    values = registry(tmp_path)
+    load(values).prepare()
+    made = proposed(values)
+    plan, profile = tmp_path / "plan.arrow", tmp_path / "profile.arrow"
+    dataclasses.replace(made.tier_plan, n_nodes=4).save(plan)
+    Profile(rows={"albums": made.profile["t_items"]}).save(profile)
+    with pytest.raises(CapabilityError, match=r"sharding\.plan: .* is for 4 nodes of 1 rank"):
+        proposed({**values, "sharding": saved_in(plan)})
+    with pytest.raises(CapabilityError, match=r"sharding\.profile: .* has no table 't_items'"):
+        proposed({**values, "sharding": {**FLEXSHARD, "profile": str(profile)}})
+
+
 @pytest.mark.parametrize(
     ("slots", "says"),
     [
@@ -226,6 +240,10 @@ def test_the_replicas_of_a_saved_plan_move_too(tmp_path: Path) -> None:
             r"cache\.size: is optimum, but sharding: flexshard gives rows replicas too",
         ),
         ({"cache": {**SCARS, "coalesce": "node"}}, r"cache\.coalesce: is not the cache's to say"),
+        (
+            {"sharding": saved_in(Path("plan.arrow")), "cache": {**SCARS, "home": "host"}},
+            r"cache\.home: is host, .* but sharding\.plan is a saved plan",
+        ),
     ],
 )
 def test_who_says_what_is_reported(tmp_path: Path, slots: dict[str, Any], says: str) -> None:

@@ -59,11 +59,13 @@ class Homes:
         *,
         slot: str,
         name: str,
+        options_in: str,
         device: Literal["cpu", "cuda"],
         chosen: bool,
     ) -> None:
         """Of the planner `name` in `slot`, which has tables leave memory where homes are `chosen`,
-        on the CPU. The planner behind counts memory by the topology."""
+        on the CPU; the options that name tables are those of a slot, too. The planner behind counts
+        memory by the topology."""
         self.mapped: tuple[str, ...] = ()
         """The tables that lie in mapped files."""
         self.lacking: RecdError | None = None
@@ -75,6 +77,7 @@ class Homes:
         self._world_size = world_size
         self._slot = slot
         self._name = name
+        self._options_in = options_in
         self._device = device
         self._chosen = chosen
         self._saved = ""
@@ -192,8 +195,8 @@ class Homes:
         """Why there is no plan, where memory has no room and no table may leave it."""
         return CapabilityError(
             f"{self._slot}: {self._name}: no table may lie in mapped files, for its optimizer, its "
-            f"rows per rank, its variable batch, the constraints, {self._slot}.tables or an fbgemm "
-            "older than 1.7. "
+            f"rows per rank, its variable batch, the constraints, {self._options_in}.tables or an "
+            "fbgemm older than 1.7. "
             f"{in_memory(lacking)}"
         )
 

@@ -97,14 +97,14 @@ class LeftTables:
             "or map them in the loader.",
         )
 
-    def no_batches(self) -> Unused:
-        """Nothing can be counted."""
+    def no_batches(self, options_in: str) -> Unused:
+        """Nothing can be counted; a saved profile is named among the options of a slot."""
         return Unused(
             what=self._what,
             why="there are no batches to profile",
             cure="Pass the trainer's own, `stack.plan(model, batches=loader, features=lambda "
             "batch: ...)`, where `features` gives a batch's KeyedJaggedTensor; or a saved "
-            f"profile: `stack.plan(model, profile=path)`, or `{self._slot}.profile`.",
+            f"profile: `stack.plan(model, profile=path)`, or `{options_in}.profile`.",
         )
 
     def no_collections(self) -> Unused:

@@ -123,7 +123,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.carried = 1.0
         """What exchanges carry of rows, sums and gradients, by the sharders' codecs:
         `Prices.carried`."""
-        self._profiles = TableProfiles(self.slot, profile, profile_batches)
+        self._profiles = TableProfiles(self.options_in, profile, profile_batches)
         self._left = LeftTables(self.slot, self.name, self.kind)
         self.explanation = "No plan has been made yet."
         self._held: tuple[str, ...] = ()
@@ -135,6 +135,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._notices: list[Notice] = []
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
+
+    @property
+    def options_in(self) -> str:
+        """The slot whose options name the tables, and a saved profile or plan: its own, unless
+        another planner says these things."""
+        return self.slot
 
     def take(self, context: Context) -> None:
         mine = self.context
@@ -212,6 +218,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             world_size,
             slot=self.slot,
             name=self.name,
+            options_in=self.options_in,
             device=topology.device or self.context.device,
             chosen=self.chooses_homes,
         )
@@ -598,7 +605,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
         """Why there is nothing that could get replicas, if so."""
         if self.found:
-            return None if self._profiles.known(self.context) else self._left.no_batches()
+            known = self._profiles.known(self.context)
+            return None if known else self._left.no_batches(self.options_in)
         every, chosen = model_tables(model), self.tables(model)
         if not every:
             return self._left.no_collections()
@@ -613,7 +621,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
         """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
         num_rows = {name: table.num_rows for name, table in self.found.items()}
-        plan, where = TierPlan.load(path), f"{self.slot}.plan: {path}"
+        plan, where = TierPlan.load(path), f"{self.options_in}.plan: {path}"
         if not self.homes_by_table:
             plan = dataclasses.replace(plan, mapped=())
         plan.check_fits(num_rows, cluster, where=where)
