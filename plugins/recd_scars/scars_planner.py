@@ -140,7 +140,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """The sharders of the tiers; all tables lie in mapped files if that is where they are at
         home."""
         sharders = super().sharders()
-        return self.in_mapped_files(sharders) if self._config.home == "mapped" else sharders
+        return self.in_mapped_files(sharders) if self.all_mapped else sharders
 
     @property
     def mapped_folder(self) -> Path:
@@ -155,6 +155,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     @property
     def homes_by_table(self) -> bool:
         return self._config.home == "memory"
+
+    @property
+    def all_mapped(self) -> bool:
+        return self._config.home == "mapped"
 
     def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """Hot and normal batches of the same samples."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
 from recd_plugins.launch.machine_memory import machine_memory
@@ -66,3 +67,27 @@ def test_a_plan_without_room_is_told_on_rank_0(gloo_pool: GlooPool, share: float
     if about:
         assert about[0].startswith("sharding: torchrec may have no room: by its plan the ranks of")
         assert "Write `host_memory_gb` of a rank under `topology`" in about[0]
+
+
+def said_of_mapped_tables(folder: Path) -> list[str]:
+    """What is said of the plan of a table larger than this machine's memory, in mapped files."""
+    memory = machine_memory() or 0
+    rows = int(1.1 * memory / (4096 * 4))
+    table = EmbeddingBagConfig(
+        name="item", embedding_dim=4096, num_embeddings=rows, feature_names=["item"]
+    )
+    model = nn.Sequential(EmbeddingBagCollection(tables=[table], device=torch.device("meta")))
+    cache = {"use": "scars", "home": "mapped", "size": "hit_rate", "hit_rate": 0.5}
+    stack = rp.load({"plugins": ["recd_scars"], "cache": cache, "folder": str(folder)})
+    ids = torch.arange(64) % 9
+    batch = KeyedJaggedTensor(["item"], ids, lengths=torch.ones(64, dtype=torch.int32))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stack.plan(model, batches=[batch], features=lambda batch: batch)
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+@pytest.mark.skipif(machine_memory() is None, reason="the machine does not say how much it has")
+def test_tables_in_mapped_files_need_no_room(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    for told in gloo_pool.run(said_of_mapped_tables, tmp_path):
+        assert not [line for line in told if "may have no room" in line]

@@ -245,6 +245,11 @@ class Ledger:
         return float(np.mean(self.cost.static_memory))
 
     @cached_property
+    def replica_memory(self) -> float:
+        """The part of that which replicas take, and what goes with them."""
+        return float(np.mean(self._copied.static_memory))
+
+    @cached_property
     def router_memory(self) -> float:
         """Bytes by which a rank finds the rows that have replicas, beside `memory`: no budget is
         for them."""

@@ -38,9 +38,11 @@ def bytes_held(
     """The bytes that these ranks have in host memory of tables and their optimizer's state: by the
     planner's own report, which has replicas too, or else by the plan's shards."""
     in_files: Collection[str] = ()
+    all_mapped = isinstance(planner, Tiered) and planner.all_mapped
     if isinstance(planner, Tiered):
         if planner.report is not None:
-            return planner.report.ledger.static_memory * len(ranks)
+            ledger = planner.report.ledger
+            return len(ranks) * (ledger.replica_memory if all_mapped else ledger.static_memory)
         in_files = planner.mapped
     fused = fused_by_table(model, sharders)
     size = 0.0
@@ -53,7 +55,7 @@ def bytes_held(
             if spec is None:
                 size += len(ranks) * DENSE_COPIES * table.numel() * element
                 continue
-            for shard in spec.shards:
+            for shard in () if all_mapped else spec.shards:
                 rows, columns = shard.shard_sizes
                 here = shard.placement.rank() in ranks and shard.placement.device().type == "cpu"
                 if here and columns:

@@ -84,6 +84,11 @@ class Tiered:
         """Whether each table has a home of its own, and no option says where all are."""
         return True
 
+    @property
+    def all_mapped(self) -> bool:
+        """Whether all tables lie in mapped files, whatever memory has room for."""
+        return False
+
 
 class TakesContext(ABC):
     """A planner that is given its context again before each plan, as it is known by then.

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from recd_plugins.errors import (
     DataError,
     PluginError,
@@ -526,8 +524,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     @property
     def _replica_bytes(self) -> float:
         """Bytes that replicas and what goes with them take of a rank."""
-        every = self.report.ledger.tables.values() if self.report else ()
-        return sum(float(np.mean(one.copied.static_memory)) for one in every)
+        return self.report.ledger.replica_memory if self.report else 0.0
 
     def _leave_all(self) -> None:
         """Leave every table to the planner behind."""
