@@ -13,7 +13,7 @@ import torch
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -28,6 +28,7 @@ from recd_plugins.planning.homes import without_rows
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, SequenceTable, TableSizes
+from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Cluster, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
@@ -326,42 +327,65 @@ def test_ranks_without_rows_are_known_beforehand(rows: list[int], ranks: int, le
     assert not without_rows(dict.fromkeys(tables, AS_TORCHREC), tables, ranks)
 
 
-@pytest.mark.parametrize(
-    ("few", "many", "optimizers"),
-    [
-        ({"dim": 4}, {"dim": 8}, {}),
-        ({"part": 0}, {"part": 1}, {}),
-        ({"element_bytes": 2}, {"element_bytes": 4}, {}),
-        ({}, {}, {"few": {"learning_rate": 0.1}, "many": {"learning_rate": 0.2}}),
-    ],
-    ids=["dimensions", "parts", "types", "optimizers"],
-)
-def test_rows_of_another_kernel_are_none_of_this(
-    few: dict[str, Any], many: dict[str, Any], optimizers: dict[str, Any]
-) -> None:
-    """Where rows of bags travel; sums have several dimensions in a kernel, and means another."""
-    common: dict[str, Any] = {"dim": 4, "part": 0, "element_bytes": 4}
-    tables = {
-        name: ModelTable(
+def test_tables_that_share_no_kernel_with_others_need_rows_on_all_ranks_themselves() -> None:
+    """Of another pooling, of an optimizer of its own, in another part, in files or as rows that
+    travel of another dimension."""
+    large, small = (
+        ModelTable(
             name=name,
             module="bags",
             pooled=True,
-            num_rows=rows,
-            features=("f",),
-            **{**common, **own},
+            pooling="SUM",
+            num_rows=num_rows,
+            dim=4,
+            element_bytes=4,
+            features=(name,),
         )
-        for name, own, rows in (("few", few, 3), ("many", many, 1000))
-    }
-    travelling = dict.fromkeys(tables, TableSizes(coalesce="rank"))
-    assert without_rows(travelling, tables, 4, fused=optimizers) == ["few"]
-    alike = {name: dataclasses.replace(one, **common) for name, one in tables.items()}
-    assert not without_rows(travelling, alike, 4)
-    summed = dict.fromkeys(tables, TableSizes())
-    assert bool(without_rows(summed, tables, 4, fused=optimizers)) == ("dim" not in few)
-    assert without_rows({**summed, "few": TableSizes(coalesce="rank")}, alike, 4) == ["few"]
-    means = {**alike, "few": dataclasses.replace(alike["few"], means=True)}
-    assert without_rows(summed, means, 4) == ["few"]
-    assert not without_rows(travelling, means, 4)
+        for name, num_rows in (("large", 40), ("small", 5))
+    )
+
+    def left(coalesce: Coalesce = "none", **changed: Any) -> list[str]:
+        given = {name: changed.pop(name) for name in ("mapped", "fused") if name in changed}
+        tables = {"large": large, "small": dataclasses.replace(small, **changed)}
+        sizes = dict.fromkeys(tables, TableSizes(coalesce=coalesce))
+        return without_rows(sizes, tables, 4, **given)
+
+    every = ("large", "small")
+    assert left() == left("rank") == left(mapped=every) == []
+    assert left(dim=2) == left("rank", pooling="MEAN") == []
+    assert left(pooling="MEAN") == left(part=1) == left("rank", dim=2) == ["small"]
+    assert left(element_bytes=2) == ["small"]
+    assert left(dim=2, mapped=every) == ["small"]
+    assert left(fused={"large": {"eps": 1e-8}, "small": {"eps": 1e-2}}) == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("coalesce", "pooling", "dim"), [("none", PoolingType.MEAN, 8), ("rank", PoolingType.SUM, 4)]
+)
+def test_a_small_table_that_shares_no_kernel_with_a_large_one_is_left_to_torchrec(
+    coalesce: Coalesce, pooling: PoolingType, dim: int
+) -> None:
+    """It would have rows on three of four ranks: 2, 2 and 1."""
+    item, shop = (
+        EmbeddingBagConfig(
+            name=name,
+            embedding_dim=width,
+            num_embeddings=rows,
+            feature_names=[name],
+            pooling=kind,
+        )
+        for name, width, rows, kind in (
+            ("item", 8, 30, PoolingType.SUM),
+            ("shop", dim, 5, pooling),
+        )
+    )
+    bags = EmbeddingBagCollection(tables=[item, shop], device=torch.device("meta"))
+    made = planner(size="hit_rate", hit_rate=0.9, coalesce=coalesce)
+    plan = made.propose(torch.nn.Sequential(bags), Topology(), 4)
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == {"item"}
+    assert plan.plan["0"]["shop"].sharding_type != "row_wise"
+    assert "table shop is left to TorchRec, for row-wise on 4 ranks" in made.explain()
 
 
 def test_what_the_sharding_slot_keeps_is_left_to_it() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
@@ -201,7 +202,9 @@ class Homes:
         )
 
     def empty_somewhere(
-        self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        plan: ShardingPlan,
+        fused: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> list[str]:
         """The tables in memory that a plan has row-wise, which leave some rank without a row of
         their kernel, by the optimizer of each (`fused`). Collections with tables of one name are
@@ -329,23 +332,25 @@ def without_rows(
     tables: Mapping[str, ModelTable],
     world_size: int,
     mapped: Collection[str] = (),
-    fused: Mapping[str, Mapping[str, Any]] | None = None,
+    fused: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[str]:
     """The tables that are to be row-wise in a kernel which has no row on some rank then, for fbgemm
-    looks nothing up there. Of a table each rank has ceil(rows / W) rows, as far as they go.
+    looks nothing up there; each rank has ceil(rows / W) rows of a table, as far as they go.
 
-    A kernel has those of a collection, or of a part of it, that are of one type, home, optimizer
-    (`fused`, of each table) and pooling; where the rows of bags travel, those of one dimension.
+    A collection has tables of one type, pooling, home and optimizer, by its `fused` params, in one
+    kernel. Of bags whose rows travel, and of files, those of one dimension.
     """
-    kernels: dict[tuple[Any, ...], list[ModelTable]] = {}
+    kernels: dict[tuple[object, ...], list[ModelTable]] = {}
     for name, size in sizes.items():
         if not size.as_torchrec:
-            table = tables[name]
+            table, in_files = tables[name], name in mapped
             travels = table.pooled and size.coalesce != "none"
-            pooling = (travels, table.dim) if travels else (travels, table.means)
-            optimizer = sorted((fused or {}).get(name, {}).items())
-            where = table.module, table.part, name in mapped
-            alike = *where, table.element_bytes, repr(optimizer), pooling
+            optimizer = repr(sorted(fused.get(name, {}).items()))
+            alike = (
+                *(table.module, table.part, table.element_bytes, in_files, optimizer),
+                *(travels, "" if travels else table.pooling),
+                table.dim if travels or in_files else 0,
+            )
             kernels.setdefault(alike, []).append(table)
     return [
         table.name

@@ -33,8 +33,8 @@ class ModelTable:
     """The part of the collection that looks it up: each part exchanges by itself."""
     pooled: bool
     """Whether its collection is an EmbeddingBagCollection."""
-    means: bool = False
-    """Whether its bags are means, and not sums."""
+    pooling: str = ""
+    """What its bags are pooled by, as TorchRec names it; nothing where rows come one by one."""
     num_rows: int
     dim: int
     element_bytes: int
@@ -77,7 +77,7 @@ def model_tables(
 
     `where` opens the error if one fits none.
     """
-    from torchrec.modules.embedding_configs import PoolingType, data_type_to_dtype
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, data_type_to_dtype
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
     found = {}
@@ -97,7 +97,7 @@ def model_tables(
                 module=path,
                 part=part,
                 pooled=bags,
-                means=getattr(config, "pooling", None) is PoolingType.MEAN,
+                pooling=config.pooling.name if isinstance(config, EmbeddingBagConfig) else "",
                 num_rows=config.num_embeddings,
                 dim=config.embedding_dim,
                 element_bytes=data_type_to_dtype(config.data_type).itemsize,

@@ -441,7 +441,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     ) -> ChosenSizes:
         """The choice, with the tables as TorchRec has them whose kernel would have no row on some
         rank."""
-        lacking = without_rows(chosen.sizes, self.found, world_size, mapped, self.fused)
+        files = self.found if self.all_mapped else mapped
+        lacking = without_rows(chosen.sizes, self.found, world_size, files, self.fused)
         if not lacking:
             return chosen
         ranks = so_many(world_size, "rank")
