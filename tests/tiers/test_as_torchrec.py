@@ -40,7 +40,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharded import with_dedup
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding, tables_of
@@ -341,6 +341,25 @@ def ids_yielded() -> None:
 
 def test_ids_are_yielded_as_they_came(gloo_pool: GlooPool) -> None:
     gloo_pool.run(ids_yielded)
+
+
+def without_a_feature(kind: str) -> str:
+    """On a rank: what is said of a batch that lacks a feature."""
+    make, behind = KINDS[kind]
+    model, given = sharded(behind, make, "sgd"), own_batch(0)
+    found = given.features.to_dict()
+    found["scene"] = found.pop("seen")
+    features = KeyedJaggedTensor.from_jt_dict(found)
+    with pytest.raises(DataError) as caught:
+        step(model, with_features(given, features))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_a_feature_is_told_which(gloo_pool: GlooPool, kind: str) -> None:
+    for message in gloo_pool.run(without_a_feature, kind):
+        assert message.startswith("tiers: the batch has no feature 'seen', which table")
+        assert "did you mean 'scene'?" in message
 
 
 def written_to(kind: str, then: Callable[[Model], object]) -> str:

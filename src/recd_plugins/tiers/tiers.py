@@ -33,7 +33,7 @@ from recd_plugins.compat.torchrec import (
     purge_kernels,
     table_feature_names,
 )
-from recd_plugins.errors import CapabilityError, RegistryError, so_many
+from recd_plugins.errors import CapabilityError, DataError, RegistryError, nearest, so_many
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.keyed import mark_of
@@ -152,8 +152,8 @@ class Tiers:
             )
         keys = features.keys()
         if keys != self._keys:
+            self._order = [_place(one, keys) for one in self.features]
             self._keys = list(keys)
-            self._order = [self._keys.index(one.feature) for one in self.features]
             # Made once: TorchRec would copy it to the device for each batch, and wait.
             self._order_tensor = torch.tensor(
                 self._order, dtype=torch.int32, device=features.device()
@@ -338,6 +338,16 @@ class Tiers:
         """
         self._newest = Replicas(self._groups, plan, self.nodes)
         self._version = plan.version
+
+
+def _place(feature: TableFeature, keys: list[str]) -> int:
+    """The place of a table's feature among the keys of a KJT."""
+    if feature.feature not in keys:
+        raise DataError(
+            f"tiers: the batch has no feature {feature.feature!r}, which table {feature.table!r} "
+            f"looks up; {nearest(feature.feature, keys)}"
+        )
+    return keys.index(feature.feature)
 
 
 LONG = 60.0
