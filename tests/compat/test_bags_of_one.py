@@ -151,6 +151,20 @@ def test_a_kernel_that_would_train_otherwise_is_left_alone(
         assert found[""].startswith(why)
 
 
+def test_rows_that_decay_from_some_step_on_come_one_by_one_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bags_of_one, "FEW", 1)
+    rowwise = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    plain = kernel_of(rowwise, weight_decay_mode=WeightDecayMode.L2)
+    bags = copy.deepcopy(plain)
+    assert look_up_as_bags(bags) == {"": ""}
+    for kernel in (plain, bags):
+        kernel.update_hyper_parameters({"weight_decay": 0.1})
+    for left, right in zip(trained(plain, False), trained(bags, False), strict=True):
+        torch.testing.assert_close(right, left, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("at", [0, -1])
 def test_a_row_that_was_pruned_is_no_other_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of ids lets -1 pass, and plain TorchRec finds out."""

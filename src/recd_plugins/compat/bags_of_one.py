@@ -132,9 +132,11 @@ class _OneTable:
 def _begin(
     kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Hand the kernel bags of one id; few ids, those that nothing learns from, and
-    what is no plain lookup stay as they are."""
+    """Hand the kernel bags of one id; few ids, those that nothing learns from, those of rows that
+    decay by now, and what is no plain lookup stay as they are."""
     if args or set(kwargs) != {"indices", "offsets"} or not torch.is_grad_enabled():
+        return None
+    if kernel.optimizer_args.weight_decay:  # by `update_hyper_parameters`
         return None
     one: _OneTable = vars(kernel)[OWN]
     ids, offsets = kwargs["indices"], kwargs["offsets"].to(kwargs["indices"].dtype)
