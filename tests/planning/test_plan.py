@@ -325,8 +325,9 @@ def test_ranks_that_fill_no_node_are_one_node() -> None:
         every = (one for module in modules for one in module.items())
         return {name: (how.sharding_type, how.ranks) for name, how in every}
 
-    within = {"item": {"sharding_types": ["table_row_wise"]}}
-    assert placed(4, 8, constraints=within)["item"] == ("table_row_wise", [0, 1, 2, 3])
+    for kind in ("table_row_wise", "grid_shard"):
+        within = {"item": {"sharding_types": [kind]}}
+        assert placed(4, 8, constraints=within)["item"] == (kind, [0, 1, 2, 3])
     # An all-reduce over half a node would take TorchRec no time, and one over less less than none.
     for ranks in (2, 4):
         for options in ({}, {"named": False}, {"search": "torchrec"}):
