@@ -92,6 +92,7 @@ class DedupPooling(nn.Module):
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
             return pool(values.unique, lengths.unique, query)
+        assert query is not None  # else it needs none
         pool_unique = _pool_unique(self)
         if pool_unique is None:
             _warn_once(self, PER_SAMPLE)
