@@ -375,7 +375,9 @@ class _Search:
             how = (
                 f"{best}, {ahead:.3f} times as fast as what was advised in the last of these, and "
             )
-            how += f"{ratio:.3f} times in {last.rounds} rounds of the two alone each time that they "
+            how += (
+                f"{ratio:.3f} times in {last.rounds} rounds of the two alone each time that they "
+            )
             how += f"were assembled anew: {', '.join(f'{one:.3f}' for one in ratios)}"
         base_ratio = stages[0].get("in time, own", 1.0)
         return Figure(

@@ -198,9 +198,7 @@ def test_behind_tiers_and_on_unique_samples(gloo_pool: GlooPool, coalesce: Coale
 
 def test_on_unique_samples_alone(gloo_pool: GlooPool) -> None:
     unique = [[deduplicated(batch) for batch in step] for step in BATCHES]
-    check_parity(
-        gloo_pool, Poolings, unique, arrange=OnUniqueSamples(), reference_batches=BATCHES
-    )
+    check_parity(gloo_pool, Poolings, unique, arrange=OnUniqueSamples(), reference_batches=BATCHES)
 
 
 @dataclass(frozen=True)

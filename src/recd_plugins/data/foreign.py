@@ -197,8 +197,8 @@ class ForeignSchema(Config):
         return {file: vocabulary_digest(file) for file in self.vocabularies}
 
     def identity(self, digests: Mapping[Location, str]) -> str:
-        """Names what is made of columns by it, where its vocabularies have these digests: they count
-        by what is in them, and not by where they lie."""
+        """Names what is made of columns by it. Its vocabularies, which have these digests, count by
+        what is in them, and not by where they lie."""
         sparse = tuple(
             one
             if one.vocabulary is None
