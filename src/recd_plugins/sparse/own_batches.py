@@ -227,7 +227,7 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
         return made
     if isinstance(value, tuple):
         kind: Any = type(value)
-        return kind._make(parts.values()) if _names(value) else kind(parts.values())
+        return tuple.__new__(kind, parts.values()) if _names(value) else kind(parts.values())
     made = copy.copy(value)
     if isinstance(value, Mapping | list):
         for name, part in parts.items():
