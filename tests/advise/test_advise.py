@@ -25,11 +25,11 @@ from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.advice import RegistryAdvice, _absolute, _what_ifs, advise
-from recd_plugins.advise.advice_text import advised_registry, next_step
+from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
 from recd_plugins.advise.computed import _shared
 from recd_plugins.advise.model_and_batches import OfRegistry, OfTrainer
 from recd_plugins.advise.outlook import Outlooks
-from recd_plugins.advise.trials import ALIKE, candidates
+from recd_plugins.advise.trials import ALIKE, Tried, candidates
 from recd_plugins.advise.walk import (
     WORTH,
     AdviceGoal,
@@ -412,6 +412,21 @@ def test_a_model_is_built_once_for_all_that_have_it_alike_and_stays_as_it_is(
     wider = model(model={**values["model"], "embedding_dim": 64})
     assert {one.dim for one in model_tables(wider).values()} == {64}
     assert len(built) == 2
+
+
+@pytest.mark.slow
+def test_the_line_of_what_is_advised_is_that_of_what_won_by_training(
+    of_sessions: RegistryAdvice,
+) -> None:
+    walk = of_sessions.walk
+    sides = [Tried((), walk.base, [1.0]), Tried(walk.kept, walk.best, [2.0])]
+    tried = replace(of_sessions, trials=sides)
+
+    def advised(advice: RegistryAdvice) -> str:
+        return next(line for line in advice_lines(advice) if line.startswith("advised "))
+
+    assert f"{walk.best.ms:.3g}" in advised(of_sessions).split()
+    assert advised(tried).split()[:4] == ["advised", "by", "training", f"{walk.base.ms:.3g}"]
 
 
 @pytest.mark.slow

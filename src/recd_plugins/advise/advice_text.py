@@ -44,7 +44,8 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
     rows += [_row(f"+ {one.name}", one.verdict, one.outlook) for one in walk.weighed]
     if advice.as_given is not None:
         rows.append(_row("as it was given", "", advice.as_given))
-    rows.append(_row("advised", "", walk.best))
+    _, best = advice.won
+    rows.append(_row("advised", "" if best is walk.best else "by training", best))
     yield from aligned(rows)
     yield ""
     if walk.base.lacks:

@@ -93,9 +93,16 @@ def profile(
 
         if trace is None and places:
             raise RegistryError("--table: says where a trace has a table. Name one by --trace.")
-        if trace is not None and (per_feature or rank is not None):
-            option = "--per-feature" if per_feature else "--rank"
-            raise RegistryError(f"{option}: a trace has tables alone. Leave it out.")
+        of_batches = {
+            "--per-feature": per_feature,
+            "--rank": rank is not None,
+            "--batches": batches is not None,
+        }
+        given = [option for option, is_given in of_batches.items() if is_given]
+        if trace is not None and given:
+            raise RegistryError(
+                f"{given[0]}: a trace has tables alone, and all its batches count. Leave it out."
+            )
         check_writable(save, "--save")
         stack = loaded(registry, overrides or ())
         with progress() as show:
