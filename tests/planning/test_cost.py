@@ -469,8 +469,8 @@ def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:
 @pytest.mark.parametrize(
     ("n_nodes", "link_shared", "traffic", "latencies", "hidden"),
     [
-        (2, 2.0, 100, 8 + 4, 12),  # half of the time the other rank of the node sends
-        (2, 2.0, 10, 8 + 4, 5),  # and no longer than it does
+        (2, 2.0, 100, 8 + 4, 12 * 50 / 119),  # in 50 of 100 + 12 + 7 ms the node's other rank sends
+        (2, 2.0, 10, 8 + 4, 12 * 5 / 29),
         (2, 1.0, 100, 8 + 4, 0),  # each rank has a link of its own
         (1, 2.0, 100, 8 + 4, 0),  # nothing leaves the node
     ],
@@ -491,9 +491,11 @@ def test_a_rank_waits_for_calls_while_others_of_its_node_send(
 def test_latencies_that_nobody_sends_in_are_work_that_hides_beside_replicas() -> None:
     cluster = dataclasses.replace(CLUSTER, link_shared=2.0, beside=1.0, overlap=0.0)
     each = dict.fromkeys(("a2a_global", "a2a_cross", "a2a_intra", "ar_cross", "local"), 100.0)
-    # 25 of 30 ms of latencies hide beside others' bytes; half of 5 and of 1 beside replicas'.
-    found = overlapped(each, cluster, Lane(traffic=0, own=1, latencies=30), Lane(traffic=50, own=0))
-    assert found == pytest.approx(500 - 25 - (5 + 1) / 2)
+    # In 25 of 50 + 30 + 20 ms others send; half of what is left of 30, and of 20, hides beside 50.
+    found = overlapped(
+        each, cluster, Lane(traffic=0, own=20, latencies=30), Lane(traffic=50, own=0)
+    )
+    assert found == pytest.approx(500 - 7.5 - (22.5 + 20) / 2)
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,14 @@ class Lane:
 
 def meanwhile(cluster: Cluster, home: Lane, replicas: Lane) -> float:
     """Milliseconds of latencies in which others of the node send: where s of its ranks share its
-    link, 1 - 1 / s of the time that bytes are on it are theirs."""
-    if cluster.n_nodes == 1:
+    link, 1 - 1 / s of the time that bytes are on it are theirs, and a call may fall into any time
+    of the exchange."""
+    traffic = home.traffic + replicas.traffic
+    if cluster.n_nodes == 1 or not traffic:
         return 0.0
-    others = (1 - 1 / cluster.link_shared) * (home.traffic + replicas.traffic)
-    return min(home.latencies + replicas.latencies, others)
+    latencies = home.latencies + replicas.latencies
+    others = (1 - 1 / cluster.link_shared) * traffic
+    return latencies * others / (traffic + latencies + home.own + replicas.own)
 
 
 def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
