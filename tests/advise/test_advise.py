@@ -419,7 +419,8 @@ def test_the_line_of_what_is_advised_is_that_of_what_won_by_training(
     of_sessions: RegistryAdvice,
 ) -> None:
     walk = of_sessions.walk
-    sides = [Tried((), walk.base, [1.0]), Tried(walk.kept, walk.best, [2.0])]
+    every = ((), walk.base, 1.0), (walk.kept, walk.best, 2.0)
+    sides = [Tried(additions=names, outlook=one, rounds=[ms]) for names, one, ms in every]
     tried = replace(of_sessions, trials=sides)
 
     def advised(advice: RegistryAdvice) -> str:
