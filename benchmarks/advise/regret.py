@@ -239,8 +239,8 @@ def judged(
     `anew`, in either order, by rounds of their own.
 
     The rounds that chose it of several are best by their luck too. And of two sides of one registry
-    one may be the faster for as long as they stand, so that one assembly tells little,
-    however many rounds they have.
+    one may be the faster for as long as they stand, so that one assembly tells little, however many
+    rounds it has.
     """
     ratios = []
     for order in ((ADVISED, best), (best, ADVISED)) * ASSEMBLED:
@@ -374,11 +374,9 @@ class _Search:
         if ahead > 1:
             how = (
                 f"{best}, {ahead:.3f} times as fast as what was advised in the last of these, and "
-            )
-            how += (
                 f"{ratio:.3f} times in {last.rounds} rounds of the two alone each time that they "
+                f"were assembled anew: {', '.join(f'{one:.3f}' for one in ratios)}"
             )
-            how += f"were assembled anew: {', '.join(f'{one:.3f}' for one in ratios)}"
         base_ratio = stages[0].get("in time, own", 1.0)
         return Figure(
             name=f"regret: {self._setting.name}",

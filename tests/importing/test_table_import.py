@@ -137,6 +137,24 @@ def test_an_import_that_was_killed_goes_on(
         assert (to / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
+def killed_amid(
+    monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, changes: dict[str, Any]
+) -> None:
+    """Import, and end at the 17th block, as Ctrl-C does."""
+    made, calls = table_import.conform, []
+
+    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
+        calls.append(1)
+        if len(calls) == 17:
+            raise KeyboardInterrupt
+        return made(*arguments, **keywords)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(table_import, "conform", dies)
+        with pytest.raises(KeyboardInterrupt):
+            imported(path, folder, changes)
+
+
 @pytest.mark.usefixtures("small")
 def test_what_vocabularies_do_not_know_is_of_all_rows_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,18 +167,7 @@ def test_what_vocabularies_do_not_know_is_of_all_rows_after_a_resume(
     known = str(tmp_path / "first" / "vocabularies" / "item_id.parquet")
     bare["sparse"] = [item | {"vocabulary": known}]
     path = write(tmp_path / "all.parquet", pa.table(rows), row_group_size=50)
-    made, calls = table_import.conform, []
-
-    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
-        calls.append(1)
-        if len(calls) == 17:
-            raise KeyboardInterrupt
-        return made(*arguments, **keywords)
-
-    monkeypatch.setattr(table_import, "conform", dies)
-    with pytest.raises(KeyboardInterrupt):
-        imported(path, tmp_path / "table", bare)
-    monkeypatch.setattr(table_import, "conform", made)
+    killed_amid(monkeypatch, path, tmp_path / "table", bare)
     found = imported(path, tmp_path / "table", bare)
     assert found.resumed >= 1
     (note,) = found.notes
@@ -179,18 +186,7 @@ def test_an_import_begins_anew_where_a_vocabulary_is_another(
     path = write(tmp_path / "all.parquet", rows, row_group_size=50)
     values = [str(one) for one in range(100)]
     pq.write_table(pa.table({"value": values}), known)
-    made, calls = table_import.conform, []
-
-    def dies(*arguments: Any, **keywords: Any) -> pa.Table:
-        calls.append(1)
-        if len(calls) == 17:
-            raise KeyboardInterrupt
-        return made(*arguments, **keywords)
-
-    monkeypatch.setattr(table_import, "conform", dies)
-    with pytest.raises(KeyboardInterrupt):
-        imported(path, tmp_path / "table", bare)
-    monkeypatch.setattr(table_import, "conform", made)
+    killed_amid(monkeypatch, path, tmp_path / "table", bare)
     pq.write_table(pa.table({"value": values[::-1]}), known)
     os.utime(known, (1, 1))
     assert imported(path, tmp_path / "table", bare).resumed == 0

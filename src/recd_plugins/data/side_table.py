@@ -188,9 +188,8 @@ class SideTable:
         """Differs where rows would have other features."""
         digests = [facts.digest for facts in self.facts.values()]
         made = self._schema.identity(self.vocabulary_digests())
-        return hashlib.sha256(repr((self.key, self.features, made, digests)).encode()).hexdigest()[
-            :32
-        ]
+        whole = repr((self.key, self.features, made, digests))
+        return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
     def vocabulary_digests(self) -> dict[Location, str]:
         """The files in which its ids are looked up, each with a digest of what is in it by now."""
