@@ -16,13 +16,7 @@ from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cost import PAPER_K, Cost, Prices, priced
 from recd_plugins.planning.ledger import FURTHER, Ledger
-from recd_plugins.planning.milliseconds import (
-    Lane,
-    marginal_ms,
-    meanwhile,
-    milliseconds,
-    overlapped,
-)
+from recd_plugins.planning.milliseconds import Lane, marginal_ms, milliseconds, overlapped
 from recd_plugins.planning.replica_factor import (
     replica_factor,
     replica_passes,
@@ -462,40 +456,8 @@ def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:
     cost = Cost(a2a_global=gb, a2a_intra=gb, ar_global=gb / 2, local=gb, coalesced=1e6)
     calls = {"a2a_global": 4, "a2a_intra": 3, "ar_global": 1}
     assert milliseconds(cost, cluster, calls)["local"] == 600
-    # 1000 ms and 500; three calls of 2 ms with 1000, and 600; four calls of 2 ms and one.
-    assert Lane.of(cost, cluster, calls) == Lane(traffic=1500, own=1006 + 600, latencies=10)
-
-
-@pytest.mark.parametrize(
-    ("n_nodes", "link_shared", "traffic", "latencies", "hidden"),
-    [
-        (2, 2.0, 100, 8 + 4, 12 * 50 / 119),  # in 50 of 100 + 12 + 7 ms the node's other rank sends
-        (2, 2.0, 10, 8 + 4, 12 * 5 / 29),
-        (2, 1.0, 100, 8 + 4, 0),  # each rank has a link of its own
-        (1, 2.0, 100, 8 + 4, 0),  # nothing leaves the node
-    ],
-)
-def test_a_rank_waits_for_calls_while_others_of_its_node_send(
-    n_nodes: int, link_shared: float, traffic: float, latencies: float, hidden: float
-) -> None:
-    cluster = dataclasses.replace(
-        CLUSTER, n_nodes=n_nodes, link_shared=link_shared, beside=0.0, overlap=0.0
-    )
-    each = dict.fromkeys(("a2a_global", "a2a_cross", "a2a_intra", "ar_cross", "local"), 100.0)
-    home = Lane(traffic=traffic - 4, own=7, latencies=latencies - 4)
-    replicas = Lane(traffic=4, own=0, latencies=4)
-    assert overlapped(each, cluster, home, replicas) == pytest.approx(500 - hidden)
-    assert meanwhile(cluster, home, replicas) == pytest.approx(hidden)
-
-
-def test_latencies_that_nobody_sends_in_are_work_that_hides_beside_replicas() -> None:
-    cluster = dataclasses.replace(CLUSTER, link_shared=2.0, beside=1.0, overlap=0.0)
-    each = dict.fromkeys(("a2a_global", "a2a_cross", "a2a_intra", "ar_cross", "local"), 100.0)
-    # In 25 of 50 + 30 + 20 ms others send; half of what is left of 30, and of 20, hides beside 50.
-    found = overlapped(
-        each, cluster, Lane(traffic=0, own=20, latencies=30), Lane(traffic=50, own=0)
-    )
-    assert found == pytest.approx(500 - 7.5 - (22.5 + 20) / 2)
+    # 1000 ms and 500; four calls and one of 2 ms, three of 2 ms with 1000, and 600.
+    assert Lane.of(cost, cluster, calls) == Lane(traffic=1500, own=10 + 1006 + 600)
 
 
 @pytest.mark.parametrize(

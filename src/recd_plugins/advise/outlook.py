@@ -100,9 +100,9 @@ class Outlook:
         """Milliseconds of the calls that a hot step does without, less what backward hides of those
         that send ids; its bytes go with other steps."""
         step, ledger, cluster = self.step, self.ledger, self.ledger.prices.cluster
-        latencies = min(step.ids, step.latency_of_ids)
+        latencies = min(step.ids, 2 * cluster.a2a_global.latency_ms)
         hidden = step.beside_backward(step.ids) - step.beside_backward(step.ids - latencies)
-        return Lane.of(Cost(), cluster, ledger.home_calls).less(ledger.latencies_left).own - hidden
+        return Lane.of(Cost(), cluster, ledger.home_calls).own - hidden
 
     @property
     def samples_per_second(self) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Prices
-from recd_plugins.planning.milliseconds import Lane, meanwhile, milliseconds, overlapped
+from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.router_memory import router_bytes
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
@@ -363,34 +363,20 @@ class Ledger:
     @cached_property
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
-        return overlapped(self.ms_by_collective, self.prices.cluster, *self._lanes)
-
-    @cached_property
-    def _lanes(self) -> tuple[Lane, Lane]:
-        """Of tables at home, and of replicas."""
         cluster = self.prices.cluster
         # All of these operations are of a rank's one thread, where replicas have no stream.
         operations = 0 if cluster.side_stream else self.operations
-        return (
+        return overlapped(
+            self.ms_by_collective,
+            cluster,
             Lane.of(self._home, cluster, self.home_calls),
             Lane.of(self._copied, cluster, self.replica_calls, operations),
         )
 
     @cached_property
-    def ms_meanwhile(self) -> float:
-        """Milliseconds of latencies in which others of the node are on its link."""
-        return meanwhile(self.prices.cluster, *self._lanes)
-
-    @property
-    def latencies_left(self) -> float:
-        """The share of the latencies of collectives between nodes in which nobody sends."""
-        latencies = sum(lane.latencies for lane in self._lanes)
-        return 1 - self.ms_meanwhile / latencies if latencies else 1.0
-
-    @property
     def home_traffic(self) -> float:
         """Milliseconds that bytes of tables at home are on links between nodes."""
-        return self._lanes[0].traffic
+        return Lane.of(self._home, self.prices.cluster, self.home_calls).traffic
 
     @property
     def handed_over(self) -> float:

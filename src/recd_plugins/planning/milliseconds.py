@@ -13,7 +13,7 @@ import numpy as np
 from recd_plugins.planning.cost import COLLECTIVES, Cost
 from recd_plugins.planning.topology import GB, Cluster
 
-__all__ = ["Lane", "marginal_ms", "meanwhile", "milliseconds", "overlapped", "own_work_ms"]
+__all__ = ["Lane", "marginal_ms", "milliseconds", "overlapped", "own_work_ms"]
 
 OVERLAPPING = ("a2a_intra", "ar_cross")
 """Collectives on other links than the global all-to-all's; a topology's `overlap` is about
@@ -69,42 +69,21 @@ class Lane:
     traffic: float
     """Milliseconds that its bytes are on links between nodes."""
     own: float
-    """Milliseconds of all else: exchanges in nodes, the rank's own work."""
-    latencies: float = 0.0
-    """Milliseconds of the calls of collectives between nodes, whatever their bytes."""
+    """Milliseconds of all else: latencies, exchanges in nodes, the rank's own work."""
 
     @classmethod
     def of(
         cls, cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
     ) -> Lane:
         each = milliseconds(cost, cluster, calls, operations)
-        latencies = sum(calls.get(name, 0) * getattr(cluster, name).latency_ms for name in NETWORK)
-        between = sum(each[name] for name in NETWORK)
-        return cls(
-            traffic=between - latencies, own=sum(each.values()) - between, latencies=latencies
+        traffic = sum(
+            each[name] - calls.get(name, 0) * getattr(cluster, name).latency_ms for name in NETWORK
         )
-
-    def less(self, share: float) -> Lane:
-        """The same with that share of the latencies, and those as its own work."""
-        return Lane(traffic=self.traffic, own=self.own + share * self.latencies)
-
-
-def meanwhile(cluster: Cluster, home: Lane, replicas: Lane) -> float:
-    """Milliseconds of latencies in which others of the node send: where s of its ranks share its
-    link, 1 - 1 / s of the time that bytes are on it are theirs, and a call may fall into any time
-    of the exchange."""
-    traffic = home.traffic + replicas.traffic
-    if cluster.n_nodes == 1 or not traffic:
-        return 0.0
-    latencies = home.latencies + replicas.latencies
-    others = (1 - 1 / cluster.link_shared) * traffic
-    return latencies * others / (traffic + latencies + home.own + replicas.own)
+        return cls(traffic=traffic, own=sum(each.values()) - traffic)
 
 
 def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas: Lane) -> float:
     """Milliseconds of a step in which all follow each other, but for what runs beside the rest.
-
-    Where ranks of a node share its link, a rank waits for a call while others send (`meanwhile`).
 
     Replicas and home each have some of their own work done while the other is on the links. On a
     GPU replicas are updated on a stream of their own, beside the exchange of gradients with home,
@@ -117,13 +96,8 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
     Either way a share of home's own work in backward is done beside replicas' exchange:
         own of home beside replicas = beside * min(own of home / 2, traffic of replicas)
     Or, if that is more, other links carry the share of a2a_intra and ar_cross that a topology
-    says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross). What is left of latencies
-    counts as own work.
+    says: overlap * min(a2a_global + a2a_cross, a2a_intra + ar_cross).
     """
-    waited = meanwhile(cluster, home, replicas)
-    latencies = home.latencies + replicas.latencies
-    left = 1 - waited / latencies if latencies else 1.0
-    home, replicas = home.less(left), replicas.less(left)
     if cluster.side_stream:
         beside_home = cluster.beside * min(replicas.own, home.traffic / 2)
     else:
@@ -131,7 +105,7 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
         beside_home = shared * min(replicas.own, home.traffic)
     work = beside_home + cluster.beside * min(home.own / 2, replicas.traffic)
     links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
-    return sum(each.values()) - waited - max(work, cluster.overlap * links)
+    return sum(each.values()) - max(work, cluster.overlap * links)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:

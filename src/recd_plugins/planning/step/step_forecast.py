@@ -73,7 +73,6 @@ class StepForecast:
     def hidden(self) -> dict[str, float]:
         """Milliseconds of these that run beside others.
 
-        latencies  the ledger's: calls between nodes, while others of the node are on its link
         replicas   the ledger's: the update of replicas beside the exchange with home
         handling   of these calls, where c ranks share a processor and there are several nodes,
                    (1 - 1 / c) * min(handling, home's time on links): others' bytes leave meanwhile
@@ -85,17 +84,14 @@ class StepForecast:
         loader     conversion and reading, by `workers` ahead of the step, as far as that lasts
         """
         parts = self.parts
-        latencies = self.ledger.ms_meanwhile
-        replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms - latencies
+        replicas = sum(self.ledger.ms_by_collective.values()) - self.ledger.ms
         exchange = self.beside_backward(self.ids)
         pauses = self._in_pauses(exchange)
         loading = parts["conversion"] + parts["reading"]
         handling = self._handled_meanwhile
-        beside = latencies + replicas + handling + exchange + pauses
-        rest = sum(parts.values()) - loading - beside
+        rest = sum(parts.values()) - loading - replicas - handling - exchange - pauses
         ahead = loading - max(loading / self.workers - rest, 0.0) if self.workers else 0.0
         return {
-            "latencies": latencies,
             "replicas": replicas,
             "handling": handling,
             "exchange": exchange,
@@ -209,13 +205,8 @@ class StepForecast:
         if self.world_size == 1 or not self.ledger.home_calls["a2a_global"]:
             return 0.0
         moving, share = self._moving
-        return self.latency_of_ids + share * sum(moving.values())
-
-    @property
-    def latency_of_ids(self) -> float:
-        """Milliseconds of the two calls by which ids are sent, in which nobody sends."""
         latency: float = 2 * self.ledger.prices.cluster.a2a_global.latency_ms
-        return latency * self.ledger.latencies_left
+        return latency + share * sum(moving.values())
 
     @cached_property
     def _moving(self) -> tuple[dict[str, float], float]:
