@@ -19,7 +19,14 @@ from benchmarks.cluster.network import Network, available
 from benchmarks.cluster.ranks import ClusterRanks
 from benchmarks.flexshard.steps import topology
 from benchmarks.harness import Figure, spread
-from benchmarks.scale.emulated_step import HISTORY, EmulatedJob, computed, median, steps_of
+from benchmarks.scale.emulated_step import (
+    HISTORY,
+    EmulatedJob,
+    EmulatedSteps,
+    computed,
+    median,
+    steps_of,
+)
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
@@ -37,6 +44,9 @@ NEXT_TO_NOTHING = 2
 """Samples of a step that shows what TorchRec takes whatever the batch."""
 LINK_ROUNDS = 6
 """Of each payload, where links are timed: half of a topology's, for there are twelve to time."""
+ASSEMBLED = 3
+"""How often a step is assembled anew: one assembly takes up to a tenth more or less than the next,
+however many rounds it has."""
 
 Placed = Literal["row-wise", "coalesced", "tiers"]
 
@@ -113,7 +123,8 @@ class Validated:
     processor: float
     """Seconds of a step that the first rank's processor worked."""
     collectives: Mapping[str, float]
-    """Seconds of the first rank's collectives, which run beside each other and wait for others."""
+    """Seconds of the first rank's collectives in the last assembly, which run beside each other and
+    wait for others."""
     small: float
     """Milliseconds of a row-wise step of next to no samples."""
 
@@ -171,14 +182,15 @@ class _Known:
         step = self._forecast(setting, cluster, dataclasses.replace(compute, fixed=fixed))
         sizes = setting.sizes(step.ledger.prices)
         tiers = tier_plan(job.tables(), sizes, cluster, job.hottest) if sizes else None
-        ranks = self._ranks.run(steps_of, job, tiers, rounds)
+        each = [self._ranks.run(steps_of, job, tiers, rounds) for _ in range(ASSEMBLED)]
+        last = each[-1]
         found = Validated(
             setting=setting,
             step=step,
-            seconds=ranks[0].seconds,
-            node_bytes=sum(one.node_bytes for one in ranks[:: self._ranks.ranks_per_node]),
-            processor=ranks[0].processor,
-            collectives=ranks[0].collectives,
+            seconds=_seconds(each),
+            node_bytes=sum(one.node_bytes for one in last[:: self._ranks.ranks_per_node]),
+            processor=statistics.median(ranks[0].processor for ranks in each),
+            collectives=last[0].collectives,
             small=small,
         )
         print(
@@ -213,7 +225,8 @@ class _Known:
             setting.job, batch_size=NEXT_TO_NOTHING * setting.job.samples_per_session, lookups=1
         )
         plain = dataclasses.replace(setting, job=small, placed="row-wise")
-        took = median(self._ranks.run(steps_of, small, None, 9)[0].seconds)
+        each = [self._ranks.run(steps_of, small, None, 5) for _ in range(ASSEMBLED)]
+        took = median(_seconds(each))
         step = self._forecast(plain, cluster, compute)
         calling = step.ms - self._forecast(plain, _calls_take(cluster, 0.0), compute).ms
         if took >= step.ms or not calling:
@@ -240,6 +253,11 @@ def _calls_take(cluster: Cluster, share: float) -> Cluster:
     return dataclasses.replace(cluster, **links)
 
 
+def _seconds(each: Sequence[Sequence[EmulatedSteps]]) -> list[float]:
+    """The first rank's, of all times that the ranks' steps were assembled."""
+    return [seconds for ranks in each for seconds in ranks[0].seconds]
+
+
 def _in_ms(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{part} {ms:.1f}" for part, ms in parts.items() if ms >= 0.05) or "nothing"
 
@@ -252,7 +270,7 @@ def figures(quick: bool, part: tuple[int, int] = (1, 1)) -> list[Figure]:
     number, parts = part
     size = -(-len(SETTINGS) // parts)
     chosen = QUICK if quick else SETTINGS[(number - 1) * size : number * size]
-    found = list(validated(chosen, rounds=7 if quick else 15))
+    found = list(validated(chosen, rounds=3 if quick else 7))
     errors = [100 * abs(one.error) for one in found]
     each = [
         Figure(
