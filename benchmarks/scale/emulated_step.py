@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.cluster.network import bytes_sent
 from benchmarks.flexshard.steps import OnNodes
 from recd_plugins.advise.computed import measured_compute
+from recd_plugins.compat.both_ways import show_messages
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
@@ -224,7 +225,8 @@ def steps_of(job: EmulatedJob, tiers: TierPlan | None, rounds: int) -> EmulatedS
 
 
 def _collectives(pipeline: Any, stream: Iterator[Batch]) -> dict[str, float]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with seen as profiler, show_messages():
         for _ in range(PROFILED):
             dist.barrier()
             pipeline.progress(stream)

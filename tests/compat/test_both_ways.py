@@ -19,6 +19,7 @@ from recd_plugins.compat.both_ways import (
     all_to_all_both_ways,
     can_exchange_both_ways,
     exchange_both_ways,
+    show_messages,
 )
 from recd_plugins.planning.exchanges import exchange_as_measured
 from recd_plugins.planning.topology import Topology
@@ -126,8 +127,8 @@ def of_torchrec() -> None:
             found = torch.empty(size * 2)
             with torch.profiler.profile() as profiler:
                 work = asked.dist.all_to_all_single(found, equal, group=group, async_op=True)
-            assert isinstance(work, dist.Work)
-            work.wait()
+                assert isinstance(work, dist.Work)
+                work.wait()
             assert torch.equal(found, expected)
             assert any(event.name.startswith(f"{operator}::all") for event in profiler.events())
         assert asked.dist.get_world_size() == size
@@ -138,6 +139,39 @@ def of_torchrec() -> None:
 
 def test_torchrec_asks_how_a_group_exchanges(gloo_pool: GlooPool) -> None:
     gloo_pool.run(of_torchrec, world_size=2)
+
+
+def messages_in(profiler: Any) -> list[str]:
+    return [one.name for one in profiler.events() if one.name in ("gloo:recv", "gloo:send")]
+
+
+def profiled() -> None:
+    """Whoever waits for a message past the profile that has it writes into freed memory."""
+    for _ in range(20):
+        with torch.profiler.profile() as profiler:
+            begun = [exchanged(all_to_all_both_ways, case, async_op=True) for case in range(8)]
+        assert not messages_in(profiler)
+        del profiler
+        others = [torch.full((size,), 7) for size in range(1, 300)]
+        for _, work in begun:
+            work.wait()
+        assert all(bool((one == 7).all()) for one in others)
+    with torch.profiler.profile() as profiler:
+        with show_messages():
+            for case in range(8):
+                exchanged(all_to_all_both_ways, case, async_op=True)
+        assert not both_ways._UNDER_WAY[world()]
+        exchanged(all_to_all_both_ways, 1)
+    other = 1 - dist.get_rank()
+    each = [drawn(case) for case in range(8)]
+    sends = sum(1 for _, sent, _ in each if sent[other])
+    receives = sum(1 for _, _, received in each if received[other])
+    shown = messages_in(profiler)
+    assert (shown.count("gloo:send"), shown.count("gloo:recv")) == (sends, receives)
+
+
+def test_a_profile_has_messages_only_where_they_end_before_it(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(profiled, world_size=2)
 
 
 def agreed(asked_by: int) -> str:

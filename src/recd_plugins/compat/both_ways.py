@@ -7,13 +7,19 @@ only behind that it is ready too: the two ways of the connection take turns. Bet
 an exchange then takes up to twice the time of its bytes. Here a rank says to all peers that it is
 ready, and then sends, by messages between two ranks.
 
+A profile has a message until it is waited for. torch then writes the end into memory of the
+profile, and one that has stopped has none any more: whoever waits for a message past it, as of a
+batch to come, would write over other memory. So profiles have no messages, unless one shows them
+(`show_messages`) and waits for all before it stops.
+
 TorchRec has no option for how its modules exchange. Its two files that do it ask `dist`, which
 is replaced in them once a group is to exchange both ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -24,13 +30,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torchrec.distributed import comm_ops, dist_data
 
-from recd_plugins.compat.pytorch import backend_of, group_of_name
+from recd_plugins.compat.pytorch import backend_of, group_of_name, unseen_by_profilers
 
 __all__ = [
     "MOST_UNDER_WAY",
     "all_to_all_both_ways",
     "can_exchange_both_ways",
     "exchange_both_ways",
+    "show_messages",
 ]
 
 TAG = 0xB07
@@ -62,6 +69,21 @@ def exchange_both_ways(group: ProcessGroup, on: bool = True) -> None:
     _ON.add(group)
     for module in (comm_ops, dist_data):
         cast("Any", module).dist = _ASKS
+
+
+@contextmanager
+def show_messages() -> Iterator[None]:
+    """Inside, a profile has the messages of exchanges that begin, until they are waited for; on
+    leaving, all that are under way are. So the profile must stop after that."""
+    global _SHOWN
+    _SHOWN = True
+    try:
+        yield
+    finally:
+        _SHOWN = False
+        for under_way in [*_UNDER_WAY.values()]:
+            for one in [*under_way]:
+                one.wait()
 
 
 def all_to_all_both_ways(
@@ -99,16 +121,17 @@ def _begin(
         tensor.split(list(splits) or len(tensor) // size)
         for tensor, splits in ((output, receives), (input.contiguous(), sends))
     )
-    works = [
-        group.recv([received[peer]], peer, TAG)
-        for peer in (*range(rank - 1, -1, -1), *range(size - 1, rank, -1))
-        if received[peer].numel()
-    ]
-    works += [
-        group.send([sent[peer]], peer, TAG)
-        for peer in (*range(rank + 1, size), *range(rank))
-        if sent[peer].numel()
-    ]
+    with nullcontext() if _SHOWN else unseen_by_profilers():
+        works = [
+            group.recv([received[peer]], peer, TAG)
+            for peer in (*range(rank - 1, -1, -1), *range(size - 1, rank, -1))
+            if received[peer].numel()
+        ]
+        works += [
+            group.send([sent[peer]], peer, TAG)
+            for peer in (*range(rank + 1, size), *range(rank))
+            if sent[peer].numel()
+        ]
     if received[rank].numel():
         received[rank].copy_(sent[rank])
     _BEGUN.append(_Exchange(works, _UNDER_WAY.setdefault(group, {})))
@@ -167,5 +190,7 @@ class _Asks:
 _ASKS = _Asks()
 _ON: WeakSet[ProcessGroup] = WeakSet()
 _UNDER_WAY: WeakKeyDictionary[ProcessGroup, dict[_Exchange, None]] = WeakKeyDictionary()
+_SHOWN = False
+"""Whether profiles have messages."""
 _BEGUN: list[_Exchange] = []
 """What the operator began, until it is handed out."""

@@ -50,6 +50,7 @@ __all__ = [
     "recorded_events",
     "reduce_scatter_single",
     "schema_of",
+    "unseen_by_profilers",
     "was_written_to",
     "without_memory",
     "writes_to",
@@ -161,6 +162,16 @@ def recorded_events(profiler: Any) -> Iterator[Any]:
     for event in profiler.profiler.kineto_results.events():
         if not (_filter_name(event.name()) or event.is_hidden_event()):
             yield event
+
+
+@contextmanager
+def unseen_by_profilers() -> Iterator[None]:
+    """What begins within is in no profile of this thread, nor is its end."""
+    torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._enable_record_function(True)
 
 
 def ranks_of(group: Any) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchrec.distributed.types import ShardedModule
 
+from recd_plugins.compat.both_ways import show_messages
 from recd_plugins.compat.pytorch import recorded_events
 from recd_plugins.trainer.measure.breakdown import (
     PARTS,
@@ -62,6 +63,8 @@ class StepProfiler:
         self.too_short = bool(steps) and not self._steps
         """Whether the run has too few steps for it."""
         self._profiler: profile | None = None
+        self._shown = ExitStack()
+        """In which messages between ranks are shown."""
         self.timeline: list[dict[str, Any]] = []
         """The timelines of the ranks, once it is finished."""
         self._handles: list[Any] = []
@@ -82,6 +85,8 @@ class StepProfiler:
             yield
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
+        if self.ends(number):
+            self._shown.close()  # before the profiler stops
         self._profiler.step()
 
     def ends(self, step: int) -> bool:
@@ -116,6 +121,7 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=self._steps, repeat=1)
         profiler = profile(activities=activities, schedule=schedule)
+        self._shown.enter_context(show_messages())
         profiler.start()
         return profiler
 
