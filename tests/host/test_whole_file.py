@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import AbstractContextManager
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,21 +46,21 @@ def test_what_fails_changes_nothing(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_of_two_writers_at_a_time_the_last_ones_file_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+WRITES = """
+import sys
+from pathlib import Path
+
+from recd_plugins.storage.whole_file import write_whole
+
+write_whole(Path(sys.argv[1]), "second, and longer")
+"""
+
+
+def test_of_two_writers_at_a_time_the_last_ones_file_is_there(tmp_path: Path) -> None:
     file = tmp_path / "plan.svg"
     with whole_file(file) as first:
         first.write_text("first")
-        with monkeypatch.context() as another, whole_file_of_another(another, file) as second:
-            second.write_text("second, and longer")
+        subprocess.run([sys.executable, "-c", WRITES, file], check=True)
         assert file.read_text() == "second, and longer"
     assert file.read_text() == "first"
     assert list(tmp_path.iterdir()) == [file]
-
-
-def whole_file_of_another(
-    monkeypatch: pytest.MonkeyPatch, file: Path
-) -> AbstractContextManager[Path]:
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    return whole_file(file)
