@@ -79,11 +79,12 @@ def show_messages() -> Iterator[None]:
     _SHOWN = True
     try:
         yield
-    finally:
-        _SHOWN = False
+        # Not after an error: a peer that is gone would be waited for, and the error not told.
         for under_way in [*_UNDER_WAY.values()]:
             for one in [*under_way]:
                 one.wait()
+    finally:
+        _SHOWN = False
 
 
 def all_to_all_both_ways(
