@@ -132,7 +132,10 @@ def test_samples_that_repeat_are_deduplicated(of_sessions: RegistryAdvice) -> No
     walk = of_sessions.walk
     assert {"clustering", "unique samples"} <= set(walk.kept)
     assert walk.best.groups
-    assert of_sessions.values["dedup"] == {"use": "exact", "groups": "auto"}
+    dedup = dict(of_sessions.values["dedup"])
+    # Of so small a model, the history alone is at times timed as the better by the 1% it takes.
+    assert dedup.pop("features", ["history"]) == ["history"]
+    assert dedup == {"use": "exact", "groups": "auto"}
     assert "recd_dedup" in of_sessions.values["plugins"]
     assert "dedup" not in walk.base.values
     assert of_sessions.as_given is not None  # which is no plain TorchRec
@@ -741,6 +744,24 @@ def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:
     assert frozenset({"b"}) not in met  # as it would be, were all weighed anew
     assert walked(otherwise, "abc", {}, near=now, refused="a").kept == ("b", "c")
     assert walked(otherwise, "abc", {}, near=now, refused="b").kept == ()
+
+
+@pytest.mark.parametrize("ac", [36.0, 40.0])
+def test_what_if_does_not_try_again_what_was_far_from_the_best(ac: float) -> None:
+    """Of b and c nothing is left without a, nor with d in its place: a alone is left out again."""
+    now = {"": 100.0, "a": 60.0, "ab": 50.0, "ac": ac, "abc": 30.0}
+    walk = walked(lambda there: now.get("".join(sorted(there)), 100.0), "abcd", {})
+    assert walk.kept == ("a", "b", "c")
+    seen: list[str] = []
+
+    def otherwise(there: Set[str]) -> float:
+        """Then b saves nothing."""
+        seen.append("".join(sorted(there)))
+        return {"abc": 31.0, "ac": 30.8}.get(seen[-1], 99.0 if there else 100.0)
+
+    assert walked(otherwise, "abcd", {}, near=walk).kept == ("a", "c")
+    assert {"ab", "abcd"} <= {*seen}
+    assert not {"bc", "bcd", "abd", "c", "cd", "ad"} & {*seen}
 
 
 def test_an_addition_is_had_in_another_way_where_that_is_better_in_the_end() -> None:

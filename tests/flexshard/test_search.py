@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from recd_flexshard.policy.search import LEAVING, WORTH, PlanSearch
+from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch
+from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.ledger import Ledger, TableLedger
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Topology
@@ -66,7 +71,7 @@ def test_a_collection_is_split_where_its_tables_differ() -> None:
     assert split == {one.name: one in cold for one in (*hot, *cold)}
     ways = (AS_TORCHREC, TableSizes(coalesce="rank"), TableSizes(coalesce="node"))
     every = [
-        search.ledger(dict(zip(search.tables, sizes, strict=True)))
+        search.ledgers.by(dict(zip(search.tables, sizes, strict=True)))
         for sizes in product(ways, repeat=7)
     ]
     assert search.best.ms <= min(one.ms for one in every)
@@ -91,7 +96,7 @@ def test_coalescing_alone_is_no_matter_of_memory() -> None:
     assert search.run().ms <= coalesced.ms
     # What replicas take beside counts.
     for one in search.best.tables.values():
-        alone = search.ledger({"s": TableSizes(coalesce=one.sizes.coalesce)})
+        alone = search.ledgers.by({"s": TableSizes(coalesce=one.sizes.coalesce)})
         assert search.best.memory <= max(alone.memory, search.own.memory) + 1e-3
     strict = PlanSearch({"s": sequences}, prices, budget=-1.0)
     assert strict.run().memory <= search.own.memory - 1
@@ -128,10 +133,52 @@ def test_a_table_is_priced_once_however_many_splits_are_tried(
         placed.append(table.name)
         return sharded_cost(prices, table, shards)
 
-    monkeypatch.setattr("recd_flexshard.policy.search.sharded_cost", counting)
+    monkeypatch.setattr("recd_flexshard.policy.sized_ledgers.sharded_cost", counting)
     search = searched(*hot, *cold)
     assert len(search.collections["bags"]) == len(placed) == len(set(placed)) == 20
     assert {one.sizes.as_torchrec for one in search.best.tables.values()} == {True, False}
     tables = {name: one.table for name, one in search.best.tables.items()}
     sizes = {name: one.sizes for name, one in search.best.tables.items()}
     assert search.best.ms == pytest.approx(Ledger.of(tables, sizes, PRICES).ms, rel=1e-12)
+
+
+def test_a_search_with_another_budget_prices_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While `recd advise` remembers; and it finds what it finds by itself."""
+    tables = [pooled(f"t{n}", n % 4, rows=500 + n, lookups=3) for n in range(6)]
+    priced: list[TableSizes] = []
+    made = TableLedger._made
+
+    def counting(table: SequenceTable, sizes: TableSizes, *rest: Any) -> TableLedger:
+        priced.append(sizes)
+        return made(table, sizes, *rest)
+
+    monkeypatch.setattr(TableLedger, "_made", counting)
+    alone = searched(*tables, budget=2 * MUCH).best
+    with remembering():
+        searched(*tables)
+        first, before = len(priced), {*priced}
+        again = searched(*tables, budget=2 * MUCH).best
+    assert {name: one.sizes for name, one in again.tables.items()} == {
+        name: one.sizes for name, one in alone.tables.items()
+    }
+    assert again.ms == alone.ms
+    assert not before & {*priced[first:]}
+
+
+@pytest.mark.parametrize("best", [1, 2, 20, 38, 39])
+def test_the_best_split_is_found_by_those_beside_it(
+    monkeypatch: pytest.MonkeyPatch, best: int
+) -> None:
+    """Of 39 splits in a row few are priced, where what lies nearer to the best is better."""
+    rows = [(f"t{n}", TableSizes(coalesce="rank")) for n in range(40)]
+    weighed: list[int] = []
+
+    def by(self: SizedLedgers, sizes: Mapping[str, TableSizes]) -> Any:
+        weighed.append(len(sizes))
+        return SimpleNamespace(ms=abs(len(sizes) - best), count=len(sizes))
+
+    search = searched(pooled("t", 0, rows=500, lookups=3))
+    monkeypatch.setattr(SizedLedgers, "by", by)
+    found: Any = search._fastest_split({}, rows)
+    assert found.count == best
+    assert len({*weighed}) <= FAR_APART + 10

@@ -8,7 +8,7 @@ without; or, of pooled tables, as row-wise sums of those bags that have a row wi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum, too_little
+from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.api.planning import (
     AS_TORCHREC,
     Coalesce,
@@ -23,15 +24,11 @@ from recd_plugins.api.planning import (
     Integers,
     Ledger,
     MergedRows,
-    PlannedShards,
     Prices,
     SequenceTable,
     TableLedger,
     TableSizes,
     home_load,
-    marginal_ms,
-    sharded_cost,
-    travelling_shares,
 )
 
 __all__ = ["LEVELS", "PlanSearch", "Way", "allowed_tiers"]
@@ -53,9 +50,9 @@ is simpler."""
 ROUNDING = 1e-9
 """What sums of floats may be off by."""
 MOST_SPLITS = 32
-"""How many ways to split a collection are tried."""
-WHOLE = ("table_wise", "column_wise", "table_column_wise")
-"""How TorchRec shards tables whose rows are not spread over ranks."""
+"""How many ways to split a collection there are to try."""
+FAR_APART = 8
+"""How many of these are tried first, far from each other; then those beside the best of them."""
 LEAVING = 0.05
 """The same, to be taken for TorchRec's own plan: prices are of two ways to do things then."""
 COPYING_BAGS = 0.16
@@ -82,28 +79,14 @@ class PlanSearch:
         self.budget = budget
         self._tiers = allowed_tiers(prices, tiers)
         self._known = any(table.shards is not None for table in tables.values())
-        self._priced: dict[tuple[str, TableSizes, int, float | None], TableLedger] = {}
-        """The ledger of a table by its sizes and by where its shards are."""
-        self._marginals: dict[int, float] = {}
-        """Milliseconds of the ledgers in `_priced`, latencies aside."""
-        self._ledgers: dict[tuple[TableSizes, ...], Ledger] = {}
-        """The ledger by the sizes of all tables."""
-        self._latest: dict[
-            str, tuple[TableSizes, PlannedShards | None, float | None, TableLedger]
-        ] = {}
-        """What the tables of the latest ledger were priced by, and their prices."""
+        self.ledgers = SizedLedgers.of(tables, prices)
         self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
         """Candidates, by ways and the sizes that they have without replicas."""
-        self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
-        self._moved: dict[tuple[str, tuple[int, ...]], PlannedShards] = {}
-        """The shards of a table on these ranks, as one object: they are compared by it."""
-        self._merged: dict[tuple[str, ...], MergedRows] = {}
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
         self.least = 0.0
         """Extra bytes a rank of what takes the least memory, of all that was weighed."""
-        self.own = self.ledger({})
-        """As TorchRec has all tables."""
+        self.own = self.ledgers.own
         self._best: Ledger | None = None
 
     @property
@@ -120,7 +103,7 @@ class PlanSearch:
         """
         self._meet(self.own)
         for level in LEVELS[:2]:
-            self._meet(self.ledger(self._alone(self._all(level))))
+            self._meet(self.ledgers.by(self._alone(self._all(level))))
         for level in LEVELS:
             self._meet_all(self._all(level))
         if len(self.collections) > 1:
@@ -157,60 +140,6 @@ class PlanSearch:
         first way of each without replicas, then with the best ones that fit."""
         return {path: list(self._considered(names)) for path, names in self.collections.items()}
 
-    def ledger(self, sizes: Mapping[str, TableSizes]) -> Ledger:
-        """The prices of these sizes; tables without any are as TorchRec has them."""
-        every = self._every(sizes)
-        named = tuple(every.values())
-        found = self._ledgers.get(named)
-        if found is None:
-            found = self._ledgers[named] = self._made(every)
-        return found
-
-    def _every(self, sizes: Mapping[str, TableSizes]) -> dict[str, TableSizes]:
-        """The sizes of all tables."""
-        return {name: sizes.get(name, none) for name, none in self._without.items()}
-
-    @cached_property
-    def _without(self) -> Mapping[str, TableSizes]:
-        """What each table has to which nobody gives sizes."""
-        row_wise = TableSizes()
-        return {
-            name: row_wise if table.shards is None else AS_TORCHREC
-            for name, table in self.tables.items()
-        }
-
-    def _made(self, every: Mapping[str, TableSizes]) -> Ledger:
-        """The ledger of these sizes, of which each table with its shards is priced once."""
-        left = tuple(name for name, own in every.items() if own.as_torchrec)
-        placed = self._placed.get(left)
-        if placed is None:
-            placed = self._placed[left] = self._shards_of(left)
-        tables = {}
-        shares = travelling_shares(self.tables, every)
-        before, self._latest = self._latest, {}
-        for name, own in every.items():
-            shards = placed.get(name, self.tables[name].shards)
-            share = shares.get(name)
-            known = before.get(name)
-            # Of two ledgers in a row most tables are alike, and to find a price takes hashes.
-            if known and known[0] is own and known[1] is shards and known[2] == share:
-                priced = known[3]
-            else:
-                priced = self._price(name, own, shards, share)
-            self._latest[name] = own, shards, share, priced
-            tables[name] = priced
-        return Ledger(prices=self.prices, tables=tables)
-
-    def _price(
-        self, name: str, own: TableSizes, shards: PlannedShards | None, share: float | None
-    ) -> TableLedger:
-        key = name, own, id(shards), share
-        priced = self._priced.get(key)
-        if priced is None:
-            table = dataclasses.replace(self.tables[name], shards=shards)
-            priced = self._priced[key] = TableLedger.of(table, own, self.prices, share)
-        return priced
-
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
         TorchRec's own plan: nobody asked for more traffic, however fast the links are.
@@ -232,44 +161,6 @@ class PlanSearch:
                 alike = one.table.collection, one.table.dim
                 most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
         return any(rows < self.prices.cluster.world_size for rows in most.values())
-
-    def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
-        """The shards that TorchRec will have of the tables left to it: those of its own plan, if
-        those are all; else anew, each on the rank that has least so far, the largest first."""
-        found: dict[str, PlannedShards | None] = {name: self.tables[name].shards for name in left}
-        if len(left) == len(self.tables):
-            return found
-        busy = [0.0] * self.prices.cluster.world_size
-        for name in sorted(left, key=lambda name: -self._sent[name]):
-            shards = found[name]
-            if shards is None or shards.kind not in WHOLE:
-                continue
-            ranks = []
-            for _ in shards.shards:
-                rank = busy.index(min(busy))
-                busy[rank] += self._sent[name] / len(shards.shards)
-                ranks.append(rank)
-            found[name] = self._on(name, shards, tuple(ranks))
-        return found
-
-    @cached_property
-    def _sent(self) -> Mapping[str, float]:
-        """Bytes of each table in all-to-alls over all ranks, wherever TorchRec has its shards."""
-        return {
-            name: 0.0
-            if table.shards is None
-            else float(np.sum(sharded_cost(self.prices, table, table.shards).a2a_global))
-            for name, table in self.tables.items()
-        }
-
-    def _on(self, name: str, shards: PlannedShards, ranks: tuple[int, ...]) -> PlannedShards:
-        """A table's shards on these ranks."""
-        if (name, ranks) not in self._moved:
-            placed = zip(shards.shards, ranks, strict=True)
-            self._moved[name, ranks] = dataclasses.replace(
-                shards, shards=tuple(dataclasses.replace(one, rank=rank) for one, rank in placed)
-            )
-        return self._moved[name, ranks]
 
     def _extra(self, ledger: Ledger) -> float:
         """Bytes a rank over TorchRec's own plan, of those that stay where these are fewer.
@@ -332,7 +223,7 @@ class PlanSearch:
     def _seek(self, ways: Mapping[str, Way], sizes: dict[str, TableSizes]) -> Iterator[Ledger]:
         """Where exchanges overlap, sizes are sought for several guesses of how much of them is
         hidden."""
-        alone = self.ledger(sizes)
+        alone = self.ledgers.by(sizes)
         yield alone
         if not sizes:
             return
@@ -342,7 +233,7 @@ class PlanSearch:
         if not levels:
             return
         fixed = {name: size for name, size in sizes.items() if name not in levels}
-        merged, cluster = self._merge(tuple(levels)), self.prices.cluster
+        merged, cluster = self.ledgers.merged(tuple(levels)), self.prices.cluster
         busy = self._busy(levels)
         sets = [*((tier,) for tier in self._tiers if len(self._tiers) > 1), self._tiers]
         for hidden in sorted({cluster.overlap, cluster.overlap / 2, 0.0}):
@@ -394,7 +285,7 @@ class PlanSearch:
         """
         ledgers: list[Ledger] = []
         while any(tier.any() for tier in found):
-            ledgers.append(self.ledger({**fixed, **merged.sizes(*found, levels)}))
+            ledgers.append(self.ledgers.by({**fixed, **merged.sizes(*found, levels)}))
             if len(ledgers) > 1 and ledgers[-1].ms >= ledgers[-2].ms:
                 break
             multiple = self.prices.cluster.world_size
@@ -413,20 +304,34 @@ class PlanSearch:
             for ledger in self._candidates(ways):
                 rows = {name: ledger.tables[name].sizes for name in movable}
                 rest = {n: one.sizes for n, one in ledger.tables.items() if n not in rows}
-                own = self.ledger(rest)
+                own = self.ledgers.by(rest)
                 gains = {
-                    name: self._marginal(own, name) - self._marginal(ledger, name) for name in rows
+                    name: self.ledgers.marginal(own, name) - self.ledgers.marginal(ledger, name)
+                    for name in rows
                 }
                 order = sorted(rows, key=lambda name: -gains[name])
-                step = max(1, len(order) // MOST_SPLITS)
-                tries = (
-                    rest | {name: rows[name] for name in order[:count]}
-                    for count in range(1, len(order), step)
-                )
-                found = self.ledger(min(tries, key=lambda one: self._made(self._every(one)).ms))
+                found = self._fastest_split(rest, [(name, rows[name]) for name in order])
                 self._meet(found)
                 if self._best is found:
                     self._meet_all(self.ways, 0.0)
+
+    def _fastest_split(
+        self, rest: Mapping[str, TableSizes], rows: Sequence[tuple[str, TableSizes]]
+    ) -> Ledger:
+        """The fastest plan with `rest` in which rows travel of the first few tables of these."""
+
+        def ms(count: int) -> float:
+            return self.ledgers.by({**rest, **dict(rows[:count])}).ms
+
+        counts = range(1, len(rows), max(1, len(rows) // MOST_SPLITS))
+        apart = max(1, len(counts) // FAR_APART)
+        taken = {count: ms(count) for count in counts[::apart]}
+        best = counts.index(min(taken, key=taken.__getitem__))
+        for count in counts[max(0, best - apart + 1) : best + apart]:
+            if count not in taken:
+                taken[count] = ms(count)
+        fastest = min(sorted(taken), key=taken.__getitem__)
+        return self.ledgers.by({**rest, **dict(rows[:fastest])})
 
     def _in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Ledger]:
         """Plans in which the hottest rows of a pooled collection are on every rank, and bags that
@@ -437,7 +342,7 @@ class PlanSearch:
         if not all(self.tables[name].bags for name in names):
             return
         rest = {n: one.sizes for n, one in self.best.tables.items() if n not in names}
-        merged, multiple = self._merge(names), self.prices.cluster.world_size
+        merged, multiple = self.ledgers.merged(names), self.prices.cluster.world_size
         each = merged.rows.counts * merged.rows.p
         before = np.cumsum(each) - each
         for share in COVERED:
@@ -449,14 +354,7 @@ class PlanSearch:
                 sizes[name] = TableSizes(
                     replicated=count if every else count // multiple * multiple
                 )
-            yield self.ledger(rest | sizes)
-
-    def _marginal(self, ledger: Ledger, table: str) -> float:
-        """Milliseconds of a table, latencies aside."""
-        one = ledger.tables[table]
-        if id(one) not in self._marginals:
-            self._marginals[id(one)] = float(marginal_ms(one.cost.mean, self.prices.cluster))
-        return self._marginals[id(one)]
+            yield self.ledgers.by(rest | sizes)
 
     def _by_table(self) -> dict[str, Way]:
         """Each table's best level of coalescing, with its sizes and the other tables as they are;
@@ -469,14 +367,9 @@ class PlanSearch:
             tries = [dataclasses.replace(one.sizes, coalesce=level) for level in LEVELS]
             if one.table.shards is not None:
                 tries.append(AS_TORCHREC)
-            ledgers = [self.ledger(sizes | {name: own}) for own in tries]
+            ledgers = [self.ledgers.by(sizes | {name: own}) for own in tries]
             ledger = min(ledgers, key=lambda found: found.ms)
         return {name: _way(one) for name, one in ledger.tables.items()}
-
-    def _merge(self, names: tuple[str, ...]) -> MergedRows:
-        if names not in self._merged:
-            self._merged[names] = MergedRows.of({name: self.tables[name] for name in names})
-        return self._merged[names]
 
     def _considered(self, names: tuple[str, ...]) -> Iterator[Considered]:
         chosen = {name: one.sizes for name, one in self.best.tables.items()}
@@ -493,7 +386,7 @@ class PlanSearch:
             else:
                 called = CALLED[way]
             rest = {name: sizes for name, sizes in chosen.items() if name not in names}
-            plain = self.ledger(rest | self._alone(dict.fromkeys(names, way)))
+            plain = self.ledgers.by(rest | self._alone(dict.fromkeys(names, way)))
             taken = own == {way}
             with_replicas = [
                 one

@@ -47,6 +47,9 @@ BETTER = 0.01
 COPYING = 0.15
 """The same on a CPU, for rows to have replicas where none had any: such steps took 11 to 20% longer
 against others than by their prices."""
+FAR = 0.25
+"""The share that a step takes longer than the best, at least, for what took another's place in it
+not to be tried there again where something is otherwise, nor more to be left out of it."""
 FEW = 4
 """Additions that wait, of which each choice is tried with the next one; of more, all or those alone
 that it needs."""
@@ -206,9 +209,12 @@ def weigh_near(
 ) -> Walk:
     """Weigh the additions where something is otherwise than on a walk that was `found`: from what
     is kept there, as it is kept, on top of `values`. The others are met anew, each that is kept is
-    left out once, and each that is not is tried in the place of each that is. All is weighed as in
-    `weigh` where what was kept cannot be, does not fit, or is worse than the baseline."""
-    on_the_way = _OnTheWay(base=outlooks.of(values), outlooks=outlooks, goal=goal, schema=schema)
+    left out once, and each that is not is tried in the place of each that is, but for what was
+    `FAR` from the best there. All is weighed as in `weigh` where what was kept cannot be, does not
+    fit, or is worse than the baseline."""
+    far = _Far(found, goal)
+    base = outlooks.of(values)
+    on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema, far=far)
     ordered = [found.varied.get(one.addition.name, one) for one in in_order(claims)]
     if not on_the_way.begin([one for one in ordered if one.addition.name in found.kept], found):
         return weigh(values, claims, outlooks, goal, schema)
@@ -220,12 +226,39 @@ def weigh_near(
     return on_the_way.walk()
 
 
+class _Far:
+    """The changes to what a walk has kept that were met on it, and are `FAR` from its best."""
+
+    def __init__(self, found: Walk, goal: AdviceGoal) -> None:
+        self._kept = frozenset(found.kept)
+        most = goal.score(found.best) * (1 + FAR)
+        met = [names for names, one in found.met.items() if goal.score(one) > most]
+        self._changes = [self._change(names) for names in met]
+
+    def has(self, claims: Sequence[ClaimedAddition]) -> bool:
+        """Whether these are what was kept but for one of the changes, or for more left out."""
+        left_out, put_in = self._change(_names(claims))
+        return any(out <= left_out and put_in == others for out, others in self._changes)
+
+    def _change(self, names: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+        """What is left out of what was kept, and what is there instead."""
+        return self._kept.difference(names), frozenset(names) - self._kept
+
+
 class _OnTheWay:
     """The additions that are kept so far."""
 
     def __init__(
-        self, *, base: Outlook, outlooks: Outlooks, goal: AdviceGoal, schema: Schema
+        self,
+        *,
+        base: Outlook,
+        outlooks: Outlooks,
+        goal: AdviceGoal,
+        schema: Schema,
+        far: _Far | None = None,
     ) -> None:
+        """Nothing is left out, or in another's place, by a change that is `far`."""
+        self._far = far
         self._base, self._outlooks, self._goal, self._schema = base, outlooks, goal, schema
         self.best = base
         self.weighed: list[Weighed] = []
@@ -336,13 +369,16 @@ class _OnTheWay:
         for claim in self._waiting:
             (one,) = (one for one in self.weighed if one.claim is claim)
             self._settle(claim, "left out", one.why)
-        for claim in reversed(self._kept[:]):
+        first = self._kept
+        for claim in reversed(first):
             name = claim.addition.name
             if not any(one is claim for one in self._kept):
                 continue  # it went with one that it needs
             gone = self._with_those_that_need(claim)
             back = self._replaced.get(name, [])
             rest = in_order([*(one for one in self._kept if one not in gone), *back])
+            if self._kept is not first and self._far and self._far.has(rest):
+                continue
             try:
                 outlook = self._having(rest)
             except RecdError:
@@ -378,6 +414,8 @@ class _OnTheWay:
                 if not set(claim.addition.needs) <= {one.addition.name for one in rest}:
                     continue
                 rest = in_order(rest)
+                if self._far and self._far.has(rest):
+                    continue
                 try:
                     outlook = self._having(rest)
                 except RecdError:
@@ -434,7 +472,7 @@ class _OnTheWay:
                 if not kept:
                     one = dataclasses.replace(one, outlook=outlook, gain=gain)
                 self.weighed[index] = one
-                self.met[tuple(claim.addition.name for claim in trial)] = outlook
+                self.met[_names(trial)] = outlook
                 self._varied[one.name], self._kept = varied, trial
                 self.best = self._top = outlook
         if self._varied:
@@ -459,7 +497,7 @@ class _OnTheWay:
             return values
         found = self._outlooks.of(values)
         if noted:
-            self.met[tuple(claim.addition.name for claim in claims)] = found
+            self.met[_names(claims)] = found
         return found
 
     def _values(self, claims: Sequence[ClaimedAddition]) -> Values | NotHere:
@@ -592,6 +630,10 @@ class _OnTheWay:
                 f"budget is {in_bytes(self._goal.budget_gb * GB)}"
             )
         return f"a step would take {outlook.ms:.3g} ms, and the baseline takes {self._base.ms:.3g}"
+
+
+def _names(claims: Sequence[ClaimedAddition]) -> tuple[str, ...]:
+    return tuple(claim.addition.name for claim in claims)
 
 
 def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:

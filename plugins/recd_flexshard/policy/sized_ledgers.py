@@ -1,0 +1,166 @@
+"""The ledgers of one set of tables at one set of prices, by the sizes of all tables.
+
+Each is made once, and of each the prices of a table once: plans that are weighed differ in few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from recd_plugins.api.planning import (
+    AS_TORCHREC,
+    Ledger,
+    MergedRows,
+    PlannedShards,
+    Prices,
+    SequenceTable,
+    TableLedger,
+    TableSizes,
+    marginal_ms,
+    remembered,
+    sharded_cost,
+    travelling_shares,
+)
+
+__all__ = ["SizedLedgers"]
+
+WHOLE = ("table_wise", "column_wise", "table_column_wise")
+"""How TorchRec shards tables whose rows are not spread over ranks."""
+
+
+class SizedLedgers:
+    """The ledgers by sizes; tables without any are as TorchRec has them, or row-wise, where nobody
+    knows its plan."""
+
+    def __init__(self, tables: Mapping[str, SequenceTable], prices: Prices) -> None:
+        self.tables = tables
+        self.prices = prices
+        self._priced: dict[tuple[str, TableSizes, int, float | None], TableLedger] = {}
+        """The ledger of a table by its sizes and by where its shards are."""
+        self._marginals: dict[int, float] = {}
+        """Milliseconds of the ledgers in `_priced`, latencies aside."""
+        self._made: dict[tuple[TableSizes, ...], Ledger] = {}
+        """The ledger by the sizes of all tables."""
+        self._latest: dict[
+            str, tuple[TableSizes, PlannedShards | None, float | None, TableLedger]
+        ] = {}
+        """What the tables of the latest ledger were priced by, and their prices."""
+        self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
+        self._moved: dict[tuple[str, tuple[int, ...]], PlannedShards] = {}
+        """The shards of a table on these ranks, as one object: they are compared by it."""
+        self._merged: dict[tuple[str, ...], MergedRows] = {}
+
+    @classmethod
+    def of(cls, tables: Mapping[str, SequenceTable], prices: Prices) -> SizedLedgers:
+        """Those of searches before, which had another budget: `recd advise` asks for many."""
+        return remembered((cls, *tables.items(), prices), lambda: cls(tables, prices))
+
+    @cached_property
+    def own(self) -> Ledger:
+        """As TorchRec has all tables."""
+        return self.by({})
+
+    def by(self, sizes: Mapping[str, TableSizes]) -> Ledger:
+        """The prices of these sizes."""
+        every = {name: sizes.get(name, none) for name, none in self._without.items()}
+        named = tuple(every.values())
+        found = self._made.get(named)
+        if found is None:
+            found = self._made[named] = self._make(every)
+        return found
+
+    def merged(self, names: tuple[str, ...]) -> MergedRows:
+        """The rows of these tables in one order."""
+        if names not in self._merged:
+            self._merged[names] = MergedRows.of({name: self.tables[name] for name in names})
+        return self._merged[names]
+
+    def marginal(self, ledger: Ledger, table: str) -> float:
+        """Milliseconds of a table in one of the ledgers, latencies aside."""
+        one = ledger.tables[table]
+        if id(one) not in self._marginals:
+            self._marginals[id(one)] = float(marginal_ms(one.cost.mean, self.prices.cluster))
+        return self._marginals[id(one)]
+
+    @cached_property
+    def _without(self) -> Mapping[str, TableSizes]:
+        """What each table has to which nobody gives sizes."""
+        row_wise = TableSizes()
+        return {
+            name: row_wise if table.shards is None else AS_TORCHREC
+            for name, table in self.tables.items()
+        }
+
+    def _make(self, every: Mapping[str, TableSizes]) -> Ledger:
+        """The ledger of these sizes, of which each table with its shards is priced once."""
+        left = tuple(name for name, own in every.items() if own.as_torchrec)
+        placed = self._placed.get(left)
+        if placed is None:
+            placed = self._placed[left] = self._shards_of(left)
+        tables = {}
+        shares = travelling_shares(self.tables, every)
+        before, self._latest = self._latest, {}
+        for name, own in every.items():
+            shards = placed.get(name, self.tables[name].shards)
+            share = shares.get(name)
+            known = before.get(name)
+            # Of two ledgers in a row most tables are alike, and to find a price takes hashes.
+            if known and known[0] is own and known[1] is shards and known[2] == share:
+                priced = known[3]
+            else:
+                priced = self._price(name, own, shards, share)
+            self._latest[name] = own, shards, share, priced
+            tables[name] = priced
+        return Ledger(prices=self.prices, tables=tables)
+
+    def _price(
+        self, name: str, own: TableSizes, shards: PlannedShards | None, share: float | None
+    ) -> TableLedger:
+        key = name, own, id(shards), share
+        priced = self._priced.get(key)
+        if priced is None:
+            table = dataclasses.replace(self.tables[name], shards=shards)
+            priced = self._priced[key] = TableLedger.of(table, own, self.prices, share)
+        return priced
+
+    def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
+        """The shards that TorchRec will have of the tables left to it: those of its own plan, if
+        those are all; else anew, each on the rank that has least so far, the largest first."""
+        found: dict[str, PlannedShards | None] = {name: self.tables[name].shards for name in left}
+        if len(left) == len(self.tables):
+            return found
+        busy = [0.0] * self.prices.cluster.world_size
+        for name in sorted(left, key=lambda name: -self._sent[name]):
+            shards = found[name]
+            if shards is None or shards.kind not in WHOLE:
+                continue
+            ranks = []
+            for _ in shards.shards:
+                rank = busy.index(min(busy))
+                busy[rank] += self._sent[name] / len(shards.shards)
+                ranks.append(rank)
+            found[name] = self._on(name, shards, tuple(ranks))
+        return found
+
+    @cached_property
+    def _sent(self) -> Mapping[str, float]:
+        """Bytes of each table in all-to-alls over all ranks, wherever TorchRec has its shards."""
+        return {
+            name: 0.0
+            if table.shards is None
+            else float(np.sum(sharded_cost(self.prices, table, table.shards).a2a_global))
+            for name, table in self.tables.items()
+        }
+
+    def _on(self, name: str, shards: PlannedShards, ranks: tuple[int, ...]) -> PlannedShards:
+        """A table's shards on these ranks."""
+        if (name, ranks) not in self._moved:
+            placed = zip(shards.shards, ranks, strict=True)
+            self._moved[name, ranks] = dataclasses.replace(
+                shards, shards=tuple(dataclasses.replace(one, rank=rank) for one, rank in placed)
+            )
+        return self._moved[name, ranks]
