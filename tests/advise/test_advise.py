@@ -746,9 +746,9 @@ def test_what_if_is_weighed_from_what_is_kept_unless_that_cannot_be() -> None:
     assert walked(otherwise, "abc", {}, near=now, refused="b").kept == ()
 
 
-@pytest.mark.parametrize("ac", [36.0, 40.0])
+@pytest.mark.parametrize("ac", [33.0, 34.0])
 def test_what_if_does_not_try_again_what_was_far_from_the_best(ac: float) -> None:
-    """Of b and c nothing is left without a, nor with d in its place: a alone is left out again."""
+    """Of b and c little is left without a, nor with d in its place: a is not left out again."""
     now = {"": 100.0, "a": 60.0, "ab": 50.0, "ac": ac, "abc": 30.0}
     walk = walked(lambda there: now.get("".join(sorted(there)), 100.0), "abcd", {})
     assert walk.kept == ("a", "b", "c")
@@ -760,8 +760,8 @@ def test_what_if_does_not_try_again_what_was_far_from_the_best(ac: float) -> Non
         return {"abc": 31.0, "ac": 30.8}.get(seen[-1], 99.0 if there else 100.0)
 
     assert walked(otherwise, "abcd", {}, near=walk).kept == ("a", "c")
-    assert {"ab", "abcd"} <= {*seen}
-    assert not {"bc", "bcd", "abd", "c", "cd", "ad"} & {*seen}
+    assert {"ac", "abcd"} <= {*seen}
+    assert not {"ab", "bc", "bcd", "abd", "c", "cd", "ad"} & {*seen}
 
 
 def test_an_addition_is_had_in_another_way_where_that_is_better_in_the_end() -> None:

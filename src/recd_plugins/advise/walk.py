@@ -47,9 +47,11 @@ BETTER = 0.01
 COPYING = 0.15
 """The same on a CPU, for rows to have replicas where none had any: such steps took 11 to 20% longer
 against others than by their prices."""
-FAR = 0.25
-"""The share that a step takes longer than the best, at least, for what took another's place in it
-not to be tried there again where something is otherwise, nor more to be left out of it."""
+FAR = 0.15
+"""The share that a step takes longer than the best, at least, for what was left out of it, or took
+another's place, not to be tried so again where something is otherwise by a factor of two."""
+ALIKE = 0.5
+"""The share that is saved, of what was saved before, for that to hold."""
 FEW = 4
 """Additions that wait, of which each choice is tried with the next one; of more, all or those alone
 that it needs."""
@@ -210,11 +212,10 @@ def weigh_near(
     """Weigh the additions where something is otherwise than on a walk that was `found`: from what
     is kept there, as it is kept, on top of `values`. The others are met anew, each that is kept is
     left out once, and each that is not is tried in the place of each that is, but for what was
-    `FAR` from the best there. All is weighed as in `weigh` where what was kept cannot be, does not
-    fit, or is worse than the baseline."""
-    far = _Far(found, goal)
+    `FAR` from the best there, if about as much is saved here. All is weighed as in `weigh` where
+    what was kept cannot be, does not fit, or is worse than the baseline."""
     base = outlooks.of(values)
-    on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema, far=far)
+    on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema)
     ordered = [found.varied.get(one.addition.name, one) for one in in_order(claims)]
     if not on_the_way.begin([one for one in ordered if one.addition.name in found.kept], found):
         return weigh(values, claims, outlooks, goal, schema)
@@ -255,10 +256,9 @@ class _OnTheWay:
         outlooks: Outlooks,
         goal: AdviceGoal,
         schema: Schema,
-        far: _Far | None = None,
     ) -> None:
-        """Nothing is left out, or in another's place, by a change that is `far`."""
-        self._far = far
+        self._far: _Far | None = None
+        """The changes that are not tried."""
         self._base, self._outlooks, self._goal, self._schema = base, outlooks, goal, schema
         self.best = base
         self.weighed: list[Weighed] = []
@@ -303,6 +303,8 @@ class _OnTheWay:
             self._put(claim, "kept", "", outlook)
         self._kept = kept
         self._replaced = {name: list(some) for name, some in found.replaced.items()}
+        if self._gain(outlook, self._base) > ALIKE * self._gain(found.best, found.base):
+            self._far = _Far(found, self._goal)
         self.best = self._top = outlook
         return True
 
@@ -369,15 +371,14 @@ class _OnTheWay:
         for claim in self._waiting:
             (one,) = (one for one in self.weighed if one.claim is claim)
             self._settle(claim, "left out", one.why)
-        first = self._kept
-        for claim in reversed(first):
+        for claim in reversed(self._kept):
             name = claim.addition.name
             if not any(one is claim for one in self._kept):
                 continue  # it went with one that it needs
             gone = self._with_those_that_need(claim)
             back = self._replaced.get(name, [])
             rest = in_order([*(one for one in self._kept if one not in gone), *back])
-            if self._kept is not first and self._far and self._far.has(rest):
+            if self._far and self._far.has(rest):
                 continue
             try:
                 outlook = self._having(rest)

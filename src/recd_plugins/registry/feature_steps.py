@@ -288,7 +288,8 @@ class FeatureSteps:
             )
 
         values = self._registry.source.values
-        decides = {slot: values.get(slot) for slot in DELIVERY}
+        # What `dedup` chooses by these batches decides nothing about them.
+        decides = {slot: values.get(slot) for slot in DELIVERY if slot != "dedup"}
         stripes = [(one.file.name, one.group, one.num_rows) for one in tables.train.stripes]
         settings = [train.batch_size, train.seed, train.threads, world_size, train.device]
         makers = [made_by(one) for slot in DELIVERY for one in self._registry.chosen(slot)]
