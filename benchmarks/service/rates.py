@@ -44,18 +44,19 @@ class Taken(NamedTuple):
     """Seconds of the worker's processor time."""
 
 
-def one_worker(folder: Path, rounds: int, *, samples: int, batch_size: int) -> list[Figure]:
-    """Each round is an epoch of its own, so no batch comes from a cache."""
-    return [
-        figure
-        for kind in KINDS
-        for figure in _one_worker(
-            folder, rounds, kind, {"samples": samples, "batch_size": batch_size}
-        )
-    ]
+def one_worker(
+    folder: Path, rounds: int, *, samples: int, batch_size: int, larger: bool = False
+) -> list[Figure]:
+    """Each round is an epoch of its own, so no batch comes from a cache. The batches of some
+    figures are `larger`, and their names say so."""
+    sizes = {"samples": samples, "batch_size": batch_size}
+    size = f" of {batch_size:,}" if larger else ""
+    return [figure for kind in KINDS for figure in _one_worker(folder, rounds, kind, sizes, size)]
 
 
-def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) -> Iterator[Figure]:
+def _one_worker(
+    folder: Path, rounds: int, kind: str, sizes: Mapping[str, int], size: str
+) -> Iterator[Figure]:
     stack = stack_of(folder, kind, LOCAL, **sizes)
     local, table = stack.loader(0, 1), stack.prepare().train
     columns = [table.schema.label, *table.schema.dense, *table.schema.sparse_names]
@@ -74,7 +75,7 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
             "packing": packed(batches),
             "decoding": decoding(table, columns),
         }
-        measured = alternate(sides, rounds, of=f"one worker, {kind} batches")
+        measured = alternate(sides, rounds, of=f"one worker, {kind} batches{size}")
     end_workers()
 
     def cpu(side: str) -> float:
@@ -145,7 +146,7 @@ def _one_worker(folder: Path, rounds: int, kind: str, sizes: Mapping[str, int]) 
         ]
         for what, values, target, at_most, limit, note in asked:
             yield Figure(
-                name=f"one worker, {kind} batches by {way}: {what}, of the local reader's",
+                name=f"one worker, {kind} batches{size} by {way}: {what}, of the local reader's",
                 value=statistics.median(values),
                 unit="of 1",
                 baseline=1.0,
