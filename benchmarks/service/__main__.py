@@ -37,14 +37,15 @@ def measure(
     rounds, few = (3, 2) if quick else (7, 6)
     calling, seconds = (200, 5.0) if quick else (1000, 60.0)
     sizes = {"samples": samples, "batch_size": BATCH_SIZE}
-    larger = {"samples": 2 * samples, "batch_size": LARGER}
     small = {"samples": min(samples, 20_000), "batch_size": 128}
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as name:
         folder = Path(name)
         figures = []
         if count is None:
             figures += one_worker(folder, rounds, **sizes)
-            figures += one_worker(folder, few, larger=True, **larger)
+            figures += one_worker(
+                folder, few, samples=2 * samples, batch_size=LARGER, size=f" of {LARGER:,}"
+            )
             if not missing_cores():
                 figures += own_core(folder, rounds, **sizes)
             figures += wire(folder, **sizes)
@@ -56,7 +57,7 @@ def measure(
             figures.append(coordinator_load(calling, seconds))
         else:
             figures.append(trials(folder, count, seed=seed))
-    settings = {**sizes, "larger": larger, "disturbed": small, "rounds": rounds, "torch_threads": 1}
+    settings = {**sizes, "larger": LARGER, "disturbed": small, "rounds": rounds, "torch_threads": 1}
     ray_data = (
         f"Ray Data, which lacks {' and '.join(MISSING)}: pip install 'ray[data]'" if MISSING else ""
     )

@@ -45,12 +45,11 @@ class Taken(NamedTuple):
 
 
 def one_worker(
-    folder: Path, rounds: int, *, samples: int, batch_size: int, larger: bool = False
+    folder: Path, rounds: int, *, samples: int, batch_size: int, size: str = ""
 ) -> list[Figure]:
-    """Each round is an epoch of its own, so no batch comes from a cache. The batches of some
-    figures are `larger`, and their names say so."""
+    """Each round is an epoch of its own, so no batch comes from a cache. Figures of batches of
+    another size than others have say which."""
     sizes = {"samples": samples, "batch_size": batch_size}
-    size = f" of {batch_size:,}" if larger else ""
     return [figure for kind in KINDS for figure in _one_worker(folder, rounds, kind, sizes, size)]
 
 
