@@ -44,7 +44,7 @@ def measure(
         if count is None:
             figures += one_worker(folder, rounds, **sizes)
             figures += one_worker(
-                folder, few, samples=2 * samples, batch_size=LARGER, size=f" of {LARGER:,}"
+                folder, few, f" of {LARGER:,}", samples=2 * samples, batch_size=LARGER
             )
             if not missing_cores():
                 figures += own_core(folder, rounds, **sizes)

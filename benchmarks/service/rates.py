@@ -45,7 +45,7 @@ class Taken(NamedTuple):
 
 
 def one_worker(
-    folder: Path, rounds: int, *, samples: int, batch_size: int, size: str = ""
+    folder: Path, rounds: int, size: str = "", /, *, samples: int, batch_size: int
 ) -> list[Figure]:
     """Each round is an epoch of its own, so no batch comes from a cache. Figures of batches of
     another size than others have say which."""
