@@ -14,7 +14,7 @@ from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.ledger import Ledger, TableLedger
+from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.sharded_cost import sharded_cost
@@ -142,27 +142,28 @@ def test_a_table_is_priced_once_however_many_splits_are_tried(
     assert search.best.ms == pytest.approx(Ledger.of(tables, sizes, PRICES).ms, rel=1e-12)
 
 
-def test_a_search_with_another_budget_prices_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_with_another_budget_makes_no_ledger_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """While `recd advise` remembers; and it finds what it finds by itself."""
     tables = [pooled(f"t{n}", n % 4, rows=500 + n, lookups=3) for n in range(6)]
-    priced: list[TableSizes] = []
-    made = TableLedger._made
-
-    def counting(table: SequenceTable, sizes: TableSizes, *rest: Any) -> TableLedger:
-        priced.append(sizes)
-        return made(table, sizes, *rest)
-
-    monkeypatch.setattr(TableLedger, "_made", counting)
     alone = searched(*tables, budget=2 * MUCH).best
+    made: list[tuple[TableSizes, ...]] = []
+    make = SizedLedgers._make
+
+    def counting(self: SizedLedgers, every: Mapping[str, TableSizes]) -> Ledger:
+        made.append(tuple(every.values()))
+        return make(self, every)
+
+    monkeypatch.setattr(SizedLedgers, "_make", counting)
     with remembering():
         searched(*tables)
-        first, before = len(priced), {*priced}
         again = searched(*tables, budget=2 * MUCH).best
     assert {name: one.sizes for name, one in again.tables.items()} == {
         name: one.sizes for name, one in alone.tables.items()
     }
     assert again.ms == alone.ms
-    assert not before & {*priced[first:]}
+    assert len(made) == len({*made}) > 1
 
 
 @pytest.mark.parametrize("best", [1, 2, 20, 38, 39])

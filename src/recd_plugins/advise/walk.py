@@ -250,12 +250,7 @@ class _OnTheWay:
     """The additions that are kept so far."""
 
     def __init__(
-        self,
-        *,
-        base: Outlook,
-        outlooks: Outlooks,
-        goal: AdviceGoal,
-        schema: Schema,
+        self, *, base: Outlook, outlooks: Outlooks, goal: AdviceGoal, schema: Schema
     ) -> None:
         self._far: _Far | None = None
         """The changes that are not tried."""
