@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import shutil
+import sys
 import threading
 from collections import Counter
 from itertools import chain, islice
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
 from recd_plugins.data import local_loader
+from recd_plugins.data.batch_reader import GENTLY, BatchReader
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.local_loader import RankBatches
 from recd_plugins.data.order import Shares
@@ -103,6 +106,38 @@ def test_two_threads_load_the_windows_that_none_does(table):
     assert {*threading.enumerate()} - before
     begun.close()
     assert not {*threading.enumerate()} - before
+
+
+@pytest.mark.parametrize("gently", [False, True])
+def test_gentle_threads_load_the_first_window_alone_and_are_less_urgent(table, monkeypatch, gently):
+    order, shares = open_loader(table).source.order, Shares(world_size=1, streams=1)
+    source = RankBatches(table, order, shares, rank=0, prefetch=2, transform=None, gently=gently)
+    decode, gather = BatchReader._decode, BatchReader._gather
+    seen, others = [], threading.Event()
+
+    def decoded(reader, window):
+        seen.append(("decode", _urgency()))
+        if len(seen) > 1:
+            others.set()
+        return decode(reader, window)
+
+    def gathered(*args):
+        if not gently:  # else nobody comes
+            assert others.wait(60)
+        seen.append(("gather", _urgency()))
+        return gather(*args)
+
+    monkeypatch.setattr(BatchReader, "_decode", decoded)
+    monkeypatch.setattr(BatchReader, "_gather", gathered)
+    assert len([*source.batches(0, 0)]) == order.num_batches
+    assert [what for what, _ in seen[:2]] == (["decode", "gather"] if gently else ["decode"] * 2)
+    less = GENTLY if gently and sys.platform == "linux" else 0
+    assert {urgency - _urgency() for _, urgency in seen} == {less}
+
+
+def _urgency() -> int:
+    linux = sys.platform == "linux"
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if linux else 0
 
 
 @pytest.mark.parametrize("threads", [0, 2])

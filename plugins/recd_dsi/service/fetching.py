@@ -133,8 +133,8 @@ class Fetching:
             self._bytes.pop(position)
             self._errors.pop(position, None)
             self._next = position + 1
-            if self._next % self._run == 0:
-                self._room.notify_all()
+            if self._next % self._run == 0 and 2 * len(self._ready) < self._depth:
+                self._room.notify_all()  # else lanes look by themselves soon enough
         self.stalled += time.monotonic() - began
         return batch
 

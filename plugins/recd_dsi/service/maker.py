@@ -75,6 +75,7 @@ class OpenJob:
             rank=consumer,
             prefetch=LOADING,
             transform=self._transform,
+            gently=True,
         )
         rank.left_out, rank.tries = self._job.left_out, TRIES
         first, *then = ranges

@@ -9,10 +9,14 @@ float; of the features that a `dedup` converter takes, each different row once. 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import chain
 
@@ -38,6 +42,10 @@ from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks,
 from recd_plugins.storage.uri import Location
 
 __all__ = ["BatchReader", "StripeReader", "key_column"]
+
+GENTLY = 5
+"""How much less urgent threads are that load gently, as `nice` counts: they have a third of a
+processor that another thread wants, too."""
 
 I64 = npt.NDArray[np.int64]
 
@@ -78,6 +86,7 @@ class BatchReader:
         unjoined: Collection[str] = (),
         beside: Mapping[str, str] | None = None,
         prefetch: int = 1,
+        gently: bool = False,
         threads: bool = True,
         left_out: Collection[int] = (),
         tries: int = 1,
@@ -86,7 +95,9 @@ class BatchReader:
 
         With them come those of `ASKABLE` that `beside` names, each from a column of the table.
         `prefetch` threads load as many of each stream's next windows while one is used; of two, one
-        gathers a window while the other decodes the next. `threads`: as many as Arrow has decode,
+        gathers a window while the other decodes the next. `gently` they give way to who makes
+        batches: none loads another window before the first is there, and the system takes them for
+        less urgent where it ranks threads (Linux). `threads`: as many as Arrow has decode,
         and copy the features of a window. Rows of the stripes `left_out` are empty, and weigh 0;
         others are tried so many times.
         """
@@ -96,6 +107,7 @@ class BatchReader:
         self._order = order
         self._streams = streams
         self._prefetch = prefetch
+        self._gently = gently
         self._threads = pa.cpu_count() if threads else 1
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
@@ -119,7 +131,8 @@ class BatchReader:
         wanted = [range(one.start, min(one.stop, length)) for one in ranges]
         copies = ThreadPoolExecutor(self._threads, "recd-copies")
         each: Each = copies.map if self._threads > 1 else map
-        pools = [ThreadPoolExecutor(1, "recd-reader") for _ in range(self._prefetch)]
+        begin = _give_way if self._gently else None
+        pools = [ThreadPoolExecutor(1, "recd-reader", begin) for _ in range(self._prefetch)]
         try:
             yield from self._batches(epoch, wanted, pools, each)
         finally:
@@ -157,6 +170,8 @@ class BatchReader:
         ahead: deque[Future[Loaded]] = deque()
         for window in windows:
             ahead.append(self._load(window, pools, each))
+            if self._gently and len(ahead) == 1:
+                wait(ahead)
             if len(ahead) == 1 + len(pools):
                 yield from self._given(ahead.popleft().result())
         while ahead:
@@ -253,6 +268,16 @@ def key_column(table: Table, name: str) -> str:
             "dedup",
         )
     return column
+
+
+def _give_way() -> None:
+    """Make this thread less urgent than its process."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # where a system forbids it, all are as urgent
+            thread = threading.get_native_id()
+            os.setpriority(
+                os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + GENTLY
+            )
 
 
 def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:

@@ -62,8 +62,9 @@ class RankBatches(IterableDataset[HandedOver]):
         rank: int,
         prefetch: int,
         transform: Transform | None,
+        gently: bool = False,
     ) -> None:
-        """`prefetch` threads load windows ahead, as a `BatchReader`'s."""
+        """`prefetch` threads load windows ahead, `gently` or not, as a `BatchReader`'s."""
         self.epoch = 0
         """The epoch that the next `iter` reads."""
         self.first = 0
@@ -76,7 +77,7 @@ class RankBatches(IterableDataset[HandedOver]):
         self._table = table
         self._shares = shares
         self._rank = rank
-        self._prefetch = prefetch
+        self._prefetch, self._gently = prefetch, gently
         self._transform = transform
         steps = transform if isinstance(transform, BatchTransform) else None
         self._unjoined = steps.takes if steps else frozenset()
@@ -164,6 +165,7 @@ class RankBatches(IterableDataset[HandedOver]):
             unjoined=self._unjoined,
             beside=self._beside,
             prefetch=prefetch,
+            gently=self._gently,
             threads=threads,
             left_out=self.left_out,
             tries=self.tries,
