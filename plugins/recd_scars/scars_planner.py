@@ -360,6 +360,12 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
 
     @property
+    def begins_empty(self) -> bool:
+        planned = self.tier_plan is not None and self._policy is None
+        # Only rank 0 has a profile, and gives notices.
+        return planned and self.profile is not None and not self._has_counted
+
+    @property
     def _has_counted(self) -> bool:
         """Whether any lookup is in the profile of the last plan."""
         assert self.profile is not None  # without one a plan is saved, and so a policy's

@@ -31,7 +31,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import bags_of_one
-from recd_plugins.compat.bags_of_one import FEW, look_up_as_bags
+from recd_plugins.compat.bags_of_one import FEW, OWN, look_up_as_bags
 from recd_plugins.compat.torchrec import fused_kernels
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
@@ -189,6 +189,21 @@ def test_it_is_begun_once_and_few_ids_stay_as_they_are() -> None:
     for few in (FEW - 1, FEW):
         kernel(indices=ids[:few], offsets=offsets.clamp(max=few))
     assert modes == [PoolingMode.NONE, PoolingMode.SUM]
+
+
+def test_ids_of_four_bytes_that_cannot_name_every_row_stay_as_they_are() -> None:
+    """They count the rows of all tables, of which no test has 2**31."""
+    kernel = kernel_of(EmbOptimType.EXACT_SGD)
+    look_up_as_bags(kernel)
+    one, modes = vars(kernel)[OWN], []
+    assert one.num_rows == sum(TABLES)
+    kernel.register_forward_pre_hook(lambda one, *_: modes.append(one.pooling_mode))
+    ids, offsets = lookup(0)
+    for rows in (2**31 - 1, 2**31):
+        one.num_rows = rows
+        for kind in (torch.int32, torch.int64):
+            kernel(indices=ids.to(kind), offsets=offsets.to(kind))
+    assert modes == [PoolingMode.SUM] * 2 + [PoolingMode.NONE, PoolingMode.SUM]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.local_reader import (
+    LocalReaderConfig,
+    build_local_reader,
+    table_digest,
+)
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.data.table import TableWriter
@@ -332,6 +337,18 @@ def test_files_of_one_name_in_two_partitions_are_pinned_apart(folder: Path) -> N
     pq.write_table(side(users[4::2]), folder / "beta" / names[0])
     with pytest.raises(DataError, match=r"beta/half=0/part\.parquet: is not what it was"):
         check_pins(folder, tables())
+
+
+def test_a_partition_that_has_another_value_is_another_table(folder: Path) -> None:
+    rows = pq.read_table(folder / "sorted.parquet")
+    digests = []
+    for day in (1, 2, 1):
+        shutil.rmtree(folder / "rows", ignore_errors=True)
+        (folder / "rows" / f"day={day}").mkdir(parents=True)
+        pq.write_table(rows, folder / "rows" / f"day={day}" / "part.parquet")
+        path = str(folder / "rows")
+        digests.append(table_digest(opened(folder, train=path, test=path).train))
+    assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.string_view()])

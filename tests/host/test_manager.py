@@ -119,7 +119,9 @@ def test_a_module_path_is_imported_and_its_distribution_named(site: Path) -> Non
     ]
 
 
-def test_a_folder_and_a_file_are_found_from_the_registry(site: Path, tmp_path: Path) -> None:
+def test_a_folder_and_a_file_are_found_from_the_registry(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = tmp_path / "project"
     write_module(base / "local", "as_folder", pooling("folder"))
     file = write_module(base, "as_package", pooling("file")) / "__init__.py"
@@ -132,6 +134,9 @@ def test_a_folder_and_a_file_are_found_from_the_registry(site: Path, tmp_path: P
     # The same ones from where they lie, as absolute paths.
     again = Catalog([str(base / "local/as_folder"), str(base / "as_file.py")], Path("/"))
     assert names(again) == ["folder", "file"]
+    # And from the user's folder.
+    monkeypatch.setenv("HOME", str(base))
+    assert names(Catalog(["~/as_file.py"], Path("/"))) == ["file"]
 
 
 def test_a_path_without_a_plugin_is_named(tmp_path: Path) -> None:

@@ -310,6 +310,15 @@ def unused() -> list[list[str]]:
         for _ in range(2):
             sharded(batch.pages)
 
+    def nothing_is_moved() -> None:
+        cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "hot_batches": False}
+        cache |= {"profile_batches": 0, "tables": ["*"]}
+        stack, model = rp.load({"plugins": ["recd_scars"], "cache": cache}), Pages()
+        plan, sharders = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(model, device=cpu, plan=plan, sharders=sharders)
+        for _ in range(2):
+            sharded(batch.pages)
+
     def planned_a_copy() -> None:
         stack = rp.load({"sharding": {"search": "greedy"}})
         stack.plan(Pages())
@@ -328,13 +337,16 @@ def unused() -> list[list[str]]:
         warned(wrapped_afterwards),
         warned(trained_without_tables),
         warned(trained_one_collection),
+        warned(nothing_is_moved),
     ]
 
 
 def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     first, others = gloo_pool.run(unused)
-    planless, early, left, raw, plain, copied, joined, whole, two, wrapped, bare, lone = first
-    assert others == [[]] * 12
+    planless, early, left, raw, plain, copied, joined, whole, two, wrapped, bare, lone, still = (
+        first
+    )
+    assert others == [[]] * 13
     assert len(planless) == len(early) == 1
     assert "there are no batches to profile. Pass the trainer's own" in planless[0]
     assert "stack.sharders() was asked before there is a plan. Call `plan =" in early[0]
@@ -358,6 +370,8 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert "the model trains unsharded: its plan knows modules by their paths" in wrapped[0]
     assert "the model has no EmbeddingCollection or EmbeddingBagCollection. Plan" in bare[0]
     assert "callbacks[0]: mixed_precision is not used" in lone[0]
+    assert len(still) == 1
+    assert "no row has a replica before they are moved first, and nothing moves them" in still[0]
 
 
 def used() -> list[list[str]]:

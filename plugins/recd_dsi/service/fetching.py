@@ -148,6 +148,7 @@ class Fetching:
         with self._lock:
             self._closed = True
             self._ready.clear()
+            self._bytes.clear()
             self._room.notify_all()
 
     def _raise_what_is_wrong(self, position: int, began: float) -> None:

@@ -392,7 +392,7 @@ def _of_file(topology: Any, base: Path) -> Any:
 def _whole(plugin: str, base: Path) -> str:
     """A plugin's name; a path is whole, as in what is advised."""
     if plugin.endswith(".py") or "/" in plugin or plugin.startswith((".", "~")):
-        return str((base / plugin).expanduser().resolve())
+        return str((base / Path(plugin).expanduser()).resolve())
     return plugin
 
 

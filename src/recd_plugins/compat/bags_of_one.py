@@ -94,6 +94,8 @@ class _OneTable:
     """[F] int64: the row of all at which the table of a feature begins."""
     buffers: dict[str, Tensor]
     width: int
+    num_rows: int
+    """Rows of all tables together."""
     before: dict[str, Any] = field(default_factory=dict)
     """What is the kernel's own, during a lookup."""
 
@@ -110,7 +112,7 @@ class _OneTable:
         if _state_of(kernel) != "none":
             buffers["momentum1_offsets"] = kernel.momentum1_offsets[:1] * 0
             buffers["momentum1_placements"] = kernel.momentum1_placements[:1]
-        return cls(kernel.weights_offsets // width, buffers, width)
+        return cls(kernel.weights_offsets // width, buffers, width, int(cumulated[-1]))
 
     def swap(self, kernel: Any) -> None:
         """Have the kernel be of one table whose bags are summed, and whose ids were checked."""
@@ -152,6 +154,8 @@ def _begin(
             kernel.bounds_check_warning,
         )
     if ids.min() < 0:  # pruned, and no row of any table
+        return None
+    if one.num_rows > torch.iinfo(ids.dtype).max:  # rows of all tables that such ids cannot name
         return None
     if num_features > 1:
         counts = offsets[:: (len(offsets) - 1) // num_features].diff()

@@ -75,6 +75,11 @@ class FileFacts:
     names: TableNames | None = None
     """What its table calls the columns of the file, where the log says it."""
 
+    @property
+    def partition_texts(self) -> list[tuple[str, str]]:
+        """The columns that have one value, by name, and that value as text."""
+        return sorted((name, str(value)) for name, value in self.partitions.items())
+
     def check_names(self, own: Collection[str], file: Location) -> None:
         """`DataError` where the file has a column of the table in letters of another case."""
         lacked = (self.columns or frozenset()).difference(own)

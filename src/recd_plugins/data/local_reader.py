@@ -171,12 +171,14 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
 
 
 def table_digest(table: Table) -> str:
-    """Changes with a table's files, by their footers, its stripes, what is joined to its rows, and
-    what is made of its columns, by what vocabularies hold; not with where any of it lies."""
+    """Changes with a table's files, by their footers and partitions, its stripes, what is joined to
+    its rows, and what is made of its columns, by what vocabularies hold; not with where any of it
+    lies."""
     parts: list[object] = [
         (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
     ]
     parts += [facts.digest for facts in table.facts.values()]
+    parts += [values for facts in table.facts.values() if (values := facts.partition_texts)]
     parts += [side.identity for side in table.joins]
     if table.selection is not None:
         parts.append(table.selection.identity)

@@ -235,8 +235,7 @@ def _identities(
             stat = file.stat()
             found.append((str(file), stat.st_size, stat.st_mtime_ns))
         else:
-            values = sorted((name, str(value)) for name, value in known.partitions.items())
-            found.append((str(file), known.size, known.digest, values))
+            found.append((str(file), known.size, known.digest, known.partition_texts))
     return found
 
 

@@ -364,7 +364,7 @@ def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
 
 
 def _import_path(name: str, base: Path) -> ModuleType:
-    path = (base / name).expanduser().resolve()
+    path = (base / Path(name).expanduser()).resolve()
     file = path / "__init__.py" if path.is_dir() else path
     if not file.is_file():
         raise PluginError(

@@ -54,6 +54,12 @@ class Proposes(ABC):
 class Retiers(ABC):
     """A planner that moves replicas while training: what `train.retier_every` asks for."""
 
+    @property
+    def begins_empty(self) -> bool:
+        """Whether no row has a replica before `retier` is called first: a notice asks who is to
+        call it."""
+        return False
+
     @abstractmethod
     def retier(self, batches: Iterable[Batch], group: ProcessGroup) -> None:
         """Give the replicas to the rows that are hot in these batches, which are rank 0's.

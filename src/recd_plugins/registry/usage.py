@@ -23,7 +23,7 @@ from recd_plugins.notices import (
     Wrong,
 )
 from recd_plugins.planning.embedding_collections import embedding_collections
-from recd_plugins.planning.planner_bases import OrdersBatches, from_rank_0
+from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, from_rank_0
 from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS
@@ -461,6 +461,15 @@ class Usage:
                 why="it is for `recd train`, and nothing moves replicas in this trainer",
                 cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
                 "between two steps, or take it out.",
+            )
+        empty = isinstance(planner, Retiers) and planner.begins_empty
+        if empty and not self._registry.train.retier_every and "retier_every" not in self._asked:
+            yield _unused(
+                planning,
+                "no row has a replica before they are moved first, and nothing moves them",
+                "Set `train.retier_every` for `recd train`, call "
+                "`stack.retiering_planner().retier(batches, group)` on every rank between two "
+                "steps, or count batches before training (`profile_batches`).",
             )
         if self._registry.train.codecs.dense != "fp32" and "codecs.dense" not in self._asked:
             yield Unused(
