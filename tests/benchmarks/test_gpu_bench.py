@@ -37,7 +37,7 @@ def test_one_failure_costs_one_row() -> None:
 
 
 def test_what_is_not_timed_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ["hot-batches", "vbe", "doctor"]
+    parts = ["vbe", "doctor"]
     alone = main(["--device", "cpu", "--quick", "--part", *parts])
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     assert main(["--device", "cpu", "--quick", "--part", *parts]) == alone

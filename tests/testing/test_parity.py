@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import pickle
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,7 @@ from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import (
     TABLE_OPTIMIZERS,
     TableOptimizerName,
+    assert_alike,
     assert_parity,
     check_parity,
     reference_of,
@@ -35,7 +37,7 @@ from recd_plugins.testing.parity import (
 )
 from recd_plugins.testing.probe import SCHEMA, Probe
 from recd_plugins.testing.reference import TableOptimizer, train_reference
-from recd_plugins.testing.rounding import FACTOR, Rounding, bounds_of, plain_of
+from recd_plugins.testing.rounding import FACTOR, RUNS, Rounding, bounds_of, plain_of
 from recd_plugins.testing.trained import Trained
 
 
@@ -300,8 +302,9 @@ def test_an_optimizer_state_that_stays_behind_is_found(
             super().step()
 
     expected = reference_of(Probe, STEPS, optimizer=settings(kind))
-    monkeypatch.setattr(reference, "TableOptimizer", Forgets)
-    wrong = train_reference(Probe, STEPS, optimizer=settings(kind))
+    with monkeypatch.context() as patched:
+        patched.setattr(reference, "TableOptimizer", Forgets)
+        wrong = train_reference(Probe, STEPS, optimizer=settings(kind))
     with pytest.raises(AssertionError, match="row 3"):
         assert_parity(wrong, *expected)
 
@@ -332,6 +335,55 @@ def test_rows_that_cancel_have_bounds_of_their_own() -> None:
     assert torch.equal(trained["table"][cancel], torch.ones(2, 8))
     assert rows[cancel].min() > 50 * rows[~cancel].max()
     assert rows[~cancel].max() < 1e-5
+
+
+def test_bounds_are_found_once_something_is_beyond_the_least() -> None:
+    runs = 0
+
+    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        nonlocal runs
+        runs += 1
+        with rounding:
+            return {"table": torch.ones(3, 8).cumsum(0) / 3}
+
+    expected, bounds = plain_of(train)
+    table = expected["table"]
+    last = table * torch.finfo(table.dtype).eps
+    assert_alike({"table": table + last}, expected, bounds)
+    assert runs == 1
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="table at row"):
+            assert_alike({"table": table + 1e-3}, expected, bounds)
+    assert_alike({"table": table + 5 * last}, expected, bounds)
+    assert runs == 1 + RUNS
+    assert pickle.loads(pickle.dumps(bounds))["table"].equal(bounds["table"])
+
+
+def held_on_ranks(off: Sequence[float]) -> tuple[int, str]:
+    """How often a rank trained, and what it found, where its result is so far off."""
+    runs = 0
+
+    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        nonlocal runs
+        runs += 1
+        whole = torch.ones(8)
+        dist.all_reduce(whole)
+        return {"table": whole}
+
+    expected, bounds = plain_of(train)
+    try:
+        assert_alike({"table": expected["table"] + off[dist.get_rank()]}, expected, bounds)
+    except AssertionError as error:
+        return runs, str(error)
+    return runs, ""
+
+
+def test_what_one_rank_finds_beyond_the_least_has_all_find_bounds(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(held_on_ranks, (0, 0)) == [(1, "")] * 2
+    (first, nothing), (other, wrong) = gloo_pool.run(held_on_ranks, (0, 0.5))
+    assert first == other == 1 + RUNS
+    assert nothing == ""
+    assert wrong.startswith("table at row 0: 2.5 is not 2 ")
 
 
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.NONE])

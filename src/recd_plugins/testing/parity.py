@@ -24,7 +24,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arrangement, ByRegistry
 from recd_plugins.testing.reference import train_reference
-from recd_plugins.testing.rounding import bounds_of, spreads_of
+from recd_plugins.testing.rounding import BoundsOnDemand, bounds_of, least_bounds, spreads_of
 from recd_plugins.testing.trained import Trained, dense_optimizer
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
@@ -181,7 +181,8 @@ def reference_of(
     column_shards: int = 1,
 ) -> Reference:
     """`train_reference`, and what it may differ by from others: it is trained again and again,
-    rounding at random. For the same arguments that is done once in a process."""
+    rounding at random, once something differs by more than a few units in the last place. For the
+    same arguments that is done once in a process."""
     key = _digest((build_model, batches, optimizer, seed, column_shards))
     if key not in _FOUND:
         train = partial(
@@ -219,13 +220,17 @@ def _digest(value: object) -> bytes:
 def _with_bounds(train: Callable[..., Trained]) -> Reference:
     trained = train()
     expected = trained.tensors()
-    spreads = spreads_of(lambda rounding: train(rounding=rounding).tensors(), expected)
-    bounds = bounds_of(spreads, expected)
-    dense = [name for name in bounds if name.startswith("dense parameter") and bounds[name].numel()]
-    if dense:
-        widest = torch.stack([bounds[name].max() for name in dense]).max()
-        bounds |= dict.fromkeys(dense, widest)
-    return Reference(trained, bounds)
+
+    def find() -> Bounds:
+        spreads = spreads_of(lambda rounding: train(rounding=rounding).tensors(), expected)
+        bounds = bounds_of(spreads, expected)
+        dense = [name for name in bounds if name.startswith("dense parameter")]
+        if dense := [name for name in dense if bounds[name].numel()]:
+            widest = torch.stack([bounds[name].max() for name in dense]).max()
+            bounds |= dict.fromkeys(dense, widest)
+        return bounds
+
+    return Reference(trained, BoundsOnDemand(find, expected, on_ranks=False))
 
 
 def assert_parity(
@@ -241,7 +246,7 @@ def assert_parity(
     __tracebackhide__ = True
     ours, theirs = left.tensors(), right.tensors()
     if bounds is None:
-        bounds = bounds_of({name: torch.zeros_like(one) for name, one in theirs.items()}, theirs)
+        bounds = least_bounds(theirs)
     found = _differences(ours, theirs, bounds)
     if found:
         raise AssertionError("\n".join([*found, *_scales(left, right)]))
@@ -265,6 +270,15 @@ def _differences(
 ) -> list[str]:
     """The differences between two sets of tensors: names, shapes, or the worst element of a
     kind."""
+    if isinstance(bounds, BoundsOnDemand):
+        found = _beyond(left, right, bounds.least)
+        if not bounds.are_needed(here=bool(found)):
+            return []
+        bounds = dict(bounds.items())
+    return _beyond(left, right, bounds)
+
+
+def _beyond(left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds: Bounds) -> list[str]:
     if left.keys() != right.keys():
         return [f"only one side has {name}" for name in sorted(left.keys() ^ right.keys())]
     for name, ours in left.items():

@@ -10,17 +10,27 @@ noise comes to, and no other row gets a bound that hides mistakes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.compat.pytorch import EagerDispatchMode, schema_of
 
-__all__ = ["FACTOR", "RUNS", "Rounding", "bounds_of", "plain_of", "spreads_of"]
+__all__ = [
+    "FACTOR",
+    "RUNS",
+    "BoundsOnDemand",
+    "Rounding",
+    "bounds_of",
+    "least_bounds",
+    "plain_of",
+    "spreads_of",
+]
 
 DRAWN = 1 << 18
 """Sides, up or down, that are drawn for all operators of a training."""
@@ -142,9 +152,9 @@ def _rounds(value: Tensor) -> bool:
 
 def plain_of(
     train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]], *, runs: int = RUNS
-) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     """The result of the plain side of a comparison, and the bounds by which others may differ from
-    it.
+    it: they are found once something differs by more than they are at least.
 
         def plain(rounding):
             model = build()
@@ -154,10 +164,63 @@ def plain_of(
 
         assert_alike(ours, *plain_of(plain))
 
-    On ranks, all of them call it.
+    On ranks, all of them call it, and hold their results to it in the same order.
     """
     expected = train(nullcontext())
-    return expected, bounds_of(spreads_of(train, expected, runs=runs), expected)
+
+    def find() -> dict[str, Tensor]:
+        return bounds_of(spreads_of(train, expected, runs=runs), expected)
+
+    return expected, BoundsOnDemand(find, expected, on_ranks=dist.is_initialized())
+
+
+class BoundsOnDemand(Mapping[str, Tensor]):
+    """`bounds_of` of spreads that more trainings are needed for, which nobody runs before a bound
+    is asked for.
+
+    No bound is less than without any spread, so that what is within those is within these.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Mapping[str, Tensor]],
+        expected: Mapping[str, Tensor],
+        *,
+        on_ranks: bool,
+    ) -> None:
+        """`on_ranks`: `find` trains on all ranks together."""
+        self._find = find
+        self.least = least_bounds(expected)
+        self._on_ranks = on_ranks
+        self._found: Mapping[str, Tensor] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._found is None:
+            self._found = self._find()
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.least)
+
+    def __len__(self) -> int:
+        return len(self.least)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self.items()),)
+
+    def are_needed(self, *, here: bool) -> bool:
+        """Whether any rank needs more than the least bounds, which all then find; every rank says
+        whether it does."""
+        if not self._on_ranks:
+            return here
+        needed = torch.tensor(here, dtype=torch.int32)
+        dist.all_reduce(needed, dist.ReduceOp.MAX)
+        return bool(needed)
+
+
+def least_bounds(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The bounds where nothing spreads: a few units in the last place of a row."""
+    return bounds_of({name: torch.zeros_like(one) for name, one in expected.items()}, expected)
 
 
 def spreads_of(
