@@ -265,12 +265,12 @@ def trains_hot(train: Train, like: Train) -> list[bool]:
         batches = list(clicks(8, "plain"))
         own = job("registry", make_loader=lambda _: batches, registry=HOT)
     assert own.stack is not None
-    own.given = list(own.stack.order(batches, features=attrgetter("sparse")))
+    given = own.given = list(own.stack.order(batches, features=attrgetter("sparse")))
     train(own)
 
     def run(rounding: AbstractContextManager[Any]) -> dict[str, Tensor]:
         plain = job("plain")
-        plain.given = own.given
+        plain.given = given
         with rounding:
             like(plain)
         return plain.trained()
@@ -279,7 +279,7 @@ def trains_hot(train: Train, like: Train) -> list[bool]:
         expected, bounds = plain_of(run)
         HOT_REFERENCES[like.__name__] = dict(expected), bounds
     assert_alike(own.trained(), *HOT_REFERENCES[like.__name__])
-    return [mark_of(batch.sparse) is not None for batch in own.given[:STEPS]]
+    return [mark_of(batch.sparse) is not None for batch in given[:STEPS]]
 
 
 @pytest.mark.parametrize(

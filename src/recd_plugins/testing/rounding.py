@@ -189,14 +189,14 @@ class BoundsOnDemand(Mapping[str, Tensor]):
         on_ranks: bool,
     ) -> None:
         """`on_ranks`: `find` trains on all ranks together."""
-        self._find = find
+        self._find: Callable[[], Mapping[str, Tensor]] | None = find
         self.least = least_bounds(expected)
         self._on_ranks = on_ranks
-        self._found: Mapping[str, Tensor] | None = None
+        self._found: Mapping[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._found is None:
-            self._found = self._find()
+        if self._find is not None:
+            self._found, self._find = self._find(), None  # which holds what it trains
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
