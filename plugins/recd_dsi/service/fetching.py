@@ -133,8 +133,8 @@ class Fetching:
             self._bytes.pop(position)
             self._errors.pop(position, None)
             self._next = position + 1
-            if self._next % self._run == 0 and 2 * len(self._ready) < self._depth:
-                self._room.notify_all()  # else lanes look by themselves soon enough
+            if self._next % self._run == 0 and not self._is_comfortable:
+                self._room.notify_all()
         self.stalled += time.monotonic() - began
         return batch
 
@@ -323,6 +323,12 @@ class Fetching:
     def _depth(self) -> int:
         """The number of batches that are asked for ahead."""
         return max(2, min(MOST_AHEAD, self._options.prefetch_bytes // self._mean))
+
+    @property
+    def _is_comfortable(self) -> bool:
+        """Whether so many small batches wait that the trainer wakes nobody, for lanes look again by
+        themselves (`TICK`) soon enough."""
+        return self._run == RUN and 2 * len(self._ready) >= self._depth
 
     @property
     def _run(self) -> int:
