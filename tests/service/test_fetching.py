@@ -31,9 +31,10 @@ def wakes(fetching: Fetching, size: int, there: int, taken: int) -> list[int]:
     worker: Any = object()
     fetching._recent.extend([size] * 16)
     fetching._deliver(range(there), [(batch, size)] * there, worker)
-    fetching._room.notify_all = lambda: woken.append(fetching._next)  # type: ignore[method-assign]
-    for _ in range(taken):
-        assert fetching.get() is batch
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fetching._room, "notify_all", lambda: woken.append(fetching._next))
+        for _ in range(taken):
+            assert fetching.get() is batch
     return woken
 
 
