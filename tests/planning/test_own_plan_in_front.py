@@ -14,7 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -26,6 +31,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.gloo import GlooPool
 
 CPU = torch.device("cpu")
+ON_RANK_0 = table_wise(rank=0, compute_kernel="fused")
 ROWS = 400
 REGISTRY: dict[str, Any] = {
     "plugins": ["recd_flexshard"],
@@ -102,17 +108,26 @@ def place(model: Model, plan: dict[str, Any]) -> None:
     plan["second"] = own_place(model.second)
 
 
-def own_place(module: nn.Module) -> Any:
+def place_densely(model: Model, plan: dict[str, Any]) -> None:
+    """The trainer's own, row-wise by the kernel that TorchRec takes where none is named."""
+    plan["second"] = own_place(model.second, row_wise())
+
+
+def own_place(module: nn.Module, way: ParameterShardingGenerator = ON_RANK_0) -> Any:
     size = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
-    way = {"t_b": table_wise(rank=0, compute_kernel="fused")}
-    return construct_module_sharding_plan(module, way, EmbeddingCollectionSharder(), **size)
+    return construct_module_sharding_plan(
+        module, {"t_b": way}, EmbeddingCollectionSharder(), **size
+    )
 
 
-def both() -> tuple[list[str], list[str], str]:
+def both() -> tuple[list[str], list[str], list[str]]:
     """On a rank."""
-    with pytest.raises(CapabilityError) as caught:
-        trained(place)
-    return trained(nothing), trained(leave_out), str(caught.value)
+    refused = []
+    for change in (place, place_densely):
+        with pytest.raises(CapabilityError) as caught:
+            trained(change)
+        refused.append(str(caught.value))
+    return trained(nothing), trained(leave_out), refused
 
 
 def test_tables_whose_tiers_a_trainers_plan_leaves_out_are_told(gloo_pool: GlooPool) -> None:
@@ -122,7 +137,9 @@ def test_tables_whose_tiers_a_trainers_plan_leaves_out_are_told(gloo_pool: GlooP
     assert "sharding: flexshard is not used: the model was sharded without its sharders, or" in said
     assert "by another plan, so that no tiers are in front of table t_b." in said
     assert others == [[], []]
-    assert "table 't_b' has a tier plan, but TorchRec's plan shards it table_wise." in refused
+    whose = "table 't_b' has a tier plan, but TorchRec's plan "
+    for message, told in zip(refused, ("shards it table_wise.", "gives it the dense"), strict=True):
+        assert whose + told in message
 
 
 def by_hand(registry: dict[str, Any]) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,19 +26,27 @@ from tiered import (
 )
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+)
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.errors import DataError
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike, check_parity
+from recd_plugins.testing.rounding import plain_of
 from recd_plugins.tiers.collections.tiered_module import TieredModule
+from recd_plugins.tiers.sharder import TierCluster, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
@@ -254,6 +264,69 @@ def retier_under_way() -> None:
         return tables(model)
 
     assert_alike(train(drawn, nullcontext()), *row_wise_of(train, Sequences))
+
+
+@dataclasses.dataclass(frozen=True)
+class CopiedArtists:
+    """Artists are data-parallel, songs row-wise: of these, some or none have replicas."""
+
+    replicated: tuple[int, ...] = ()
+
+    def plan(self) -> TierPlan:
+        songs = TablePlan(table="songs", replicated=np.array(self.replicated, np.int64))
+        return TierPlan(tables={"songs": songs}, n_nodes=1, ranks_per_node=2)
+
+    def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
+        arranged = BySharding("row_wise")(model, optimizer)
+        places: Any = arranged.plan.plan["bags"]
+        artists = {"artists": data_parallel()}
+        sharder: Any = arranged.sharders[0]
+        places |= construct_module_sharding_plan(
+            model.get_submodule("bags"),
+            {**artists, "songs": row_wise(compute_kernel="fused")},
+            sharder,
+            device_type="cpu",
+        )
+        if not self.replicated:
+            return arranged
+        cluster = TierCluster(self.plan())
+        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
+
+
+def steps_of_adam(zeroed: bool) -> None:
+    """On a rank: Adam has moments of artists when hot steps look up songs alone."""
+    copied = CopiedArtists(replicated=tuple(range(20)))
+    hot = {"songs": np.arange(20), "artists": np.arange(0)}
+
+    def batches() -> Iterator[Batch]:
+        for step in range(6):
+            batch = batch_of(2 * step + dist.get_rank(), 6)
+            if step % 3:
+                marked = dataclasses.replace(batch, hot_under=copied.plan().version)
+                batch = confined(marked, hot)
+            yield batch
+
+    def train(behind: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        model = build(behind, Bags)
+        own = dict(in_backward_optimizer_filter(model.named_parameters()))
+        assert any("artists" in name for name in own)
+        optimizer = torch.optim.Adam(own.values(), lr=0.1)
+        with rounding:
+            for batch in batches():
+                loss = model(batch)[0]
+                optimizer.zero_grad(set_to_none=not zeroed)
+                loss.backward()
+                optimizer.step()
+        return tables(model)
+
+    assert_alike(train(copied, nullcontext()), *plain_of(partial(train, CopiedArtists())))
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_hot_steps_leave_a_dense_optimizer_the_gradients_of_no_lookup(
+    gloo_pool: GlooPool, zeroed: bool
+) -> None:
+    gloo_pool.run(steps_of_adam, zeroed)
 
 
 def test_marks_of_another_plan_count_for_nothing(gloo_pool: GlooPool) -> None:

@@ -180,6 +180,13 @@ def _check_row_wise(
                 f"{shardings[name].sharding_type}. Only row-wise tables have replicas: shard it "
                 "row_wise, or leave it out of the tier plan."
             )
+        if shardings[name].compute_kernel == "dense":
+            raise CapabilityError(
+                f"tiers: table {name!r} has a tier plan, but TorchRec's plan gives it the dense "
+                "kernel, whose rows the dense optimizer steps: replicas repeat a fused one. Name "
+                'it, as `row_wise(compute_kernel="fused")`, or leave the table out of the tier '
+                "plan."
+            )
 
 
 def _check_every_rank_has_rows(

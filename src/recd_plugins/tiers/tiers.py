@@ -16,9 +16,11 @@ from weakref import WeakSet
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import Tensor
+from torch.nn import Parameter
 from torchrec.distributed.types import LazyAwaitable, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.home_weights import report_reads_of_shards
@@ -78,6 +80,9 @@ class Tiers:
         self.features: list[TableFeature] = tiered + others
         """Features of tables with tiers come first, group by group."""
         self.optimizer = FlushingOptimizer(optimizer.optimizers, self)
+        own = in_backward_optimizer_filter(sharded.named_parameters())
+        self._dense = [name for name, weight in own if weight.requires_grad]
+        """The parameters of tables that the trainer's dense optimizer steps."""
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
         self._order: list[int] = []
@@ -220,9 +225,11 @@ class Tiers:
             group.answer_node(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()
         reduction = Reduction(self.nodes, division, self._chunk_rows, batch.hot)
-        update = Update(batch, reduction, self._to_apply)
+        skipped: list[Parameter] = []
         if batch.hot:
             count_forward(self._sharded)
+            skipped = [self._sharded.get_parameter(name) for name in self._dense]
+        update = Update(batch, reduction, self._to_apply, skipped)
         if torch.is_grad_enabled():
             self._updates.add(update)
         return update

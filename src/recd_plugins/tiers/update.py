@@ -4,7 +4,7 @@ stream they are summed (`reduction`), and when rows change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +12,7 @@ from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from recd_plugins.compat.pytorch import at_end_of_backward
 from recd_plugins.errors import CapabilityError
@@ -65,9 +66,18 @@ class Update:
     stream of their own. Rows change at its end, one update after another.
     """
 
-    def __init__(self, batch: RoutedBatch, reduction: Reduction, waiting: list[Update]) -> None:
-        """`waiting` are the updates of the same collection that have gradients in this backward."""
+    def __init__(
+        self,
+        batch: RoutedBatch,
+        reduction: Reduction,
+        waiting: list[Update],
+        skipped: Sequence[Parameter] = (),
+    ) -> None:
+        """`waiting` are the updates of the same collection that have gradients in this backward;
+        `skipped` are the parameters of an optimizer outside TorchRec whose lookups the forward left
+        out, since nothing of them is looked up."""
         self.batch = batch
+        self._skipped = skipped
         self.learns = torch.is_grad_enabled()
         """Whether its rows are looked up to be learnt, as TorchRec's kernels are asked there."""
         self._number = next(_NUMBERS)
@@ -136,6 +146,9 @@ class Update:
                 for sequence in sequences:
                     sequence.finish()
         self._stream.join()
+        for parameter in self._skipped:
+            if parameter.grad is None:  # a lookup of nothing has zeros, by which Adam steps
+                parameter.grad = torch.zeros_like(parameter)
         self.applied = True
 
     @torch.no_grad()
