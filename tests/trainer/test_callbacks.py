@@ -21,13 +21,16 @@ import torch
 from callback_plugin import DIARY, MISSPELT, PLAIN
 from probe_plugin import probe_registry
 from torch import Tensor
+from torchrec.optim.keyed import KeyedOptimizer
 
+from recd_plugins.callbacks.schedule import ScheduleConfig, build_schedule
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError, PluginError, RegistryError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.slots import Callback
+from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.slots import Callback, Context
 from recd_plugins.sparse.keyed import with_ids
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batch
@@ -284,6 +287,91 @@ def test_rates_are_torchs_after_a_warm_up(
     found = lines(tmp_path / "run")
     assert [line["dense_lr"] for line in found] == by_hand(8, 0.1, 3, kind, **options)
     assert [line["tables_lr"] for line in found] == by_hand(8, 0.5, 3, kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("MultiStepLR", {"milestones": [2, 4], "gamma": 0.5}),
+        ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
+    ],
+)
+@pytest.mark.parametrize("stop", [2, 4, 6])
+def test_resumed_rates_are_those_of_an_uninterrupted_run(
+    tmp_path: Path, gloo_pool: GlooPool, kind: str, options: dict[str, Any], stop: int
+) -> None:
+    callback = {"use": "schedule", "warmup": 3, "scheduler": kind.lower(), "options": options}
+    gloo_pool.run(trained, registry(tmp_path, callback, steps=stop))
+    gloo_pool.run(trained, registry(tmp_path, callback), True)
+    found = lines(tmp_path / "run")
+    for name, base in (("dense_lr", 0.1), ("tables_lr", 0.5)):
+        assert [one[name] for one in found] == by_hand(8, base, 3, kind, **options), name
+
+
+def test_a_schedule_goes_on_from_other_rates_and_by_other_options(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    options = {"step_size": 2, "gamma": 0.5}
+    callback = {"use": "schedule", "scheduler": "steplr", "options": options}
+    gloo_pool.run(trained, registry(tmp_path, callback, steps=3))
+    lower = {**OPTIMIZERS, "dense_lr": 0.01}
+    gloo_pool.run(trained, registry(tmp_path, callback, steps=5, optimizer=lower), True)
+    callback["options"] = {**options, "step_size": 3}
+    gloo_pool.run(trained, registry(tmp_path, callback, steps=8, optimizer=lower), True)
+    before, then = by_hand(8, 0.1, 0, "StepLR", **options), by_hand(8, 0.01, 0, "StepLR", **options)
+    last = by_hand(8, 0.01, 0, "StepLR", step_size=3, gamma=0.5)
+    found = [line["dense_lr"] for line in lines(tmp_path / "run")]
+    assert found == [*before[:3], *then[3:5], *last[5:]]
+    callback["options"], callback["scheduler"] = {"max_lr": 1.0, "total_steps": 4}, "onecyclelr"
+    with pytest.raises(RanksFailed, match="OneCycleLR has no rate for step 8, where the run goes"):
+        gloo_pool.run(trained, registry(tmp_path, callback, steps=9, optimizer=lower), True)
+
+
+def test_a_rank_that_had_no_table_goes_on_with_the_schedule_of_those_that_it_gets() -> None:
+    """Another plan, or another number of ranks, gives it some when a run is resumed."""
+    config = ScheduleConfig(scheduler="MultiStepLR", options={"milestones": [2, 5]})
+    settings = TrainSettings()
+
+    def begun(tables: int, step: int = 0) -> tuple[Callback, Training]:
+        weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(1 + tables)]
+        rate = settings.optimizer.tables_lr
+        groups = [{"params": [weight], "lr": rate} for weight in weights[1:]]
+        names = {str(number): weight for number, weight in enumerate(weights[1:])}
+        training = Training(
+            model=torch.nn.Identity(),
+            dense=torch.optim.SGD(weights[:1], settings.optimizer.dense_lr),
+            tables=KeyedOptimizer(names, {}, groups),
+            settings=settings,
+            device=torch.device("cpu"),
+            rank=0,
+            world_size=1,
+            run=Path(),
+            step=step,
+        )
+        callback = build_schedule(config, Context())
+        callback.at_start(training)
+        return callback, training
+
+    def rates(callback: Callback, training: Training, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            callback.before_step(training)
+            found += [{group["lr"] for group in training.tables.param_groups}]
+            training.step += 1
+            callback.after_step(training)
+        return [rate for one in found for rate in one]
+
+    had_one, had_none = begun(1), begun(0)
+    every = rates(*had_one, 3)
+    assert rates(*had_none, 3) == []
+    for before, _ in (had_one, had_none):
+        state = json.loads(json.dumps(before.state_dict()))
+        for tables in (1, 2):
+            callback, training = begun(tables, step=3)
+            callback.load_state_dict(state)
+            assert every + rates(callback, training, 4) == pytest.approx(
+                [0.05, 0.05, 0.005, 0.005, 0.005, 0.0005, 0.0005]
+            )
 
 
 def test_a_rate_moves_tables_and_dense_from_its_own_step_on(

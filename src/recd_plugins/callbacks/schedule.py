@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,18 +69,19 @@ class Schedule(Callback):
         _try(config)
 
     def at_start(self, training: Training) -> None:
+        settings = training.settings.optimizer
+        usual = {"dense": settings.dense_lr, "tables": settings.tables_lr}
         for name, optimizer in self._optimizers(training):
             rates = [group["lr"] for group in optimizer.param_groups]
-            if rates:  # no table may be on this rank
-                self._schedules[name] = _schedule(self._config, rates)
+            # A rank without tables keeps the schedule of those that another plan may give it.
+            self._schedules[name] = _schedule(self._config, rates or [usual[name]])
 
     def before_step(self, training: Training) -> None:
         part = min(1.0, (training.step + 1) / max(1, self._config.warmup))
         for name, optimizer in self._optimizers(training):
-            if name in self._schedules:
-                stand_in = self._schedules[name][0]
-                for group, at in zip(optimizer.param_groups, stand_in.param_groups, strict=True):
-                    group["lr"] = part * at["lr"]
+            stand_in = self._schedules[name][0]
+            for group, at in zip(optimizer.param_groups, stand_in.param_groups, strict=False):
+                group["lr"] = part * at["lr"]
 
     def after_step(self, training: Training) -> None:
         if training.step <= self._config.warmup:
@@ -92,26 +94,41 @@ class Schedule(Callback):
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
         """Adds the rates of the latest step, of the first group of each."""
         for name, optimizer in self._optimizers(training):
-            if name in self._schedules:
-                metrics[f"{name}_lr"] = float(next(iter(optimizer.param_groups))["lr"])
+            if rates := [group["lr"] for group in optimizer.param_groups]:
+                metrics[f"{name}_lr"] = float(rates[0])
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        states = {
             name: {
                 "rates": [group["lr"] for group in optimizer.param_groups],
-                "scheduler": scheduler.state_dict() if scheduler else {},
+                "scheduler": _counts(scheduler.state_dict()) if scheduler else {},
             }
             for name, (optimizer, scheduler) in self._schedules.items()
         }
+        return {"made_of": self._made_of, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the schedule; where options or rates are others by now, or a plan gave this
+        rank tables, at the place where it would be if they had been so from the start."""
+        saved = {name: state.get(name, {}).get("scheduler", {}) for name in ("dense", "tables")}
+        steps = max(one.get("last_epoch", 0) for one in saved.values())
+        alike = state.get("made_of", self._made_of) == self._made_of
         for name, (optimizer, scheduler) in self._schedules.items():
-            if name not in state:  # it had other options
+            if scheduler is None:
                 continue
-            for group, rate in zip(optimizer.param_groups, state[name]["rates"], strict=True):
-                group["lr"] = rate
-            if scheduler is not None:
-                scheduler.load_state_dict(state[name]["scheduler"])
+            if alike and saved[name].get("base_lrs") == scheduler.base_lrs:
+                for group, rate in zip(optimizer.param_groups, state[name]["rates"], strict=True):
+                    group["lr"] = rate
+                scheduler.load_state_dict(_counts(saved[name]))
+            else:
+                _step_to(steps, optimizer, scheduler)
+
+    @property
+    def _made_of(self) -> dict[str, Any]:
+        """The scheduler and its options, as they come back from JSON."""
+        named = {"scheduler": self._config.scheduler.lower(), "options": self._config.options}
+        made: dict[str, Any] = json.loads(json.dumps(named, default=dict))
+        return made
 
     def _optimizers(self, training: Training) -> list[tuple[str, Any]]:
         both = [("dense", training.dense), ("tables", training.tables)]
@@ -145,6 +162,25 @@ def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LR
         raise RegistryError(
             f"callbacks: schedule: {kind.__name__} refuses options={dict(config.options)}: {error}"
             ". Change `options`, or choose another scheduler."
+        ) from error
+
+
+def _counts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a scheduler without its mappings: options make them, as the milestones of
+    MultiStepLR, and JSON gives their numbers back as texts."""
+    return {name: one for name, one in state.items() if not isinstance(one, Mapping)}
+
+
+def _step_to(steps: int, optimizer: Optimizer, scheduler: LRScheduler) -> None:
+    """Take so many steps, from the first on."""
+    try:
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+    except Exception as error:  # torch has many ways of saying it
+        raise RegistryError(
+            f"callbacks: schedule: {type(scheduler).__name__} has no rate for step {steps}, where "
+            f"the run goes on: {error}. Change `options`, or choose another scheduler."
         ) from error
 
 
