@@ -133,11 +133,105 @@ def build_plain(config: PlainConfig, context: Context) -> OptimizerFactory:
 PLAIN = OptimizerRecord(name="plain", summary="Descends.", config=PlainConfig, build=build_plain)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountingConfig(Config):
+    """Where the optimizer counts its steps."""
+
+    where: str = "state"
+    """In the `state` of each parameter, or in each `group`."""
+    past: bool = False
+    """Whether it keeps the latest gradients, in a list."""
+    late: bool = False
+    """Whether it makes a state in its third step."""
+
+
+class Counting(torch.optim.Optimizer):
+    """A mean of gradients, by a rate that the number of steps divides."""
+
+    def __init__(self, params: list[torch.nn.Parameter], config: CountingConfig) -> None:
+        super().__init__(params, {"lr": 0.1, "steps": 0, "pair": (0, 0)})
+        self._config = config
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["pair"] = (group["steps"], 0)
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                state["steps"] = state.get("steps", 0) + 1
+                if self._config.past:
+                    state["past"] = [weight.grad.clone()]
+                if self._config.late and state["steps"] == 3:
+                    state["late"] = weight.grad.clone()
+                mean = state.setdefault("mean", torch.zeros_like(weight))
+                mean.lerp_(weight.grad, 0.1)
+                steps = state["steps"] if self._config.where == "state" else group["steps"]
+                weight.sub_(mean, alpha=group["lr"] / steps)
+
+
+def build_counting(config: CountingConfig, context: Context) -> OptimizerFactory:
+    return lambda params: Counting(params, config)
+
+
+COUNTING = OptimizerRecord(
+    name="counting", summary="Slows down.", config=CountingConfig, build=build_counting
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatesConfig(Config):
+    """No options."""
+
+
+class Drops(Callback):
+    """Lowers all rates once."""
+
+    def before_step(self, training: Training) -> None:
+        if training.step == 2:
+            for optimizer in (training.dense, training.tables):
+                for group in optimizer.param_groups:
+                    group["lr"] *= 0.1
+
+
+class TorchsOwn(Callback):
+    """A scheduler of torch's, as any trainer steps it: it goes on from the rate that there is."""
+
+    def at_start(self, training: Training) -> None:
+        schedule = torch.optim.lr_scheduler
+        self._scheduler = schedule.LinearLR(training.dense, start_factor=0.5, total_iters=6)
+
+    def after_step(self, training: Training) -> None:
+        self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state)
+
+
+def build_drops(config: RatesConfig, context: Context) -> Callback:
+    return Drops()
+
+
+def build_torchs(config: RatesConfig, context: Context) -> Callback:
+    return TorchsOwn()
+
+
+OF_RATES = [
+    CallbackRecord(name="drops", summary="Lowers.", config=RatesConfig, build=build_drops),
+    CallbackRecord(name="torchs_own", summary="Steps.", config=RatesConfig, build=build_torchs),
+]
+
+
 @hookimpl
 def recd_optimizer() -> list[OptimizerRecord[Any]]:
-    return [PLAIN]
+    return [PLAIN, COUNTING]
 
 
 @hookimpl
 def recd_callbacks() -> list[CallbackRecord[Any]]:
-    return [DIARY, MISSPELT]
+    return [DIARY, MISSPELT, *OF_RATES]

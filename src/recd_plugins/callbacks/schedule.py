@@ -59,8 +59,7 @@ class ScheduleConfig(Config):
 class Schedule(Callback):
     """Sets the rates before each step; the schedulers run on stand-ins of the optimizers.
 
-    A fused optimizer has no parameters that torch could step, and a checkpoint keeps no groups:
-    the stand-ins' rates are the state.
+    A fused optimizer has no parameters that torch could step: the stand-ins' rates are the state.
     """
 
     def __init__(self, config: ScheduleConfig) -> None:

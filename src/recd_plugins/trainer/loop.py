@@ -26,6 +26,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
     NotFiniteError,
     Reached,
 )
+from recd_plugins.trainer.checkpoints.optimizer_numbers import restore_groups
 from recd_plugins.trainer.checkpoints.positions import Positions, check_lengths, closing
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
@@ -161,7 +162,11 @@ class Loop:
             stop.close()
 
     def _go_on(self, reached: Reached) -> None:
-        """Take over what the run had counted and reported as the checkpoint was made."""
+        """Take over what the run had counted and reported as the checkpoint was made, and the rates
+        and numbers of its optimizers: a scheduler that a callback has just made has changed
+        them."""
+        for line in restore_groups(self._job, reached.numbers, reached.rates):
+            self._report.say(line)
         for name in self._callbacks.load_state_dict(reached.callbacks):
             self._report.say(f"callbacks: the checkpoint's state of {name} has no taker now")
         so_far, training = reached.so_far, self._training

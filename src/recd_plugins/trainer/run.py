@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.data.pins import check_pins, write_pins
-from recd_plugins.errors import RegistryError, so_many
+from recd_plugins.errors import RegistryError, listed, so_many
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
@@ -160,6 +160,8 @@ def _resumed(
         report.say(f"{again}resumed after step {reached.step}: {settings.run}")
         for line in (*reached.new_code, *reached.new_rates):
             report.say(line)
+        if reached.no_taker:
+            report.say(f"the checkpoint's {listed(reached.no_taker)} have no taker now")
         positions = Positions(loader, settings.steps - reached.step)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, reached, callbacks)
         return _finished(loop, report, launchers, settings.run)

@@ -4,7 +4,8 @@
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
         rank-0.json, ...           each rank's loader position, random state, callbacks' states,
                                    and what it has counted for the lines that come next
-        job.json                   step, world size, plan, registry, digests of plugins' code
+        job.json                   step, world size, plan, registry, digests of plugins' code,
+                                   rates and numbers of optimizers
         digest.json                what each of these files was when it was written
 
 A folder is written under another name and renamed when whole, so no checkpoint is ever torn; what
@@ -16,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +31,7 @@ from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.errors import DataError, RecdError, RegistryError, listed, so_many
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
@@ -41,6 +44,13 @@ from recd_plugins.trainer.checkpoints.files import (
     read_rank,
     write_digest,
     write_json,
+)
+from recd_plugins.trainer.checkpoints.optimizer_numbers import (
+    RateOf,
+    lost_states,
+    numbers_of,
+    restore_states,
+    table_rates,
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.run_folder import STEPS
@@ -86,6 +96,12 @@ class Reached:
     are the same."""
     new_rates: tuple[str, ...] = ()
     """The rates that hold from here on, where they are others than those before."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """What the optimizers kept beside tensors (`numbers_of`)."""
+    rates: Mapping[str, RateOf] = field(default_factory=dict)
+    """Where the rates of `dense` and of `tables` begin."""
+    no_taker: tuple[str, ...] = ()
+    """The checkpoint's tensors that are in nothing of this job."""
     new_code: tuple[str, ...] = ()
     """The plugins whose code is another one from here on, in words."""
 
@@ -120,6 +136,8 @@ class Checkpoints:
         self._free = free
         self._code = dict(code or {})
         self._registry = json.loads(json.dumps(registry, default=str))
+        self._saved = False
+        """Whether this process has written any."""
 
     def latest(self) -> Path:
         """The newest checkpoint of a run that has one."""
@@ -175,6 +193,14 @@ class Checkpoints:
             raise NotFiniteError(
                 f"after step {step} weights are not finite: {listed(sorted(wrong))}"
             )
+        if not self._saved and dist.get_rank() == 0 and (lost := lost_states(job)):
+            warnings.warn(lost, NoticeWarning, stacklevel=2)
+        self._saved = True
+        rates = {
+            name: rate
+            for one in on_every_rank(lambda: table_rates(job))
+            for name, rate in one.items()
+        }
         mine = {
             "loader": loader,
             "random": _random_state(job),
@@ -185,7 +211,7 @@ class Checkpoints:
             on_every_rank(lambda: _make_anew(part))
             dcp.save(tensors, storage_writer=JsonWriter(part))
             files = on_every_rank(lambda: _rank_files(part, mine))
-            on_every_rank(lambda: self._complete(part, step, job, files))
+            on_every_rank(lambda: self._complete(part, step, job, rates, files))
             on_every_rank(lambda: self._put(part, target))
         except (dcp.api.CheckpointException, OSError) as error:
             full = next(filter(_is_full, _causes(error)), None)
@@ -195,7 +221,12 @@ class Checkpoints:
         return target
 
     def _complete(
-        self, part: Path, step: int, job: Job, files: list[dict[str, FileDigest]]
+        self,
+        part: Path,
+        step: int,
+        job: Job,
+        rates: Mapping[str, float],
+        files: list[dict[str, FileDigest]],
     ) -> None:
         """Write the files that are no rank's, and the digest of all, on rank 0."""
         if dist.get_rank():
@@ -206,6 +237,7 @@ class Checkpoints:
             "registry": self._registry,
             "code": self._code,
             "plan": str(job.plan).splitlines(),
+            "optimizers": numbers_of(job, rates),
         }
         if self._samples_of_step is not None:
             about["samples_of_step"] = self._samples_of_step
@@ -255,8 +287,10 @@ class Checkpoints:
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
         _materialise(job)
         tensors = _tensors(job)
+        reader = JsonReader(path)
+        kept = reader.read_metadata().state_dict_metadata
         try:
-            dcp.load(tensors, storage_reader=JsonReader(path))
+            dcp.load(tensors, storage_reader=reader)
         except dcp.api.CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
             if isinstance(first, DataError):
@@ -267,6 +301,8 @@ class Checkpoints:
                 "the folder, and --resume takes the one before."
             ) from error
         _restore(job, tensors)
+        numbers = saved.get("optimizers", {})
+        restore_states(job, numbers)
         if "random" in mine:  # not of a rank that `reshard` added
             try:
                 _set_random_state(job, mine["random"])
@@ -284,6 +320,9 @@ class Checkpoints:
             loader=mine["loader"],
             same_end=same_end,
             new_rates=tuple(_new_rates(saved["registry"], self._registry)),
+            numbers=numbers,
+            rates=_rates_of(saved["registry"], self._registry),
+            no_taker=tuple(sorted(kept.keys() - tensors.keys())),
             new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
         )
@@ -326,14 +365,29 @@ class Checkpoints:
 
 
 def _new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    usual = OptimizerSettings()
     for name in RATES:
-        old, new = (
-            (one.get("train", {}).get("optimizer") or {}).get(name, getattr(usual, name))
-            for one in (before, now)
-        )
+        old, new = (_rate(name, one) for one in (before, now))
         if old != new:
             yield f"train.optimizer.{name} is {new} from here on; it was {old}"
+
+
+def _rates_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, RateOf]:
+    """Where the rates of each optimizer begin."""
+    same = before.get("callbacks") == now.get("callbacks")
+    return {
+        name.removesuffix("_lr"): "registry"
+        if _rate(name, before) != _rate(name, now)
+        else "before"
+        if same
+        else "callbacks"
+        for name in RATES
+    }
+
+
+def _rate(name: str, registry: Mapping[str, Any]) -> Any:
+    """A rate that a registry says, be it by default."""
+    named = registry.get("train", {}).get("optimizer") or {}
+    return named.get(name, getattr(OptimizerSettings(), name))
 
 
 def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:

@@ -122,8 +122,12 @@ def read_job(path: Path) -> dict[str, Any]:
     saved = _read(file, {"step": int, "world_size": int, "registry": dict})
     if saved["step"] < 0 or saved["world_size"] < 1:
         raise damaged(file, f"step {saved['step']} of {so_many(saved['world_size'], 'rank')}")
-    if not isinstance(saved["registry"].get("train", {}), dict):
-        raise damaged(file, "registry.train is no mapping")
+    for name, part in (
+        ("registry.train", saved["registry"].get("train", {})),
+        ("optimizers", saved.get("optimizers", {})),
+    ):
+        if not isinstance(part, dict):
+            raise damaged(file, f"{name} is no mapping")
     return saved
 
 

@@ -1,0 +1,93 @@
+"""Two gloo ranks: a resumed run steps by the rates and numbers that optimizers had."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_callbacks import OPTIMIZERS, registry, same, trained
+
+from recd_plugins.testing.gloo import GlooPool
+
+TABLES = {name: value for name, value in OPTIMIZERS.items() if name.startswith("tables")}
+
+
+def made(folder: Path, *callbacks: Any, optimizer: Any = None, **train: Any) -> dict[str, Any]:
+    if optimizer is None:
+        return registry(folder, *callbacks, **train)
+    return registry(folder, *callbacks, optimizer=TABLES, **train) | {"optimizer": optimizer}
+
+
+def said(values: dict[str, Any], resume: bool = False) -> tuple[str, list[str]]:
+    """On a rank: what a run printed, and what it warned of."""
+    with redirect_stdout(io.StringIO()) as out, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(values, resume)
+    return out.getvalue(), [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "optimizer"),
+    [
+        (["drops"], None),
+        (["torchs_own"], None),
+        ([], {"use": "counting", "where": "state"}),
+        ([], {"use": "counting", "where": "group"}),
+    ],
+    ids=["rates lowered once", "torch's scheduler", "counted in states", "counted in groups"],
+)
+def test_resumed_steps_are_those_of_an_uninterrupted_run(
+    tmp_path: Path, gloo_pool: GlooPool, callbacks: list[str], optimizer: Any
+) -> None:
+    whole = gloo_pool.run(trained, made(tmp_path / "whole", *callbacks, optimizer=optimizer))
+    first = made(tmp_path / "parts", *callbacks, optimizer=optimizer, steps=4)
+    gloo_pool.run(trained, first)
+    then = made(tmp_path / "parts", *callbacks, optimizer=optimizer)
+    same(gloo_pool.run(trained, then, True), whole)
+
+
+def test_rates_are_the_registrys_where_it_or_the_callbacks_changed(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """It is said where they are others than those before."""
+    gloo_pool.run(trained, made(tmp_path, "drops", steps=4))
+    begins = "the rate of the {} is {} to begin with, as registry.yaml says, and was {}: the call"
+    dense, tables = begins.format("dense parameters", 0.1, 0.01), begins.format("tables", 0.5, 0.05)
+    printed, _ = gloo_pool.run(said, made(tmp_path, "drops", steps=5), True)[0]
+    assert "to begin with" not in printed
+    printed, _ = gloo_pool.run(said, made(tmp_path, steps=6), True)[0]
+    assert dense in printed
+    assert tables in printed
+    job = json.loads((tmp_path / "run/checkpoints/step-00000006/job.json").read_text())
+    (group,) = job["optimizers"]["groups"]
+    assert group["lr"] == 0.1
+    assert {*job["optimizers"]["tables"].values()} == {0.5}
+    lower = {**OPTIMIZERS, "dense_lr": 0.03}
+    printed, _ = gloo_pool.run(said, made(tmp_path, steps=7), True)[0]
+    assert "to begin with" not in printed
+    values = registry(tmp_path, steps=8, optimizer=lower)
+    printed, _ = gloo_pool.run(said, values, True)[0]
+    assert "train.optimizer.dense_lr is 0.03 from here on; it was 0.1" in printed
+    assert "to begin with" not in printed
+
+
+def test_what_no_checkpoint_keeps_and_what_nobody_takes_is_said(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    optimizer = {"use": "counting", "past": True, "late": True}
+    values = made(tmp_path, optimizer=optimizer, checkpoint_every=2)
+    (_, notices), (_, others) = gloo_pool.run(said, values)
+    lost = [one for one in notices if one.startswith("optimizer: of the states of Counting")]
+    assert lost == [
+        "optimizer: of the states of Counting a checkpoint does not have 'past', a list: a resumed "
+        "run begins them anew. Keep tensors and numbers in an optimizer's state."
+    ]
+    assert not any(one.startswith("optimizer: of the states") for one in others)
+    values = made(tmp_path, optimizer=optimizer, steps=9)
+    printed, _ = gloo_pool.run(said, values, True)[0]
+    assert "optimizer.over.bias/late, optimizer.over.weight/late have no taker now" in printed
