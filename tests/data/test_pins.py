@@ -1,4 +1,5 @@
-"""Value tests: the names of files that a run pins, whichever files are there."""
+"""Value tests: the names of files that a run pins, whichever files are there, and what was in
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.pins import check_pins, write_pins
+from recd_plugins.data.pins import check_pins, copy_pins, write_pins
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 
@@ -59,3 +60,24 @@ def test_a_vocabulary_that_was_written_anew_is_named(tmp_path: Path) -> None:
     check_pins(tmp_path, tables("a", "b"))
     with pytest.raises(DataError, match=r"brand\.parquet: is not what it was when the run began"):
         check_pins(tmp_path, tables("b", "a", "c"))
+
+
+def test_a_file_that_a_transform_reads_and_that_was_written_anew_is_named(tmp_path: Path) -> None:
+    schema = ForeignSchema(session_id=None, timestamp=None)
+    pq.write_table(pa.table({"label": [0, 1]}), tmp_path / "rows.parquet")
+    table = Table.open(tmp_path / "rows.parquet", schema)
+    tables, ids = Tables(train=table, test=table), tmp_path / "ids.parquet"
+    ids.write_text("1 becomes 2")
+    write_pins(tmp_path, tables, {"preprocess[0].file": ids})
+    check_pins(tmp_path, tables, {"preprocess[0].file": ids})
+    ids.write_text("1 becomes 3")
+    says = r"ids\.parquet: is not what it was when the run began \(preprocess\[0\]\.file\)"
+    with pytest.raises(DataError, match=says):
+        check_pins(tmp_path, tables, {"preprocess[0].file": ids})
+    check_pins(tmp_path, tables, {"preprocess[1].file": ids})  # the registry says another thing
+    copy_pins(tmp_path, tmp_path / "copy")
+    with pytest.raises(DataError, match=says):
+        check_pins(tmp_path / "copy", tables, {"preprocess[0].file": ids})
+    (tmp_path / "pins.json").unlink()  # as of a run of before there were any
+    copy_pins(tmp_path, tmp_path / "older")
+    check_pins(tmp_path / "older", tables, {"preprocess[0].file": ids})

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -210,6 +212,72 @@ def test_fixed_streams_go_on_with_the_same_batches(
     ]
     for mine, theirs in zip(found, expected, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=LOSS)
+
+
+def test_a_run_goes_on_with_the_ids_and_tables_that_it_began_with(
+    folder: Path, tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """On other ranks, where the next epoch begins, too: no position of a reader tells tables."""
+
+    def becomes(shift: int) -> None:
+        ids = range(200)
+        rows = {"id": ids, "becomes": [(one + shift) % 200 for one in ids]}
+        pq.write_table(pa.table(rows), tmp_path / "ids.parquet")
+
+    (tmp_path / "registry.yaml").write_text((folder / "registry.yaml").read_text())
+    shutil.copytree(folder / "data", tmp_path / "data")
+    mapped = [
+        *("plugins=[recd_dlrm, recd_dsi]", "train.steps=2", *SHORT),
+        f"preprocess=[{{use: map_id, file: {tmp_path}/ids.parquet}}]",
+    ]
+    becomes(1)
+    gloo_pool.run(run, str(tmp_path), "mapped", mapped)
+    for name in ("mapped", "moved"):
+        if name == "moved":
+            assert not reshard(tmp_path / "mapped", tmp_path / name, 1).exact
+        ranks = 1 if name == "moved" else 2
+        becomes(2)
+        (found, *_) = gloo_pool.run(run, str(tmp_path), name, mapped, True, world_size=ranks)
+        assert "ids.parquet: is not what it was when the run began (preprocess[0].file)" in found
+        becomes(1)
+        (found, *_) = gloo_pool.run(
+            run, str(tmp_path), name, [*mapped, "train.steps=3"], True, world_size=ranks
+        )
+        assert found["step"] == 3
+
+
+def test_stripes_that_some_ranks_could_not_read_are_left_out_by_all(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "part", tmp_path / "part")
+    checkpoint = checkpoint_of(tmp_path / "part")
+    for rank, stripes in enumerate([[], [3, 1]]):
+        file = checkpoint / f"rank-{rank}.json"
+        state = json.loads(file.read_text())
+        state["loader"] |= {"left_out": stripes} if stripes else {}
+        write_json(file, state)
+    found = for_ranks(checkpoint, 4, 16)
+    assert found.exact
+    assert [found.rank(rank)["loader"]["left_out"] for rank in range(4)] == [[1, 3]] * 4
+    for rank in range(2):  # of a period of a log that grows
+        file = checkpoint / f"rank-{rank}.json"
+        state = json.loads(file.read_text())
+        state["loader"] = {"epoch": 0, "batches": 3, "period": "", "within": state["loader"]}
+        write_json(file, state)
+    found = for_ranks(checkpoint, 4, 16)
+    assert found.exact
+    assert found.rank(0)["loader"]["within"]["left_out"] == [1, 3]
+
+
+def test_no_checkpoint_is_written_from_which_no_run_would_go_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "part", tmp_path / "later")
+    late = tmp_path / "later/checkpoints/step-00000009"
+    (tmp_path / "later/checkpoints/step-00000003").rename(late)
+    with pytest.raises(RegistryError, match=rf"{late} is there, and later: `recd train --resume`"):
+        reshard(folder / "two", tmp_path / "later", 1)
+    assert [one.name for one in late.parent.iterdir()] == [late.name]
 
 
 def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: GlooPool) -> None:

@@ -1,16 +1,20 @@
-"""The files of its tables that a run pins, so that no run goes on with others.
+"""The files of its tables that a run pins, and those that its transforms read, so that no run goes
+on with others.
 
-A file is known by its footer, which says where each page lies and what is in it; a vocabulary by
-all that is in it. A copy elsewhere is the same file, one written anew is another.
+A file of a table is known by its footer, which says where each page lies and what is in it; a
+vocabulary, and what a transform reads, by all that is in it. A copy elsewhere is the same file, one
+written anew is another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from recd_plugins.data.dataset import SPLITS, Tables
@@ -20,23 +24,36 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import GLOB, Location
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["check_pins", "write_pins"]
+__all__ = ["check_pins", "copy_pins", "write_pins"]
 
 PINS = "pins.json"
 """The file of a run's folder."""
+STEPS = "preprocess"
+"""The key in it under which are the files that transforms read."""
 
 
-def write_pins(run: Path, tables: Tables) -> None:
-    """Keep in the run's folder which files it reads, and what they were."""
+def write_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
+    """Keep in the run's folder which files it reads, and what they were; `steps` are those of its
+    transforms, by the option that names each."""
     pinned = {split: _pinned(tables[split]) for split in SPLITS}
-    write_whole(run / PINS, json.dumps(pinned, indent=1) + "\n")
+    digests = {option: _digest(file) for option, file in steps.items()}
+    write_whole(run / PINS, json.dumps({**pinned, STEPS: digests}, indent=1) + "\n")
 
 
-def check_pins(run: Path, tables: Tables) -> None:
-    """`DataError`, which names the file, where tables are not those that the run began with."""
+def copy_pins(run: Path, to: Path) -> None:
+    """Have a run that goes on with what another has trained pin the same files; none where that
+    began before there were any."""
+    with contextlib.suppress(FileNotFoundError):
+        write_whole(to / PINS, (run / PINS).read_text())
+
+
+def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
+    """`DataError`, which names the file, where tables are not those that the run began with, or
+    the files that transforms read. Other options are not for this to compare."""
     try:
         pinned = json.loads((run / PINS).read_text())
         before = {split: dict(pinned[split]["files"]) for split in SPLITS}
+        digests = dict(pinned.get(STEPS, {}))
     except FileNotFoundError:
         return  # a run of before there were any
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -46,6 +63,17 @@ def check_pins(run: Path, tables: Tables) -> None:
         ) from error
     for split in SPLITS:
         _check(tables[split], before[split])
+    for option, file in steps.items():
+        if option in digests and _digest(file) != digests[option]:
+            raise DataError(
+                f"{file}: is not what it was when the run began ({option}). Resume with the file "
+                "as it was, or start a new run."
+            )
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _pinned(table: Table) -> dict[str, Any]:

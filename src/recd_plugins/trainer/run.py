@@ -18,6 +18,7 @@ from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
 from recd_plugins.registry.plugin_code import code_of
+from recd_plugins.registry.program import files_of_steps
 from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
@@ -105,7 +106,7 @@ def _begun(
             report.say(f"the run before is now {moved}")
         report.say(f"a new run: {settings.run}")
         if dist.get_rank() == 0:
-            write_pins(settings.run, stack.prepare())
+            write_pins(settings.run, stack.prepare(), files_of_steps(stack.registry))
         samples = settings.batch_size * dist.get_world_size()
         positions = Positions(loader, settings.steps)
         checkpoints = _checkpoints(stack, samples)
@@ -135,7 +136,7 @@ def _resumed(
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)
-    check_pins(settings.run, stack.prepare())
+    check_pins(settings.run, stack.prepare(), files_of_steps(stack.registry))
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)

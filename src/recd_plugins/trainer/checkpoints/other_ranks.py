@@ -9,12 +9,13 @@ its random state and its callbacks' states.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.data.pins import copy_pins
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RegistryError
 from recd_plugins.registry.settings import TrainSettings
@@ -30,6 +31,7 @@ from recd_plugins.trainer.checkpoints.files import (
     write_json,
 )
 from recd_plugins.trainer.measure.metrics import joined_windows
+from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = [
     "OtherRanks",
@@ -37,6 +39,9 @@ __all__ = [
     "reshard",
     "resumed_position",
 ]
+
+LEFT_OUT = "left_out"
+"""What a reader's position has of stripes that could not be read."""
 
 BEGINS = "begins_epoch"
 """What a rank's position says where it is no more than that; none: where the reader begins."""
@@ -115,6 +120,9 @@ def for_ranks(checkpoint: Path, ranks: int, batch_size: int | None = None) -> Ot
     position = read_rank(checkpoint, 0)["loader"]
     epoch = _begins(position)
     exact = ranks * size == before * size_before and _any_ranks(registry, position, ranks)
+    if exact:
+        positions = [read_rank(checkpoint, rank)["loader"] for rank in range(before)]
+        position = _leaving_out(position, {one for each in positions for one in _left_out(each)})
     return OtherRanks(
         checkpoint=checkpoint,
         step=job["step"],
@@ -171,6 +179,23 @@ def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: 
     return streams > 0 and streams % ranks == 0 and not made_for["workers"]
 
 
+def _left_out(position: Mapping[str, Any]) -> Iterator[int]:
+    """The stripes that a rank's reader leaves out, for they could not be read."""
+    yield from position.get(LEFT_OUT, ())
+    for value in filter(_is_mapping, position.values()):
+        yield from _left_out(value)
+
+
+def _leaving_out(position: Mapping[str, Any], stripes: Collection[int]) -> dict[str, Any]:
+    """The position with these stripes left out, as some of the ranks before could not read them:
+    which of the new ones come to rows of theirs is another matter."""
+    if not stripes:
+        return dict(position)
+    if within := position.get("within"):  # the reader's own, where data grow
+        return {**position, "within": _leaving_out(within, stripes)}
+    return {**position, LEFT_OUT: sorted(stripes)}
+
+
 def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
 
@@ -194,10 +219,17 @@ def reshard(
     with _oserror_of(written), written_alone(part, written):
         if written.exists():
             raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
+        if (latest := max(written.parent.glob(STEPS), default=written)) > written:
+            raise RegistryError(
+                f"{latest} is there, and later: `recd train --resume` would go on from it, and not "
+                f"from {written.name}. Name another folder, or remove it."
+            )
         shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir(parents=True)
             _write(checkpoint, part, found, progress)
+            if checkpoint.parent.name == written.parent.name:
+                copy_pins(checkpoint.parent.parent, target)
             part.rename(written)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
