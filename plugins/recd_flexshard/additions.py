@@ -10,12 +10,13 @@ from recd_plugins.api import Addition, NotHere, Situation
 __all__ = ["ADDITIONS"]
 
 Values = Mapping[str, Any]
-NO_REPLICA = 1e-6
-"""GB: room for no replica, so that time decides about the ways of tables alone."""
+NEXT_TO_NOTHING = 1e-6
+"""GB: room for what shards differ by in their last rows, so that time decides about the ways of
+tables alone."""
 
 
 def _coalesced(situation: Situation) -> Values | NotHere:
-    return _sharded(situation, {"goal": "auto", "tiers": 2, "budget_gb": NO_REPLICA})
+    return _sharded(situation, {"goal": "auto", "tiers": 1, "budget_gb": NEXT_TO_NOTHING})
 
 
 def _tiered(situation: Situation) -> Values | NotHere:

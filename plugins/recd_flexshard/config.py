@@ -25,8 +25,8 @@ class FlexShardConfig(Config):
     """memory_neutral (the paper's), max_memory_saving, min_communication, budget (the least time
     within budget_gb) or auto (that, over coalescing and TorchRec's own plan too; never slower than
     that plan by the prices)."""
-    tiers: Literal[2, 3] = 3
-    """2: DP and row-wise; 3: Flex between them."""
+    tiers: Literal[1, 2, 3] = 3
+    """1: row-wise alone, so that no row has a replica; 2: DP and row-wise; 3: Flex between them."""
     budget_gb: float | None = None
     """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved; by default
     0. Buffers in which coalesced ids travel count only where memory is to be saved."""

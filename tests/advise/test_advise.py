@@ -141,6 +141,19 @@ def test_samples_that_repeat_are_deduplicated(of_sessions: RegistryAdvice) -> No
     assert of_sessions.as_given is not None  # which is no plain TorchRec
 
 
+def test_no_row_gets_a_replica_without_a_budget(folder: Path) -> None:
+    """Not even in the room that smaller exchanges leave: what does have replicas is then held to
+    what they must save."""
+    given = Registry.load(registry(folder / "1", 1))
+    advice = advise(given, AdviceGoal(), with_what_ifs=False)
+    assert "coalescing" in advice.walk.kept
+    assert not any(one.copies for one in advice.walk.met.values())
+    with_budget = advise(given, AdviceGoal(budget_gb=1e-3), with_what_ifs=False)
+    copies = {names for names, one in with_budget.walk.met.items() if one.copies}
+    assert copies
+    assert all({"tiers", "hot batches"} & set(names) for names in copies)
+
+
 @pytest.mark.slow
 def test_what_is_advised_is_never_slower_and_each_part_of_it_pays(
     of_sessions: RegistryAdvice,
@@ -240,6 +253,7 @@ def test_a_trainers_own_model_and_loader_are_advised_on(
     advice = advise(given, AdviceGoal(), ranks=2, trainer=trainer)
     assert advice.walk.kept == ("coalescing",)
     assert advice.walk.best.ms < 0.9 * advice.walk.base.ms
+    assert not any(one.copies for one in advice.walk.met.values())  # there is no budget
     assert advice.batch_size == 256
     assert "the batch doubled" not in {one.name for one in advice.what_ifs}
     reasons = {one.name: one.why for one in advice.walk.weighed}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_flexshard.policy.breakpoints import _fill, _first
-from recd_flexshard.policy.goals import auto, choose, frontier
+from recd_flexshard.policy.goals import Goal, auto, choose, frontier
 from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
@@ -22,7 +22,7 @@ from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import Coalesce, MergedRows, SequenceTable, TableSizes
 from recd_plugins.planning.topology import Cluster, Link, Topology
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
@@ -313,6 +313,24 @@ def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
     assert np.all(least[0] <= least[1] + 1e-9)
     assert np.any(least[0] < 0.99 * least[1])
     assert auto(tables, prices).tables["t"].sizes == auto(tables, prices, tiers=3).tables["t"].sizes
+
+
+@pytest.mark.parametrize(
+    "goal", ["memory_neutral", "max_memory_saving", "min_communication", "budget", "auto"]
+)
+def test_by_one_tier_no_goal_has_replicas(goal: Goal) -> None:
+    """Memory is saved by coalescing alone then, if it is asked for."""
+    tables = {"t": SequenceTable(name="t", rows=zipf(400, 20), dim=16)}
+    prices = Prices(cluster=SLOW, batch_size=64, k=6.25)
+    coalesce: Coalesce = "none" if goal == "auto" else "node"
+    ledger = choose(tables, prices, goal=goal, tiers=1, coalesce=coalesce, budget=0.0)
+    assert ledger.tables["t"].sizes == TableSizes(coalesce="node")
+    curve = frontier(tables, prices, tiers=1, plan={"t": TableSizes(coalesce="node")})
+    assert len(curve.ms) == 1
+    assert curve.memory[0] == pytest.approx(extra(ledger))
+    if goal in ("budget", "auto"):
+        with pytest.raises(CapabilityError, match=r"Raise sharding\.budget_gb"):
+            choose(tables, prices, goal=goal, tiers=1, coalesce=coalesce, budget=-1e9)
 
 
 def test_the_curve_counts_from_plain_row_wise_what_pooled_sums_take_too() -> None:

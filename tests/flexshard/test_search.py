@@ -12,6 +12,7 @@ import pytest
 
 from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
+from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.ledger import Ledger
@@ -100,6 +101,19 @@ def test_coalescing_alone_is_no_matter_of_memory() -> None:
         assert search.best.memory <= max(alone.memory, search.own.memory) + 1e-3
     strict = PlanSearch({"s": sequences}, prices, budget=-1.0)
     assert strict.run().memory <= search.own.memory - 1
+
+
+def test_one_tier_is_coalescing_without_replicas() -> None:
+    """However much memory smaller exchanges leave, and whichever plan of replicas is faster."""
+    sequences = SequenceTable(name="s", rows=zipf(3_000, 1.5, 1.2), dim=64, collection="sequences")
+    tables = {"s": sequences, "b": pooled("b", 0, rows=1000, lookups=1)}
+    search = PlanSearch(tables, PRICES, budget=MUCH, tiers=1)
+    assert PlanSearch(tables, PRICES, budget=MUCH).run().ms < search.run().ms < search.own.ms
+    for one in (search.best, *search._candidates(search.ways)):
+        assert not any(each.has_replicas for each in one.tables.values())
+    assert not any("replicas" in one.way for each in search.considered().values() for one in each)
+    with pytest.raises(CapabilityError, match="can be at most"):
+        PlanSearch(tables, PRICES, budget=-MUCH, tiers=1).run()
 
 
 @pytest.mark.parametrize("budget", [0.0, MUCH])

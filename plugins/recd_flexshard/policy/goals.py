@@ -10,7 +10,7 @@ import numpy as np
 
 from recd_flexshard.policy.breakpoints import breakpoints
 from recd_flexshard.policy.offers import PER_NODE, ROW_WISE, Offers
-from recd_flexshard.policy.optimum import Optimum
+from recd_flexshard.policy.optimum import Optimum, too_little
 from recd_flexshard.policy.search import PlanSearch, allowed_tiers
 from recd_plugins.api.planning import (
     Coalesce,
@@ -34,7 +34,7 @@ def choose(
     prices: Prices,
     *,
     goal: Goal = "memory_neutral",
-    tiers: Literal[2, 3] = 3,
+    tiers: Literal[1, 2, 3] = 3,
     budget: float = 0.0,
     coalesce: Coalesce = "none",
 ) -> Ledger:
@@ -53,6 +53,12 @@ def choose(
     merged, levels = MergedRows.of(tables), dict.fromkeys(tables, coalesce)
     offers = Offers.of(merged, prices, levels)
     multiple, allowed = prices.cluster.world_size, allowed_tiers(prices, tiers)
+    if not allowed:
+        alone = Ledger.of(tables, {n: TableSizes(coalesce=coalesce) for n in tables}, prices)
+        least = alone.memory - Ledger.of(tables, {}, prices).memory
+        if goal == "budget" and budget < min(least, 0.0):
+            raise too_little(least, budget)
+        return alone
     if goal == "memory_neutral":
         # Coalescing alone may save memory: neutral is what it is without replicas.
         flex: Literal[2, 3] = 3 if PER_NODE in allowed else 2
@@ -68,7 +74,7 @@ def choose(
 
 
 def auto(
-    tables: Tables, prices: Prices, *, budget: float = 0.0, tiers: Literal[2, 3] = 3
+    tables: Tables, prices: Prices, *, budget: float = 0.0, tiers: Literal[1, 2, 3] = 3
 ) -> Ledger:
     """The least expected time over coalescing, tiers and their sizes, within `budget` extra
     bytes a rank over TorchRec's own plan, which is the first candidate: never slower than it."""
@@ -79,7 +85,7 @@ def frontier(
     tables: Tables,
     prices: Prices,
     *,
-    tiers: Literal[2, 3] = 3,
+    tiers: Literal[1, 2, 3] = 3,
     plan: Mapping[str, TableSizes] = MappingProxyType({}),
 ) -> Frontier:
     """Every trade of memory against time that is worth making: the Pareto curve, whose ids are
@@ -99,7 +105,7 @@ def frontier(
     )
     memory = alone.memory - Ledger.of(tables, {}, prices).memory
     ms = float(marginal_ms(alone.cost.mean, prices.cluster))
-    if not levels:
+    if not levels or not allowed_tiers(prices, tiers):
         return Frontier(memory=np.array([memory]), ms=np.array([ms]))
     merged = MergedRows.of({name: tables[name] for name in levels})
     offers = Offers.of(merged, prices, levels)

@@ -70,7 +70,7 @@ class PlanSearch:
         prices: Prices,
         *,
         budget: float = 0.0,
-        tiers: Literal[2, 3] = 3,
+        tiers: Literal[1, 2, 3] = 3,
     ) -> None:
         """`budget` is extra bytes a rank over what TorchRec's own plan takes; row-wise, where
         nobody knows that plan."""
@@ -225,6 +225,9 @@ class PlanSearch:
         hidden."""
         alone = self.ledgers.by(sizes)
         yield alone
+        if not self._tiers:
+            self.least = min(self.least, self._extra(alone))
+            return
         if not sizes:
             return
         levels: dict[str, Coalesce] = {
@@ -339,7 +342,7 @@ class PlanSearch:
 
         A sum is spared with the last of its bag's rows, so that no row has a price of its own.
         """
-        if not all(self.tables[name].bags for name in names):
+        if not self._tiers or not all(self.tables[name].bags for name in names):
             return
         rest = {n: one.sizes for n, one in self.best.tables.items() if n not in names}
         merged, multiple = self.ledgers.merged(names), self.prices.cluster.world_size
@@ -424,8 +427,10 @@ class PlanSearch:
         )
 
 
-def allowed_tiers(prices: Prices, tiers: Literal[2, 3]) -> tuple[int, ...]:
-    """Flex is a tier of its own where there are nodes of several ranks."""
+def allowed_tiers(prices: Prices, tiers: Literal[1, 2, 3]) -> tuple[int, ...]:
+    """The tiers of replicas. Flex is one of its own where there are nodes of several ranks."""
+    if tiers == 1:
+        return ()
     cluster = prices.cluster
     flex = tiers == 3 and cluster.n_nodes > 1 and cluster.ranks_per_node > 1
     return (REPLICATED, PER_NODE) if flex else (REPLICATED,)
