@@ -24,7 +24,11 @@ def kind(values: np.ndarray) -> Kind:
     return kind_of(different, counts, ascending=bool(np.all(values[1:] >= values[:-1])))
 
 
+HASHES = DRAW.integers(-(2**31), 2**31, 5_000)
 IDS = {
+    "hashes of texts, as Spark and Java make them": HASHES[popular(5_000)],
+    "hashes of a few texts": HASHES[popular(12)],
+    "hashes of which hardly two are alike": HASHES[:ROWS],
     "items": popular(5_000),
     "few categories": popular(40),
     "items of a shop whose ids begin late": 214_500_000 + popular(5_000),
@@ -44,6 +48,11 @@ COUNTS = {
     "mostly 0": np.where(DRAW.random(ROWS) < 0.9, 0, DRAW.lognormal(7, 1, ROWS)),
     "years": DRAW.integers(1_995, 2_020, ROWS),
     "zipf": DRAW.zipf(1.4, ROWS) % 5_000,
+    "degrees below and above 0": DRAW.normal(3, 12, ROWS),
+    "offsets": DRAW.integers(-500, 500, ROWS),
+    "balances in cents": DRAW.standard_cauchy(ROWS) * 5e6,
+    "balances in whole millions": np.round(DRAW.normal(0, 5, ROWS)) * 1e9,
+    "profits and losses": DRAW.normal(0, 1e9, ROWS),
 }
 
 

@@ -3,6 +3,7 @@ of a sample lie beside each other."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,9 @@ SPARSE = 0.05
 """The share of a range below which counts with a long tail have its values."""
 HIGH = 1e9
 """Counts that go as far are many times rarer there than near 0."""
+EVENLY = 1.5
+"""How far from a straight line the values of so many hashes are at most, over the root of their
+number: farther by chance once in fifty (Kolmogorov's test), as what is measured always is."""
 OFFSET = 1_000
 """Where ids may begin that do not begin at 0."""
 YEARS = (1900, 2100)
@@ -59,8 +63,10 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
     if cut_off:  # all that is higher stands there
         values, counts = values[:-1], counts[:-1]
     rows = int(counts.sum())
-    if rows < FEWEST_ROWS or len(values) < 3 or values[0] < 0:
+    if rows < FEWEST_ROWS or len(values) < 3:
         return Kind(ids=False)
+    if values[0] < 0:
+        return _below_zero(values, counts)
     low, high = int(values[0]), int(values[-1])
     repeat = rows >= 2 * len(values)
     if _are_times_of_day(values):
@@ -90,6 +96,20 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
     if evenly and len(values) >= 50 and (filled > FILLED or high > HIGH):
         return Kind(ids=True, why="its values lie evenly over a range")
     return Kind(ids=False, sure=len(values) <= FEW or not evenly)
+
+
+def _below_zero(values: I64, counts: I64) -> Kind:
+    """Ids have numbers below 0 where they are hashes, as Java's and Spark's of 32 bits, which lie
+    evenly over a wide range. What is measured is rare at the ends of one."""
+    low, spread = int(values[0]), int(values[-1]) - int(values[0])
+    if spread <= HIGH:
+        return Kind(ids=False)
+    found = _smoothness(values, counts)
+    by_chance = len(values) >= MANY if found is None else found < SMOOTH
+    apart = np.linspace(0, 1, len(values)) - (values - low) / spread
+    even = float(np.abs(apart).max()) < EVENLY / math.sqrt(len(values))
+    why = "it goes below 0 and far, as hashes do, and its values are common or rare by chance"
+    return Kind(ids=True, why=why) if by_chance and even else Kind(ids=False)
 
 
 def _are_times_of_day(values: I64) -> bool:
