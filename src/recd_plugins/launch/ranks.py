@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,6 +71,9 @@ class Group:
     rank: int
     world_size: int
     port: int
+    """The port of a store on loopback, which the calls of the same ranks share."""
+    call: int
+    """The number of the call among those."""
     timeout: timedelta
 
     def join(self) -> None:
@@ -80,13 +84,14 @@ class Group:
         import numpy as np
         import torch
         import torch.distributed as dist
-        from torch.distributed import TCPStore
+        from torch.distributed import PrefixStore
 
         os.environ.update(rank_environment(self.rank, self.world_size))
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
-        store = TCPStore(HOST, self.port, is_master=False, timeout=self.timeout)
+        store = PrefixStore(f"call {self.call}", _connected(self.port))
+        store.set_timeout(self.timeout)
         dist.init_process_group(
             "gloo",
             store=store,
@@ -97,6 +102,15 @@ class Group:
         if store.add("joined", 1) == self.world_size:
             store.set("all joined", "")
         store.wait(["all joined"])
+
+
+@cache
+def _connected(port: int) -> Any:
+    """This process's connection to a store, which it has once: torch asks the name server for the
+    name of loopback in each, and where that is silent waits for seconds."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(HOST, port, is_master=False)
 
 
 class RanksFailed(Exception):

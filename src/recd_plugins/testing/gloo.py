@@ -5,10 +5,11 @@ All sockets are on loopback; the system picks the store's port.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import count
 from multiprocessing.util import Finalize
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from recd_plugins.launch.environment import loopback_store, rank_environment
 from recd_plugins.launch.ranks import PRELOADED, Group, Ranks, RanksFailed, RankStart
@@ -31,7 +32,7 @@ class GlooPool:
 
     def __init__(self, *, deadline: float = 60.0) -> None:
         self.deadline = deadline
-        self._ranks: dict[int, Ranks] = {}
+        self._ranks: dict[int, _Met] = {}
         # Before multiprocessing waits for its children, in a main process or a child of one.
         Finalize(self, _close, args=(self._ranks,), exitpriority=100)
 
@@ -57,11 +58,17 @@ class GlooPool:
         """
         __tracebackhide__ = True
         deadline = self.deadline if deadline is None else deadline
-        ranks = self._ready(world_size)
-        store = loopback_store(world_size)
+        met = self._ready(world_size)
+        ranks, call = met.ranks, next(met.calls)
         timeout = timedelta(seconds=deadline + 60)  # our deadline comes first
         groups = [
-            Group(rank=rank, world_size=world_size, port=store.port, timeout=timeout)
+            Group(
+                rank=rank,
+                world_size=world_size,
+                port=met.store.port,
+                call=call,
+                timeout=timeout,
+            )
             for rank in range(world_size)
         ]
         results = ranks.run(function, args, kwargs, deadline=deadline, groups=groups)
@@ -80,20 +87,29 @@ class GlooPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ready(self, world_size: int) -> Ranks:
+    def _ready(self, world_size: int) -> _Met:
         """The ranks of this world size, alive and imported."""
-        ranks = self._ranks.get(world_size)
-        if ranks is None or not ranks.alive():
-            if ranks is not None:
-                ranks.close()
+        met = self._ranks.get(world_size)
+        if met is None or not met.ranks.alive():
+            if met is not None:
+                met.ranks.close()
             starts = [
                 RankStart(environment=rank_environment(rank, world_size))
                 for rank in range(world_size)
             ]
-            ranks = self._ranks[world_size] = Ranks(starts, preload=PRELOADED_FOR_TESTS)
-        return ranks
+            ranks = Ranks(starts, preload=PRELOADED_FOR_TESTS)
+            met = self._ranks[world_size] = _Met(ranks, loopback_store(world_size), count())
+        return met
 
 
-def _close(ranks: dict[int, Ranks]) -> None:
+class _Met(NamedTuple):
+    """Ranks, and the store where they meet in each of their calls."""
+
+    ranks: Ranks
+    store: Any
+    calls: Iterator[int]
+
+
+def _close(ranks: dict[int, _Met]) -> None:
     while ranks:
-        ranks.popitem()[1].close()
+        ranks.popitem()[1].ranks.close()
