@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from typer import Exit
 from typer.testing import CliRunner
 
+from recd_plugins.cli import doctor
 from recd_plugins.cli.doctor import _registry
 from recd_plugins.cli.main import app
 from recd_plugins.cli.options import reported
 from recd_plugins.compat import build
 from recd_plugins.compat.build import Build, NoDriverError, check_build, installed_build
-from recd_plugins.errors import PluginError, RegistryError, VersionError
+from recd_plugins.errors import PluginError, RecdError, RegistryError, VersionError
 from recd_plugins.hooks.manager import Catalog
 
 CPU, CUDA = Build("2.13.0+cpu", None), Build("2.13.0", "13.0")
@@ -139,6 +142,19 @@ def test_a_build_is_read_where_torch_does_not_load(
 def test_doctor_fails_for_a_registry_that_was_named_and_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match=r"nowhere\.yaml: there is no such registry. Name one"):
         _registry(tmp_path / "nowhere.yaml")
+
+
+def test_doctor_names_a_name_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(address: object, flags: int) -> None:
+        assert address == ("::ffff:127.0.0.1", 0, 0, 0)
+        time.sleep(0.03)
+        raise OSError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getnameinfo", waits)
+    assert "at once" in doctor._names()
+    monkeypatch.setattr(doctor, "PATIENT", 0.02)
+    with pytest.raises(RecdError, match=r"Put `::ffff:127.0.0.1 localhost` into /etc/hosts, or"):
+        doctor._names()
 
 
 @pytest.mark.slow

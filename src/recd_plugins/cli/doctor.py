@@ -19,6 +19,11 @@ Bill = Annotated[
     bool, typer.Option("--sbom", help="Check nothing; print what is installed, as CycloneDX JSON.")
 ]
 
+LOOPBACK = "::ffff:127.0.0.1"
+"""As torch asks for its name: files that have 127.0.0.1 alone have no answer."""
+PATIENT = 1.0
+"""Seconds for a name server."""
+
 
 def doctor(
     registry: RegistryFile = REGISTRY,
@@ -27,8 +32,8 @@ def doctor(
     as_json: AsJson = False,
     sbom: Bill = False,
 ) -> None:
-    """Check versions, packages, torch, devices, collectives and the registry; say how to fix what
-    fails."""
+    """Check versions, packages, torch, devices, names, collectives and the registry; say how to fix
+    what fails."""
     if sbom:
         from recd_plugins.cli.bill_of_materials import bill_of_materials
 
@@ -39,6 +44,7 @@ def doctor(
         "packages": _packages,
         "build": _build,
         "devices": _devices,
+        "names": _names,
         "collectives": lambda: _collectives(ranks),
         "registry": lambda: _registry(registry),
     }
@@ -100,6 +106,25 @@ def _devices() -> str:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} CUDA: {', '.join(sorted(set(names)))}"
     return f"CPU, {so_many(os.cpu_count() or 1, 'core')}; torch sees no CUDA device"
+
+
+def _names() -> str:
+    """The name of loopback, for which torch asks in each connection between ranks."""
+    import socket
+    import time
+    from contextlib import suppress
+
+    began = time.monotonic()
+    with suppress(OSError):  # no name server has answered
+        socket.getnameinfo((LOOPBACK, 0, 0, 0), 0)
+    took = time.monotonic() - began
+    if took > PATIENT:
+        raise RecdError(
+            f"it took {took:.1f} s to hear that 127.0.0.1 has no other name: ranks that meet wait "
+            "as long in each connection. Put `::ffff:127.0.0.1 localhost` into /etc/hosts, or have "
+            "a name server that answers."
+        )
+    return "that of 127.0.0.1 is found, or known to be none, at once"
 
 
 def _collectives(ranks: int) -> str:
