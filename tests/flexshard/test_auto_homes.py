@@ -16,6 +16,7 @@ from test_planner import in_front
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from trio import in_mapped_files
 
@@ -220,6 +221,40 @@ def test_rows_alone_in_memory_must_be_on_every_rank() -> None:
     with pytest.raises(CapabilityError, match=r"table page in mapped files, table word in memory"):
         beside_pages(5, ["row_wise"])  # 2, 2, 1 and 0
     assert beside_pages(8, ["row_wise"]).mapped == ("page",)
+
+
+@pytest.mark.filterwarnings("ignore:This API is deprecated:DeprecationWarning")
+def test_a_saved_plan_leaves_no_rank_without_rows_of_an_optimizers_own_kernel(
+    tmp_path: Path,
+) -> None:
+    """Words and items are in memory, one beside the other, until one is stepped otherwise."""
+    path, kept = tmp_path / "plan.arrow", {"sharding_types": ["row_wise"]}
+    TierPlan(tables={}, n_nodes=1, ranks_per_node=4, mapped=("page",)).save(path)
+
+    def propose(*, alike: bool) -> FlexShardPlanner:
+        tables = {"page": 20_000, "word": 5, "item": 400}  # of the words 2, 2, 1 and 0
+        rows = EmbeddingCollection(
+            [
+                EmbeddingConfig(
+                    name=name, embedding_dim=DIM, num_embeddings=count, feature_names=[name]
+                )
+                for name, count in tables.items()
+            ],
+            device=torch.device("meta"),
+        )
+        words = [rows.embeddings["word"].weight]
+        if not alike:
+            apply_optimizer_in_backward(torch.optim.SGD, words, {"lr": 0.1})
+        context = Context(batch_size=B, fused={}, folder=Path("data"))
+        behind = {"search": "greedy", "constraints": dict.fromkeys(tables, kept)}
+        made = FlexShardPlanner(FlexShardConfig(plan=path), in_front(context, behind))
+        made.propose(nn.ModuleDict({"rows": rows}), Topology(ranks_per_node=4), 4)
+        return made
+
+    assert propose(alike=True).mapped == ("page",)
+    says = r"sharding.plan: .* has table page in mapped files, and table word in memory would have"
+    with pytest.raises(CapabilityError, match=says):
+        propose(alike=False)
 
 
 def test_tables_that_every_rank_has_lie_in_no_file() -> None:

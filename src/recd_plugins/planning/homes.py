@@ -142,28 +142,29 @@ class Homes:
         return found, own
 
     def plan_beside(
-        self, behind: HoldsRowWise, replicas: float
+        self, behind: HoldsRowWise, replicas: float, fused: Mapping[str, Mapping[str, Any]]
     ) -> tuple[HoldsRowWise, ShardingPlan]:
         """A planner like the one behind and its plan, where `replicas` take so many bytes of a
-        rank: more tables may leave memory for them, unless homes are a saved plan's."""
+        rank: more tables may leave memory for them, unless homes are a saved plan's, which go by
+        the optimizer of each table (`fused`)."""
         if self._saved:
             planner = having_in_files(behind, self.mapped)
             plan = proposal(planner, self._model, self._topology, self._world_size)
-            self._check_saved(plan)
+            self._check_saved(plan, fused)
             return planner, plan
         if self.lacking is None:
             return behind, proposal(behind, self._model, self._topology, self._world_size)
         room = less(self._topology, replicas)
         return self._with_room(behind, room, least=len(self.mapped))
 
-    def _check_saved(self, plan: ShardingPlan) -> None:
+    def _check_saved(self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]]) -> None:
         """`CapabilityError` where a plan has tables otherwise than the saved homes need them."""
         if dense := sorted(self._on_every_rank(plan) & {*self.mapped}):
             raise CapabilityError(
                 f"{self._saved} has {listed(dense, kind='table')} in mapped files, but TorchRec's "
                 f"own plan has each on every rank, in memory. {AGAIN}"
             )
-        if empty := self.empty_somewhere(plan):
+        if empty := self.empty_somewhere(plan, fused):
             raise CapabilityError(
                 f"{self._saved} has {listed(self.mapped, kind='table')} in mapped files, and "
                 f"{listed(empty, kind='table')} in memory would have no row on some rank. {AGAIN}"
@@ -202,9 +203,7 @@ class Homes:
         )
 
     def empty_somewhere(
-        self,
-        plan: ShardingPlan,
-        fused: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
         """The tables in memory that a plan has row-wise, which leave some rank without a row of
         their kernel, by the optimizer of each (`fused`). Collections with tables of one name are

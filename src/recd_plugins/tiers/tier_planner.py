@@ -504,7 +504,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if all is slower for it, or if replicas leave no room for any plan."""
         others = self._others_planner()
         try:
-            others, plan = homes.plan_beside(others, self._replica_bytes)
+            others, plan = homes.plan_beside(others, self._replica_bytes, self.fused)
         except RecdError as error:
             if self.chooses_homes and not self._held and in_memory(error) != str(error):
                 raise homes.none_may_leave(error) from error
