@@ -366,12 +366,37 @@ def test_all_kjts_that_a_trainer_names_are_counted() -> None:
     advice = advise(given, AdviceGoal(budget_gb=1.0), ranks=2, trainer=trainer)
     assert advice.batch_size == 128
     assert advice.walk.kept == ("tiers",)
+    assert "stack.plan(model, batches=loader, features=features)" in next_step(advice, Path("a"))
     lookups = {name: one.table.rows.lookups for name, one in advice.walk.base.ledger.tables.items()}
     assert lookups == pytest.approx({"t_seen": 0.5, "t_liked": 2.0})
     one = KeyedJaggedTensor(["seen"], torch.tensor([1]), lengths=torch.tensor([1]))
+    assert not [one for one in advice.to_measure if "of no row" in one]
     uneven = OfTrainer(Scored(), [loader[0]._replace(ids=one)], list)
     with pytest.raises(DataError, match=r"have \[1, 128\] samples, so that nobody knows"):
         _ = uneven.batch_size
+
+
+@pytest.mark.parametrize("ids", [0, 16, 64])
+def test_ids_of_no_row_are_told_and_a_model_that_maps_them_is_not_advised_on(ids: int) -> None:
+    """So many of the first table's 64 of a batch are: nobody would look its rows up by those."""
+
+    def batch(seed: int) -> ScoredBatch:
+        made = scored_batch(seed)
+        values = made.ids.values().clone()
+        values[:ids] += 10**12
+        return made._replace(ids=KeyedJaggedTensor(["seen"], values, lengths=made.ids.lengths()))
+
+    links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}
+    given = Registry.load({"plugins": ["recd_flexshard"], "topology": links})
+    trainer = OfTrainer(Scored(), [batch(seed) for seed in range(4)], list, name="mine")
+    if ids == 64:
+        with pytest.raises(DataError, match=r"^mine: most ids .* for table t_seen are of no row"):
+            advise(given, AdviceGoal(), ranks=2, with_what_ifs=False, trainer=trainer)
+        return
+    advice = advise(given, AdviceGoal(), ranks=2, with_what_ifs=False, trainer=trainer)
+    said = [one for one in advice.to_measure if "of no row" in one]
+    assert len(said) == bool(ids)
+    assert all("table t_seen" in one and "25.00%" in one for one in said), said
 
 
 def test_batches_of_a_trainer_that_nothing_can_be_said_of_are_refused() -> None:

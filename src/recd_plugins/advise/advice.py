@@ -83,6 +83,8 @@ class RegistryAdvice:
     """The registries that were trained here, the baseline first if memory has room for it."""
     of_trainer: bool = False
     """Whether it is for a trainer of one's own, which says its ranks and its batches itself."""
+    has_features: bool = False
+    """Whether its function returned a third thing, which gives a batch's features."""
 
     @property
     def won(self) -> tuple[tuple[str, ...], Outlook]:
@@ -255,8 +257,12 @@ def _advised(
         batch_size=best,
         as_given=_as_given(registry, outlooks, walks[best]),
         of_trainer=trainer is not None,
+        has_features=trainer is not None and trainer.features is not None,
         what_ifs=what_ifs,
-        to_measure=list(_to_measure(registry, goal, walks[best], sizes)),
+        to_measure=[
+            *([] if trainer is None else _of_no_row(trainer)),
+            *_to_measure(registry, goal, walks[best], sizes),
+        ],
     )
 
 
@@ -394,6 +400,22 @@ def _whole(plugin: str, base: Path) -> str:
     if plugin.endswith(".py") or "/" in plugin or plugin.startswith((".", "~")):
         return str((base / Path(plugin).expanduser()).resolve())
     return plugin
+
+
+def _of_no_row(trainer: OfTrainer) -> Iterator[str]:
+    """What is not in the advice, of a trainer whose ids nobody holds to its tables."""
+    if trainer.collided:
+        yield (
+            f"{listed(trainer.collided, kind='table')}: a managed collision gives their ids rows, "
+            "so that their lookups are not in the advice"
+        )
+    if shares := trainer.of_no_row:
+        most = max(shares.values())
+        yield (
+            f"ids of {listed(sorted(shares), kind='table')} that are of no row, up to {most:.2%} "
+            "of a table's: they are not in the advice, and TorchRec trains another row in the "
+            "place of each"
+        )
 
 
 def _to_measure(

@@ -103,11 +103,13 @@ def next_step(advice: RegistryAdvice, out: Path) -> str:
     """What to do with the registry, once it is written."""
     if not advice.of_trainer:
         return f"recd train -r {out}"
-    values, calls = advice.values, ["stack.plan(model, batches=loader)", "stack.sharders()"]
+    values, more = advice.values, ", features=features" if advice.has_features else ""
+    calls = [f"stack.plan(model, batches=loader{more})", "stack.sharders()"]
     if "dedup" in values:
-        calls = ["stack.adapt(model, batches=loader)", "stack.converting(collate)", *calls]
+        adapt = f"stack.adapt(model, batches=loader{more})"
+        calls = [adapt, f"stack.converting(collate{more})", *calls]
     if "cache" in values:
-        calls.append("stack.order(loader)")
+        calls.append(f"stack.order(loader{more})")
     return f"in your trainer, stack = rp.load({str(out)!r}); then {', '.join(calls)}"
 
 

@@ -24,8 +24,9 @@ from recd_plugins.advise.computed import LARGEST, computed
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
-from recd_plugins.errors import DataError, RecdError, nearest
+from recd_plugins.errors import DataError, RecdError, listed, nearest
 from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
+from recd_plugins.registry.looked_up import behind_collisions
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.own_batches import all_features_of
 from recd_plugins.stack import Stack
@@ -131,7 +132,11 @@ class OfTrainer(ModelAndBatches):
         deduplicated; by default the only one that it holds. `name` is for messages. As many batches
         are held as planners count of a trainer's loader, unless they have more than `MOST_IDS`;
         they are read when the first of them is asked for."""
-        self._model, self._loader, self._features, self.name = model, loader, features, name
+        self._model, self._loader, self.features, self.name = model, loader, features, name
+        self.of_no_row: Mapping[str, float] = {}
+        """The share of the ids of a table's lookups that are of no row, once they are counted."""
+        self.collided: Sequence[str] = ()
+        """The tables behind a managed collision, which gives ids rows that nobody counts."""
 
     @classmethod
     def named(cls, name: str) -> OfTrainer:
@@ -176,14 +181,32 @@ class OfTrainer(ModelAndBatches):
         if not stack.registry.chosen("dedup"):
             return self._model
         model = _copy_of(self._model)
-        return stack.adapt(model, batches=self._batches, features=self._features)
+        return stack.adapt(model, batches=self._batches, features=self.features)
 
     def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
-        convert = stack.converting(features=self._features)
+        convert = stack.converting(features=self.features)
         # An iterator: these batches are no epoch, but the first ones of it.
         batches = (convert(batch) for batch in self._batches)
         most = len(self._batches)
-        return count_sample(batches, counted, most=most, features=self._features).profile()
+        counts = count_sample(batches, counted, most=most, features=self.features)
+        profile = counts.profile()
+        if not stack.groups:  # unique samples bring other shares of the same ids
+            self._check_rows(counts.shares_of_no_row(profile))
+        return profile
+
+    def _check_rows(self, shares: Mapping[str, float]) -> None:
+        """`DataError` where nobody knows which rows are looked up, by the `shares` of ids that are
+        of none."""
+        self.collided = behind_collisions(self._model)
+        self.of_no_row = {name: one for name, one in shares.items() if name not in self.collided}
+        if strange := [name for name, share in self.of_no_row.items() if share > 0.5]:
+            raise DataError(
+                f"{self.name}: most ids of its batches for {listed(strange, kind='table')} are of "
+                "no row, as where a model maps ids before it looks them up, so that nobody knows "
+                "which rows are looked up. Have it return a third thing, `lambda batch: ...`, "
+                "which gives a KeyedJaggedTensor of the ids that the model looks up; or map them "
+                "in the loader."
+            )
 
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
         with self._named("its model, called with a batch as TorchRec's pipeline calls it,"):
@@ -228,7 +251,7 @@ class OfTrainer(ModelAndBatches):
     def _kjt(self, batch: Any) -> KeyedJaggedTensor:
         """All that its samples look up, as one."""
         with self._named("what gives a batch's features"):
-            every = all_features_of(batch, self._features)
+            every = all_features_of(batch, self.features)
         kjts = []
         for one in every:
             if isinstance(one, SparseFeatures) or not isinstance(one, KeyedJaggedTensor):

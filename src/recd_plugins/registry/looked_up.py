@@ -44,14 +44,25 @@ def too_small(model: nn.Module, schema: Schema) -> list[str]:
     from recd_plugins.planning.model_tables import model_tables
 
     num_ids = {one.name: one.num_ids for one in schema.sparse}
-    maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
+    collided = behind_collisions(model)
     return [
         f"table {table.name} has {so_many(table.num_rows, 'row')}, and {feature} "
         f"{so_many(num_ids[feature], 'id')}"
         for table in model_tables(model).values()
         for feature in table.features
-        if num_ids.get(feature, 0) > table.num_rows
-        and not any(table.module.startswith(path) for path in maps)
+        if num_ids.get(feature, 0) > table.num_rows and table.name not in collided
+    ]
+
+
+def behind_collisions(model: nn.Module) -> list[str]:
+    """The tables behind a managed collision."""
+    from recd_plugins.planning.model_tables import model_tables
+
+    maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
+    return [
+        table.name
+        for table in model_tables(model).values()
+        if any(table.module.startswith(path) for path in maps)
     ]
 
 

@@ -111,11 +111,8 @@ class TableProfiles:
         self._no_row, self._counted = dict(counts.no_row), counts.explain()
         self.variable, self.weighted = counts.variable, counts.weighted
         profile = counts.profile()
-        self.strange = tuple(
-            name
-            for name, ids in self._no_row.items()
-            if ids > profile[name].lookups * profile.samples
-        )
+        shares = counts.shares_of_no_row(profile)
+        self.strange = tuple(name for name, share in shares.items() if share > 0.5)
         return profile
 
     def in_words(self) -> list[str]:

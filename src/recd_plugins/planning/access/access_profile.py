@@ -223,6 +223,13 @@ class Tally:
         """The part of an epoch's batches that was counted, as far as is known."""
         return min(self.batches / self.epoch, 1.0) if self.epoch else 0.0
 
+    def shares_of_no_row(self, profile: Profile) -> dict[str, float]:
+        """The share of the counted ids of each table, of those with any, that are of no row."""
+        found = {}
+        for name, ids in self.no_row.items():
+            found[name] = ids / (ids + profile[name].lookups * profile.samples)
+        return found
+
     def explain(self) -> str:
         """The counts, in words."""
         share = f", {self.counted_share:.1%} of an epoch" if self.epoch else ""
