@@ -134,6 +134,34 @@ def test_a_measure_that_is_not_drawn_is_named(
     assert "Samples of a session" in Path("report.html").read_text()
 
 
+def test_runs_of_one_name_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of two experiments, both in runs/latest: they are called by their paths then."""
+    runs = [write_run(tmp_path / name / "latest", scale) for name, scale in (("a", 1.0), ("b", 2))]
+    monkeypatch.chdir(tmp_path)
+
+    def called(*named: str) -> list[str]:
+        done = CliRunner().invoke(app, ["report", *named, "--json"])
+        assert done.exit_code == 0, done.output
+        return list(json.loads(done.output)["runs"])
+
+    assert called("a/latest", "b/latest") == ["a/latest", "b/latest"]
+    assert called("a/latest", "plain=b/latest") == ["latest", "plain"]
+    page_of_both = Path("report.html").read_text()
+    assert "plain" in page_of_both
+    monkeypatch.chdir(runs[0])
+    assert called(".") == ["latest"]
+    for twice in ([".", "."], ["one=.", "one=../../b/latest"]):
+        with pytest.raises(DataError, match="is what 2 of them are called"):
+            read_sources(twice)
+
+
+def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1.0)
+    (run / "summary.json").write_text("null")
+    with pytest.raises(DataError, match=r"a file of the run is damaged: summary\.json holds no"):
+        read_sources([str(run)])
+
+
 def test_a_file_that_no_command_printed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     for text in ('{"a": 1}', "{", "[1]"):

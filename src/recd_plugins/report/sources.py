@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from recd_plugins.errors import DataError
 from recd_plugins.trainer.measure.runs_compared import RunLog, read_run
 
-__all__ = ["KINDS", "Printed", "Sources", "begun", "named_path", "read_sources"]
+__all__ = ["KINDS", "Printed", "Sources", "begun", "named_path", "names_of", "read_sources"]
 
 KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "tiers"), "recd plan"),
@@ -71,12 +72,36 @@ class Sources:
 def read_sources(named: Sequence[str]) -> Sources:
     """Each is a path, or NAME=path: of a run's folder or of a file."""
     runs, printed = [], []
-    for path, name in map(named_path, named):
+    for one, name in zip(named, names_of(named), strict=True):
+        path, _ = named_path(one)
         if path.is_file():
-            printed.append(_printed(path, name or path.stem))
+            printed.append(_printed(path, name))
         else:
             runs.append(read_run(path, name))
     return Sources(runs=runs, printed=printed)
+
+
+def names_of(named: Sequence[str]) -> list[str]:
+    """The name of each: the one that was given, or that of its folder or file, or its path, where
+    another is called so. `DataError` where two have one name after all."""
+    asked = [named_path(one) for one in named]
+    names = [name or _own_name(path) for path, name in asked]
+    often = {name for name, count in Counter(names).items() if count > 1}
+    names = [
+        str(path) if given is None and name in often else name
+        for name, (path, given) in zip(names, asked, strict=True)
+    ]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DataError(
+                f"{name}: is what {count} of them are called. Give each a name of its own: "
+                "plain=runs/latest.1 RecD=runs/latest."
+            )
+    return names
+
+
+def _own_name(path: Path) -> str:
+    return path.stem if path.is_file() else path.name or path.resolve().name  # "." has none
 
 
 def begun(named: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from recd_plugins.report.kit import escaped
 from recd_plugins.report.page import body, framed
 from recd_plugins.report.page_server import HTML, PageServer
-from recd_plugins.report.sources import begun, named_path, read_sources
+from recd_plugins.report.sources import begun, named_path, names_of, read_sources
 
 __all__ = ["WAITS", "Watched"]
 
@@ -41,6 +41,7 @@ class Watched:
     def __init__(self, runs: Sequence[str], port: int = 0) -> None:
         """`runs` are named as for `recd report`, and may have written nothing yet; port 0: one that
         is free."""
+        names_of(runs)  # an error here, and not in each answer
         self._runs = runs
         self._lock = threading.Lock()
         self._drawn: tuple[object, str] = (None, "")
@@ -54,8 +55,7 @@ class Watched:
         return [str(named_path(one)[0]) for one in self._runs if one not in there]
 
     def page(self) -> str:
-        names = (name or path.name for path, name in map(named_path, self._runs))
-        return framed(", ".join(names), self.figures(), SCRIPT)
+        return framed(", ".join(names_of(self._runs)), self.figures(), SCRIPT)
 
     def figures(self) -> str:
         """Drawn anew where a file has changed since."""

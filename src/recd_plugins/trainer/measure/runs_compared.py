@@ -116,7 +116,10 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
 
 def _kept(file: Path) -> Mapping[str, Any]:
     """The values that a file of a run holds; a run that older code made lacks some."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{file.name} holds no mapping")
+    return values
 
 
 def row(run: RunLog) -> dict[str, float | None]:
