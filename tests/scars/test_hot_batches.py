@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.slots import Context
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.joined import JoinedFeatures
@@ -141,6 +144,37 @@ def test_other_deduplicated_features_are_refused(table: Table) -> None:
 @pytest.mark.parametrize("window", [3, 4, 100])
 def test_it_resumes_exactly(table: Table, plan: TierPlan, window: int) -> None:
     check_resume(lambda: open_stage(table, Plans(plan), window=window, tail="pad"))
+
+
+class Counts:
+    """A loader whose state is the one mapping in which it counts."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader, self._counts = loader, loader.state_dict()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            self._counts |= self._loader.state_dict()
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._counts
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+        self._counts |= state
+
+
+def test_it_resumes_exactly_where_a_loader_goes_on_counting_in_its_state(table: Table) -> None:
+    def stage() -> HotBatches:
+        reader = build_local_reader(LocalReaderConfig(tail="pad"), Context(seed=1))
+        loader = reader.loader(table, rank=0, world_size=1, batch_size=6, split="train")
+        return HotBatches(Counts(loader), Plans(SOME), rank=0, world_size=1, window=4)
+
+    check_resume(stage)
 
 
 def test_a_window_is_resumed_as_it_was_formed_under_another_plan(table: Table) -> None:

@@ -45,6 +45,18 @@ class Numbers:
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 
+class Counts(Numbers):
+    """The same; its state is the one mapping in which it counts."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.counts: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        self.counts |= super().state_dict()
+        return self.counts
+
+
 def batches(length: int, steps: int) -> list[tuple[int, int]]:
     """What a loader of `length` yields over as many epochs as it takes."""
     everything = ((epoch, batch) for epoch in itertools.count() for batch in range(length))
@@ -55,18 +67,19 @@ def batches(length: int, steps: int) -> list[tuple[int, int]]:
     length=st.integers(1, 5),
     steps=st.integers(1, 17),
     ahead=st.integers(0, 3),
+    kind=st.sampled_from([Numbers, Counts]),
     data=st.data(),
 )
 def test_the_state_is_that_of_the_last_trained_batch(
-    length: int, steps: int, ahead: int, data: st.DataObject
+    length: int, steps: int, ahead: int, kind: type[Numbers], data: st.DataObject
 ) -> None:
     """Read up to `ahead` batches more than are trained; resume anywhere, read ahead anew."""
     expected = batches(length, steps)
     stopped = data.draw(st.integers(0, steps), label="stopped")
     trained: list[object] = []
-    positions = Positions(Numbers(length), steps)
+    positions = Positions(kind(length), steps)
     state = _train(positions, stopped, ahead, trained)
-    resumed = Numbers(length)
+    resumed = kind(length)
     resumed.load_state_dict(state)
     positions = Positions(resumed, steps - stopped)
     assert positions.state == state

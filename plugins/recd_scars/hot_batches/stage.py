@@ -7,6 +7,7 @@ window at most, and each sample comes once an epoch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -112,7 +113,7 @@ class HotBatchesWithoutState:
         self._start: dict[str, Any] | None = None
         """The loader's state where the window begins; none before the first, in the trainer's."""
         if own is None:
-            self._start = loader.state_dict()
+            self._start = copy.deepcopy(loader.state_dict())
         self._loaded = False
         self._index = 0
         """The batches of it that were yielded."""
@@ -212,7 +213,7 @@ class HotBatchesWithoutState:
         state: dict[str, Any] | None = None
         with suppress(AttributeError):  # a wrapper may have one, and ask a loader that has none
             state = self._loader.state_dict()
-        return state
+        return copy.deepcopy(state)  # a loader may go on counting in the mapping that it gives
 
     def _result(self, ahead: _Ahead) -> BatchWindow | None:
         """What was read; if that failed, the other ranks hear so where they agree, and fail too."""

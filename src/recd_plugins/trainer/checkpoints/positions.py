@@ -3,6 +3,7 @@ ahead."""
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections import deque
@@ -114,7 +115,8 @@ class Positions:
                     f"{shown(state)}, which a checkpoint cannot keep as JSON. Return a mapping "
                     "of numbers, texts, lists and mappings."
                 )
-        return cast("dict[str, Any]", state)
+        # A loader may go on counting in the mapping that it gives.
+        return cast("dict[str, Any]", copy.deepcopy(state))
 
     def trained(self) -> None:
         """The oldest batch in flight has been trained."""
