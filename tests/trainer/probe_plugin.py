@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
 from recd_plugins.slots import Context, ModelRecord
@@ -15,11 +17,18 @@ from recd_plugins.testing.probe import SCHEMA, Probe
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeConfig(Config):
-    """The model has no options."""
+    """What the model has beside."""
+
+    norm: bool = False
+    """Whether what goes into its last layer is normalised over a rank's batch."""
 
 
 def build(config: ProbeConfig, context: Context) -> Probe:
-    return Probe(context.require_schema())
+    model = Probe(context.require_schema())
+    if config.norm:
+        width = model.over.in_features
+        model.over = nn.Sequential(nn.BatchNorm1d(width), model.over)  # type: ignore[assignment]
+    return model
 
 
 @hookimpl

@@ -52,6 +52,13 @@ from recd_plugins.trainer.checkpoints.optimizer_numbers import (
     restore_states,
     table_rates,
 )
+from recd_plugins.trainer.checkpoints.rank_buffers import (
+    as_named,
+    buffer_digests,
+    differing,
+    is_of_a_rank,
+    own_of,
+)
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.run_folder import STEPS
 
@@ -193,6 +200,8 @@ class Checkpoints:
             raise NotFiniteError(
                 f"after step {step} weights are not finite: {listed(sorted(wrong))}"
             )
+        digests = on_every_rank(lambda: buffer_digests(job.model, tensors))
+        tensors = as_named(tensors, differing(digests), dist.get_rank())
         if not self._saved and dist.get_rank() == 0 and (lost := lost_states(job)):
             warnings.warn(lost, NoticeWarning, stacklevel=2)
         self._saved = True
@@ -289,8 +298,9 @@ class Checkpoints:
         tensors = _tensors(job)
         reader = JsonReader(path)
         kept = reader.read_metadata().state_dict_metadata
+        asked = as_named(tensors, own_of(kept, dist.get_rank()), dist.get_rank())
         try:
-            dcp.load(tensors, storage_reader=reader)
+            dcp.load(asked, storage_reader=reader)
         except dcp.api.CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
             if isinstance(first, DataError):
@@ -322,7 +332,9 @@ class Checkpoints:
             new_rates=tuple(_new_rates(saved["registry"], self._registry)),
             numbers=numbers,
             rates=_rates_of(saved["registry"], self._registry),
-            no_taker=tuple(sorted(kept.keys() - tensors.keys())),
+            no_taker=tuple(
+                sorted(name for name in kept.keys() - asked.keys() if not is_of_a_rank(name))
+            ),
             new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
         )
