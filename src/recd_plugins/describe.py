@@ -48,6 +48,7 @@ def options_of(config: type) -> list[Option]:
             doc=docs.get(field.name, "").replace("\n", " "),
         )
         for field in dataclasses.fields(config)
+        if field.init
     ]
 
 
@@ -81,14 +82,14 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def type_hints(config: type) -> Mapping[str, Any]:
-    """The type of each field of a config class, bounds included."""
+    """The type of each option of a config class, bounds included."""
     return _type_hints(config)
 
 
 @cache
 def _type_hints(config: type) -> Mapping[str, Any]:
     hints = get_type_hints(config, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(config) if field.init}
 
 
 def field_docs(config: type) -> dict[str, str]:
@@ -101,8 +102,12 @@ def field_docs(config: type) -> dict[str, str]:
 
 
 def attribute_docs(owner: type) -> dict[str, str]:
-    """The text under each attribute that stands in the body of a class."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    """The text under each attribute that stands in the body of a class; none of a class whose
+    source is not there, as of one that `make_dataclass` made."""
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    except (OSError, TypeError, SyntaxError):
+        return {}
     docs: dict[str, str] = {}
     for attribute, text in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
         match attribute, text:
@@ -123,8 +128,11 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(arg) for arg in args)
     if origin is Literal:
         return " | ".join(map(str, args))
+    if hint is tuple:
+        return "a list"
     if origin is tuple:
-        return f"a list of ({describe(args[0])})"
+        parts = ", ".join(describe(arg) for arg in args if arg is not ...)
+        return f"a list of ({parts})"
     if origin in (dict, Mapping):
         return f"a mapping to ({describe(args[1])})"
     if dataclasses.is_dataclass(hint):

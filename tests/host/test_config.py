@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,6 +52,17 @@ class Options(Config):
     anything: Any = None
     by_number: Mapping[int, str] = field(default_factory=dict)
     """Texts by number."""
+    betas: tuple[Annotated[float, Range(lt=1)], float] = (0.9, 0.99)
+    """Two numbers."""
+    named: tuple[int, str] = (1, "a")
+    """A number and a text."""
+    some: tuple = ()  # type: ignore[type-arg]  # as authors write it
+    """Anything."""
+    counts: dict[str, Annotated[int, Range(ge=1)]] = field(default_factory=dict)
+    """Counts by name."""
+    level: Literal[1, 2] = 1
+    """A level."""
+    made: int = field(default=3, init=False)
 
 
 def test_every_kind_of_value_is_taken() -> None:
@@ -67,6 +78,10 @@ def test_every_kind_of_value_is_taken() -> None:
             "inner": {"width": 2},
             "by_name": {"a": {"width": 3}},
             "anything": [1],
+            "betas": [0.5, 2],
+            "named": [2, "b"],
+            "some": [1, "a"],
+            "level": 2,
         },
         "model",
     )
@@ -80,6 +95,10 @@ def test_every_kind_of_value_is_taken() -> None:
         inner=Inner(width=2),
         by_name={"a": Inner(width=3)},
         anything=[1],
+        betas=(0.5, 2.0),
+        named=(2, "b"),
+        some=(1, "a"),
+        level=2,
     )
 
 
@@ -99,6 +118,12 @@ def test_every_kind_of_value_is_taken() -> None:
         ({"sizes": [1, "2"]}, "model.sizes[1]", "expected an integer, got '2' (str)"),
         ({"sizes": 1}, "model.sizes", "expected a list of (an integer >= 1), got 1 (int)"),
         ({"mode": "fats"}, "model.mode", "unknown value 'fats'; did you mean 'fast'?"),
+        ({"level": True}, "model.level", "unknown value True; Known: 1, 2."),
+        ({"betas": [0.5]}, "model.betas", "expected a list of (a number < 1, a number), got [0.5]"),
+        ({"betas": [1, 2]}, "model.betas[0]", "must be < 1, but is 1.0"),
+        ({"named": ["b", 2]}, "model.named[0]", "expected an integer, got 'b' (str)"),
+        ({"counts": {"a": 0}}, "model.counts.a", "must be >= 1, but is 0"),
+        ({"made": 4}, "model.made", "unknown option 'made'"),
         ({"name": 3}, "model.name", "expected a text, got 3 (int)"),
         ({"on": 1}, "model.on", "expected true or false, got 1 (int)"),
         ({"inner": {"width": 0}}, "model.inner.width", "must be >= 1, but is 0"),
@@ -133,6 +158,34 @@ def test_bounds_hold_on_construction_too() -> None:
         Options(sizes=(1, 0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Odd(Config):
+    """Options with a check of their own, which leaves out that of the bounds."""
+
+    size: Annotated[int, Range(ge=1)] = 1
+
+    def __post_init__(self) -> None:
+        if self.size % 2 == 0:
+            raise ValueError("size must be odd.")
+
+
+def test_what_a_config_checks_itself_is_named_and_bounds_hold_beside_it() -> None:
+    with pytest.raises(RegistryError, match=r"^model\.size: must be >= 1, but is -1\.$"):
+        parse(Odd, {"size": -1}, "model")
+    with pytest.raises(RegistryError) as caught:
+        parse(Odd, {"size": 2}, "model")
+    assert str(caught.value).startswith(
+        "model: these options are refused by Odd, which raised ValueError: size must be odd. Run"
+    )
+
+
+def test_options_of_a_class_without_source_have_no_text() -> None:
+    made = make_dataclass("Made", [("size", int)], bases=(Config,), frozen=True, kw_only=True)
+    assert field_docs(made) == {}
+    with pytest.raises(RegistryError, match=r"model: option 'size' is required\.$"):
+        parse(made, {}, "model")
+
+
 def test_each_field_is_documented_by_the_text_under_it() -> None:
     docs = field_docs(Options)
     assert docs["rate"] == "A rate."
@@ -146,6 +199,9 @@ def test_types_read_as_words() -> None:
     assert words["mode"] == "fast | exact"
     assert words["name"] == "a text or nothing"
     assert words["by_name"] == "a mapping to (a mapping)"
+    assert words["named"] == "a list of (an integer, a text)"
+    assert words["some"] == "a list"
+    assert "made" not in words
 
 
 def test_keys_that_are_numbers_may_be_texts_of_them_as_json_has_them() -> None:

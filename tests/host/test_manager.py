@@ -314,6 +314,7 @@ def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) ->
             "config=type('C', (Options,), {'__annotations__': {'n': int}})",
             "above C.",
         ),
+        ('summary="A pooling."', "summary=None", "whose `summary` is None: let it be a text"),
         ("build=build", "build=None", "whose `build` is None: let it be a function"),
         (
             "build=build",
@@ -334,6 +335,55 @@ def test_the_fields_of_a_record_are_not_believed_unchecked(
     write_distribution(site, "pkg-a", "1.0", "odd_plugin", POOLING.replace(given, becomes))
     message = refused(["odd_plugin"], Path())
     assert message.startswith("plugin 'odd_plugin' (pkg-a 1.0): its hook recd_pooling returns a")
+    assert says in message
+
+
+OPTIONS = """
+from __future__ import annotations
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from recd_plugins.api import *
+from dataclasses import dataclass
+if TYPE_CHECKING:
+    from pathlib import Path
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: {inner} = 1
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    {name}: {kind} = None
+
+@hookimpl
+def recd_{slot}():
+    return [{record}(name="odd", summary="Odd.", config=Options, build=print)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("a", "list[int]", "'a' of Options is of a type that registry.yaml cannot fill, list[int]"),
+        ("a", "dict[str, set[str]] | None", "set[str]: write tuple[str, ...] in its place."),
+        ("a", "Callable[[int], int]", "cannot fill, collections.abc.Callable[[int], int]: let it"),
+        ("a", "tuple[Inner, ...]", "'size' of Inner is of a type that registry.yaml cannot fill"),
+        ("a", "Path", "not there when it runs (Options: name 'Path' is not defined): import them"),
+        ("use", "int", "option 'use' nobody can set, since `use:` in registry.yaml is the host's"),
+        ("features", "tuple[str, ...]", "option 'features' nobody can set, since `features:` in"),
+    ],
+)
+def test_options_that_nobody_can_set_are_refused(
+    name: str, kind: str, says: str, site: Path
+) -> None:
+    """They are so before anything of the registry is looked at, be they written there or not."""
+    inner = "list[int]" if "Inner" in kind else "int"
+    body = OPTIONS.format(
+        name=name, kind=kind, inner=inner, slot="preprocess", record="PreprocessRecord"
+    )
+    (site / "odd_options.py").write_text(body)
+    message = refused(["odd_options"], site)
+    assert message.startswith("plugin 'odd_options' (odd_options): its hook recd_preprocess ret")
     assert says in message
 
 

@@ -14,13 +14,13 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from recd_plugins.describe import describe, field_docs, type_hints
-from recd_plugins.errors import DataError, RegistryError, nearest, shown
+from recd_plugins.errors import DataError, RegistryError, nearest, shown, without_frames
 from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
 __all__ = ["Config", "Range", "parse", "path_of"]
@@ -77,13 +77,18 @@ def _check_bounds(hint: Any, value: Any, where: str) -> None:
             for arg in args:
                 _check_bounds(arg, value, where)
         case builtins.tuple, tuple():
-            for index, part in enumerate(value):
-                _check_bounds(args[0], part, f"{where}[{index}]")
-        case collections.abc.Mapping, Mapping():
+            for index, (arg, part) in enumerate(zip(_of_parts(args, value), value, strict=False)):
+                _check_bounds(arg, part, f"{where}[{index}]")
+        case builtins.dict | collections.abc.Mapping, Mapping():
             for key, part in value.items():
                 _check_bounds(args[1], part, f"{where}.{key}")
         case _, float() if hint is float and not math.isfinite(value):
             raise RegistryError(f"must be a finite number, but is {value}.", where)
+
+
+def _of_parts(args: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
+    """The type of each part of a tuple: `tuple[int, ...]` has as many parts as there are values."""
+    return args[:1] * len(values) if args[1:] == (...,) else args
 
 
 def parse(
@@ -119,11 +124,20 @@ def parse(
         if required and field.name not in values:
             doc = field_docs(config).get(field.name, "")
             raise RegistryError(f"option {field.name!r} is required. {doc}".rstrip(), where)
+    for name, value in values.items():  # a config's own `__post_init__` may leave them out
+        _check_bounds(hints[name], value, f"{where}.{name}")
     try:
         return config(**values)
     except RegistryError as error:
         path = f"{where}.{error.where}" if error.where else where
         raise RegistryError(error.message, path) from None
+    except Exception as error:
+        raise RegistryError(
+            f"these options are refused by {config.__name__}, which raised "
+            f"{type(error).__name__}: {without_frames(error).rstrip('.')}. Run with --debug for "
+            "its traceback.",
+            where,
+        ) from error
 
 
 def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
@@ -143,14 +157,18 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_union(args, value, where)
     if origin is Literal:
-        if value in args:
+        # For Python, 1 is True.
+        if any(value == arg and isinstance(value, bool) == isinstance(arg, bool) for arg in args):
             return value
         raise RegistryError(
             f"unknown value {shown(value)}; {nearest(str(value), map(str, args))}", where
         )
-    if origin is tuple:
+    if origin is tuple or hint is tuple:
         if isinstance(value, list | tuple):
-            return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+            hints = _of_parts((Any, ...) if hint is tuple else args, value)
+            if len(hints) == len(value):
+                parts = enumerate(zip(hints, value, strict=True))
+                return tuple(_convert(part, item, f"{where}[{i}]") for i, (part, item) in parts)
     elif origin in (dict, Mapping):
         if isinstance(value, Mapping):
             made = {

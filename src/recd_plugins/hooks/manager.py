@@ -25,13 +25,13 @@ import pluggy
 
 from recd_plugins.additions import Addition
 from recd_plugins.compat.build import not_loaded
-from recd_plugins.config import Config
+from recd_plugins.config import Config, wrong_with_options
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.blame import line_on_import, raised_by, remember
 from recd_plugins.hooks.installed import changed, installed_points
 from recd_plugins.hooks.markers import PROJECT
-from recd_plugins.slots import SLOTS, Record
+from recd_plugins.slots import SLOTS, CacheRecord, PreprocessRecord, Record, ShardingRecord
 
 __all__ = ["Catalog", "Claim", "ClaimedAddition", "Provider", "available"]
 
@@ -320,6 +320,11 @@ def _wrong_with(record: Record[Any, Any]) -> str:
             f"whose options nobody can set: put `@dataclass(frozen=True, kw_only=True)` above "
             f"{config.__name__}."
         )
+    if wrong := wrong_with_options(config, _beside_options(record)):
+        return wrong
+    summary: object = record.summary
+    if not isinstance(summary, str):
+        return f"whose `summary` is {shown(summary)}: let it be a text, as a sentence."
     build: object = record.build
     if not callable(build):
         return f"whose `build` is {shown(build)}: let it be a function of config and context."
@@ -331,6 +336,13 @@ def _wrong_with(record: Record[Any, Any]) -> str:
         if slot not in SLOTS:
             return f"that uses {shown(slot)}, which is no slot; {nearest(slot, SLOTS)}"
     return ""
+
+
+def _beside_options(record: Record[Any, Any]) -> tuple[str, ...]:
+    """The keys that registry.yaml has beside the options of a record."""
+    if isinstance(record, PreprocessRecord):
+        return ("use", "features")
+    return ("use", "others") if isinstance(record, ShardingRecord | CacheRecord) else ("use",)
 
 
 def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
