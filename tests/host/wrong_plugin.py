@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.slots import (
     CacheRecord,
+    Context,
     DatasetRecord,
     DedupRecord,
     EtlRecord,
@@ -270,6 +271,20 @@ def recd_cache() -> list[Any]:
     return records(CacheRecord, no_planner=3)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Extra(Config):
+    """Options that stand together."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    inner: tuple[dict[str, int], ...] = ()
+
+
+def pops(config: Extra, context: Context) -> Any:
+    """It takes options out of what it is given."""
+    scale = config.extra["by"].pop("scale", 1) * config.inner[0].pop("scale", 1)
+    return lambda dim: Last(lambda rows: scale * rows)
+
+
 @hookimpl
 def recd_pooling() -> list[Any]:
     makes: dict[str, Callable[[Tensor], Any]] = {
@@ -286,7 +301,8 @@ def recd_pooling() -> list[Any]:
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
     wrong |= {"of_rows_alone": gives(OfRowsAlone(lambda rows: rows))}
     wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
-    return records(PoolingRecord, **wrong)
+    popped = PoolingRecord(name="pops", summary="It is wrong.", config=Extra, build=pops)
+    return [*records(PoolingRecord, **wrong), popped]
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -78,7 +79,7 @@ class Choice:
         """Build the record; an error of the plugin's own is named as such."""
         context = dataclasses.replace(context, where=self.where, name=self.record.name)
         with self.named("when built"):
-            built = self.record.build(self.config, context)
+            built = self.record.build(_unshared(self.config), context)
         check_built(self.record.slot, built, self.who)
         return built
 
@@ -115,6 +116,20 @@ class Choice:
                     whose = f"{self.who}, {when}: plugin {by.plugin!r}"
                     message = who_raised(whose, kind, f"in {by.place}", what)
                 raise PluginError(message) from error
+
+
+def _unshared(value: Any) -> Any:
+    """Options whose mappings and lists a `build` may change: the next one finds what is written."""
+    if type(value) is dict:
+        return {key: _unshared(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_unshared, value))
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    made = copy(value)
+    for one in dataclasses.fields(value):
+        object.__setattr__(made, one.name, _unshared(getattr(value, one.name)))
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)
