@@ -37,6 +37,7 @@ class Diary(Callback):
     def __init__(self, config: DiaryConfig) -> None:
         self._config = config
         self._steps = 0
+        self._by_parity: dict[int, int] = {}
         self._folder: Any = None
 
     def _write(self, training: Training, line: str) -> None:
@@ -62,6 +63,8 @@ class Diary(Callback):
 
     def after_step(self, training: Training) -> None:
         self._steps += 1
+        parity = training.step % 2
+        self._by_parity[parity] = self._by_parity.get(parity, 0) + 1
         assert training.batch is not None
         assert len(training.outputs[1]) == len(training.batch)
         self._write(training, f"after_step {training.step}")
@@ -72,6 +75,7 @@ class Diary(Callback):
 
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
         metrics["pages"] = float(self._steps)
+        metrics["odd_pages"] = float(self._by_parity.get(1, 0))
         self._write(training, f"on_metrics {training.step}")
 
     def after_evaluation_step(self, training: Training) -> None:
@@ -93,10 +97,10 @@ class Diary(Callback):
                 file.write(f"{self._config.name} close\n")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps}
+        return {"steps": self._steps, "by_parity": self._by_parity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._steps = state["steps"]
+        self._steps, self._by_parity = state["steps"], state["by_parity"]
 
 
 class Misspelt(Callback):

@@ -450,6 +450,21 @@ def test_resumed_is_uninterrupted_to_the_bit(tmp_path: Path, gloo_pool: GlooPool
         assert [line for line in logged[1] if kind == "train" or line["step"] != 5] == logged[0]
 
 
+def test_numbers_that_are_keys_of_a_state_are_numbers_in_a_resumed_run(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """Milestones of torch's are such keys: as texts, they were never reached again."""
+    steps = {"milestones": [2, 5], "gamma": 0.5}
+    schedule = {"use": "schedule", "scheduler": "multisteplr", "options": steps}
+    both = (schedule, {"use": "diary"})
+    gloo_pool.run(trained, registry(tmp_path, *both, steps=4))
+    gloo_pool.run(trained, registry(tmp_path, *both), True)
+    found = lines(tmp_path / "run")
+    assert [line["dense_lr"] for line in found] == by_hand(8, 0.1, 0, "MultiStepLR", **steps)
+    assert [line["tables_lr"] for line in found] == by_hand(8, 0.5, 0, "MultiStepLR", **steps)
+    assert [line["odd_pages"] for line in found] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
 def test_clipped_gradients_are_those_of_torch(tmp_path: Path, gloo_pool: GlooPool) -> None:
     """One SGD step moves dense weights by at most norm times rate, and by just that if it clips."""
     start = gloo_pool.run(trained, registry(tmp_path / "0", steps=1, optimizer={

@@ -329,7 +329,7 @@ class Callback:
         """The run is over, by an error too: give back what you hold. No collectives here."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, as JSON takes it; numbers come back to the bit."""
+        """This rank's state, as JSON takes it; numbers come back to the bit, as keys too."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

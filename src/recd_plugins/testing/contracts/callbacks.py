@@ -7,6 +7,7 @@ import json
 from recd_plugins.errors import PluginError
 from recd_plugins.slots import Callback, check_callback
 from recd_plugins.testing.contracts.subject import Subject
+from recd_plugins.trainer.checkpoints.number_keys import as_items, from_items
 
 __all__ = ["check_callbacks"]
 
@@ -27,13 +28,13 @@ def check_callbacks(subject: Subject) -> None:
     subject.hold(callback is not other, "each build must make one of its own", "Keep no global.")
     state = callback.state_dict()
     try:
-        through = json.loads(json.dumps(state))
+        through = json.loads(json.dumps(as_items(state)), object_hook=from_items)
     except (TypeError, ValueError):
         through = None
     subject.hold(
         isinstance(state, dict) and through == state,
         f"its state must come back from JSON as it was, but is {state!r}",
-        "Keep numbers, texts, lists and mappings with texts for keys in it.",
+        "Keep numbers, texts, lists and mappings in it.",
     )
     other.load_state_dict(through)
     subject.hold(

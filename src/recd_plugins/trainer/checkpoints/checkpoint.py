@@ -45,6 +45,7 @@ from recd_plugins.trainer.checkpoints.files import (
     write_digest,
     write_json,
 )
+from recd_plugins.trainer.checkpoints.number_keys import as_items
 from recd_plugins.trainer.checkpoints.optimizer_numbers import (
     RateOf,
     lost_states,
@@ -211,9 +212,9 @@ class Checkpoints:
             for name, rate in one.items()
         }
         mine = {
-            "loader": loader,
+            "loader": as_items(loader),
             "random": _random_state(job),
-            "callbacks": callbacks or {},
+            "callbacks": as_items(callbacks or {}),
             "so_far": so_far or {},
         }
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recd_plugins.errors import DataError, so_many
+from recd_plugins.trainer.checkpoints.number_keys import from_items
 from recd_plugins.trainer.run_folder import STEPS
 
 __all__ = [
@@ -138,8 +139,8 @@ def read_rank(path: Path, rank: int) -> dict[str, Any]:
 
 def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        value = json.loads(file.read_text(), object_hook=from_items)
+    except (OSError, TypeError, ValueError) as error:
         raise damaged(file, str(error)) from error
     if not isinstance(value, dict):
         raise damaged(file, "it holds no mapping")

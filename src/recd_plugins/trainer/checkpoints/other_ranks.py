@@ -30,6 +30,7 @@ from recd_plugins.trainer.checkpoints.files import (
     write_digest,
     write_json,
 )
+from recd_plugins.trainer.checkpoints.number_keys import as_items
 from recd_plugins.trainer.measure.metrics import joined_windows
 from recd_plugins.trainer.run_folder import STEPS
 
@@ -256,7 +257,7 @@ def _write(checkpoint: Path, part: Path, found: OtherRanks, progress: Progress) 
         copied += file.stat().st_size
         progress("bytes of the checkpoint", copied, size)
     for rank in range(found.ranks):
-        write_json(part / f"rank-{rank}.json", found.rank(rank))
+        write_json(part / f"rank-{rank}.json", as_items(found.rank(rank)))
     write_json(part / "job.json", {**found.job, "samples_of_step": found.ranks * found.batch_size})
     # What was copied keeps the digest that it was written with: a bad copy is found as it is read.
     every = {file.name: digest_of(file) for name in anew for file in part.glob(name)}
