@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
-from recd_plugins.advise.advice import RegistryAdvice, _absolute, _what_ifs, advise
+from recd_plugins.advise.advice import RegistryAdvice, _absolute, _otherwise, _what_ifs, advise
 from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
 from recd_plugins.advise.computed import _shared
 from recd_plugins.advise.model_and_batches import OfRegistry, OfTrainer
@@ -540,11 +540,9 @@ def test_a_curve_of_other_ranks_goes_by_the_samples_of_a_step(
 
 
 def claims(**after: Mapping[str, Any]) -> list[ClaimedAddition]:
+    usual = {"summary": "One.", "add": lambda situation: NotHere("no")}
     return [
-        ClaimedAddition(
-            Addition(name=name, summary="One.", add=lambda s: NotHere("no"), **options),
-            Provider("some"),
-        )
+        ClaimedAddition(Addition(**{"name": name, **usual, **options}), Provider("some"))
         for name, options in after.items()
     ]
 
@@ -681,6 +679,33 @@ def test_an_addition_replaces_what_it_writes_anew_and_nothing_that_it_adds_to() 
     walk = kept(a=added("a"), whole=lambda situation: {"t": {"a": 1, "b": 1}}, c=added("c"))
     assert walk.kept == ("whole", "c")
     assert [one.verdict for one in walk.weighed] == ["replaced", "kept", "kept"]
+
+
+def test_an_addition_that_answers_nothing_is_named() -> None:
+    """Nobody else is kept from advice by it."""
+    nothing: Any = lambda values: None  # noqa: E731  # of a function that lacks its `return`
+    (claim,) = claims(a={"add": nothing, "what_ifs": {"half": nothing, "none": dict.popitem}})
+
+    class Steps:
+        def of(self, values: Mapping[str, Any]) -> Known:
+            return Known(values, 100.0)
+
+        def plans_tiers(self, values: Mapping[str, Any]) -> bool:
+            return False
+
+    walk = weigh({}, [claim], cast("Any", Steps()), AdviceGoal(), Schema())
+    assert [(one.verdict, one.why) for one in walk.weighed] == [
+        (
+            "not here",
+            f"addition 'a' of {claim.provider}: its `add` returned None. Return keys of "
+            "registry.yaml and what stands under each, or NotHere(why).",
+        )
+    ]
+    half, none = claim.addition.what_ifs.values()
+    with pytest.raises(PluginError, match=r"its `what_ifs` returned None\. Return keys of regis"):
+        _otherwise(half, claim, {})
+    with pytest.raises(PluginError, match=r"addition 'a' of .* raised KeyError: .*--debug"):
+        _otherwise(none, claim, {})
 
 
 @pytest.mark.parametrize(("ms", "kept"), [(79.5, "a"), (78.0, "b")])
@@ -915,6 +940,16 @@ def test_additions_come_after_those_that_they_follow_or_need() -> None:
     [
         ("return ['tiers']", "must return Additions"),
         ("return [Addition(name='tiers', summary='.', add=None)]", "both have an addition 'tiers'"),
+        ("return [Addition(name='a', summary=None, add=len)]", "'a' whose `summary` is None: let"),
+        ("return [Addition(name='a', summary='.', add=None)]", "'a' whose `add` is None: let it"),
+        (
+            "return [Addition(name='a', summary='.', add=len, after='tiers')]",
+            "'a' whose `after` are 'tiers': let them be a tuple",
+        ),
+        (
+            "return [Addition(name='a', summary='.', add=len, variants=[len])]",
+            "'a' whose `variants` are .*: let them be functions by what each does",
+        ),
         ("raise OSError('gone')", r"raised OSError in recd_additions \(\w+\.py:\d+\): gone"),
     ],
 )

@@ -274,12 +274,10 @@ def test_a_pooling_is_handed_a_query_only_if_it_takes_one(right: dict[str, Any])
 def test_options_that_a_build_changes_are_whole_for_the_next(right: dict[str, Any]) -> None:
     options = {"use": "pops", "extra": {"by": {"scale": 3}}, "inner": [{"scale": 2}]}
     stack = rp.load(right | {"pooling": {"cat_0": options}})
-    right_one = pooling_of(right, "right")(VALUES, LENGTHS)
+    expected = pooling_of(right, "right")(VALUES, LENGTHS)
     for _ in range(2):  # a converter that looks at the model has it built before it is trained
         (pooling,) = [one for one in stack.model().modules() if type(one).__name__ == "Last"]
-        assert torch.equal(
-            pooling(VALUES, LENGTHS), 6 * pooling_of(right, "right")(VALUES, LENGTHS)
-        )
+        assert torch.equal(pooling(VALUES, LENGTHS), 6 * expected)
 
 
 def plans(registry: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from recd_plugins.advise.walk import (
     AdviceGoal,
     Walk,
     Weighed,
+    answer_of,
     plain,
     weigh,
     weigh_near,
@@ -355,7 +356,8 @@ def _what_ifs(
 def _otherwise(
     otherwise: Callable[[Values], Values], claim: ClaimedAddition, values: Values
 ) -> Values:
-    return {**otherwise(values), "plugins": with_plugin(values, claim)}
+    found = answer_of(claim, "what_ifs", otherwise, values)
+    return {**found, "plugins": with_plugin(values, claim)}
 
 
 def _faster(topology: Topology, times: float) -> dict[str, Any]:

@@ -22,7 +22,15 @@ from typing import Any, Literal
 from recd_plugins.additions import NotHere, Objective, Situation, Values
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, PluginError, RecdError, listed, nearest, so_many
+from recd_plugins.errors import (
+    CapabilityError,
+    PluginError,
+    RecdError,
+    called,
+    listed,
+    nearest,
+    so_many,
+)
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import GB
@@ -32,6 +40,7 @@ __all__ = [
     "AdviceGoal",
     "Walk",
     "Weighed",
+    "answer_of",
     "in_order",
     "plain",
     "weigh",
@@ -148,8 +157,7 @@ def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
     if behind is not None and use == "torchrec":
         left["sharding"] = behind
     for claim in claims:
-        with _named(claim):
-            left = dict(claim.addition.without(left))
+        left = dict(answer_of(claim, "without", claim.addition.without, left))
     return left
 
 
@@ -511,8 +519,7 @@ class _OnTheWay:
                 objective=self._goal.objective,
                 fits=not self._base.lacks,
             )
-            with _named(claim):
-                added = claim.addition.add(situation)
+            added = answer_of(claim, "add", claim.addition.add, situation)
             if isinstance(added, NotHere):
                 return added
             self._wrote[claim.addition.name] = set(added)
@@ -643,18 +650,24 @@ def _but_plugins(values: Values | NotHere) -> Values | NotHere:
     return values if isinstance(values, NotHere) else {**values, "plugins": None}
 
 
-class _named:
-    """Inside, an error of a plugin's own is named as such."""
-
-    def __init__(self, claim: ClaimedAddition) -> None:
-        self._claim = claim
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, RecdError):
-            raise PluginError(
-                f"addition {self._claim.addition.name!r} of {self._claim.provider} raised "
-                f"{type(error).__name__}: {error}. Run with --debug for its traceback."
-            ) from error
+def answer_of(
+    claim: ClaimedAddition, asked: str, function: Callable[[Any], Any], given: Any
+) -> Any:
+    """The values that a function of an addition's returns, or of its `add` why it cannot be; its
+    own errors, and anything else that it returns, are told with its name."""
+    whose = f"addition {claim.addition.name!r} of {claim.provider}"
+    try:
+        answer: object = function(given)
+    except RecdError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{whose} raised {type(error).__name__}: {error}. Run with --debug for its traceback."
+        ) from error
+    if isinstance(answer, Mapping) or (isinstance(answer, NotHere) and asked == "add"):
+        return answer
+    also = ", or NotHere(why)" if asked == "add" else ""
+    raise PluginError(
+        f"{whose}: its `{asked}` returned {called(answer)}. Return keys of registry.yaml and what "
+        f"stands under each{also}."
+    )

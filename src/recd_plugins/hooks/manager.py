@@ -270,6 +270,11 @@ class Catalog:
                     f"plugin {name!r} ({provider}) and {taken[addition.name]} both have an "
                     f"addition {addition.name!r}. Rename one of them."
                 )
+            if wrong := _wrong_with_addition(addition):
+                raise PluginError(
+                    f"plugin {name!r} ({provider}): its hook {specs.ADDITIONS} returns an addition "
+                    f"{shown(addition.name)} {wrong}"
+                )
             taken[addition.name] = provider
             found.append(ClaimedAddition(addition, provider))
         return found
@@ -335,6 +340,26 @@ def _wrong_with(record: Record[Any, Any]) -> str:
     for slot in record.uses:
         if slot not in SLOTS:
             return f"that uses {shown(slot)}, which is no slot; {nearest(slot, SLOTS)}"
+    return ""
+
+
+def _wrong_with_addition(addition: Addition) -> str:
+    """What is wrong with the fields of an addition; nothing, if all is right."""
+    for field in ("name", "summary"):
+        text: object = getattr(addition, field)
+        if not isinstance(text, str) or not text:
+            return f"whose `{field}` is {shown(text)}: let it be a text."
+    for field in ("add", "without"):
+        if not callable(getattr(addition, field)):
+            return f"whose `{field}` is {shown(getattr(addition, field))}: let it be a function."
+    for field in ("after", "needs"):
+        named: object = getattr(addition, field)
+        if not isinstance(named, tuple) or not all(isinstance(one, str) for one in named):
+            return f'whose `{field}` are {shown(named)}: let them be a tuple, as `("tiers",)`.'
+    for field in ("variants", "what_ifs"):
+        ways: object = getattr(addition, field)
+        if not isinstance(ways, Mapping) or not all(map(callable, ways.values())):
+            return f"whose `{field}` are {shown(ways)}: let them be functions by what each does."
     return ""
 
 
