@@ -566,13 +566,20 @@ def test_a_callback_inherits_what_it_does_not_write() -> None:
         (lambda batch: {"dense": batch.dense.double()}, "dense of torch.float64, where they"),
     ],
 )
+@pytest.mark.parametrize("in_place", [False, True])
 def test_a_batch_that_a_callback_makes_is_held_to_the_schema(
-    change: Callable[[Batch], dict[str, Any]], says: str
+    change: Callable[[Batch], dict[str, Any]], says: str, in_place: bool
 ) -> None:
+    """Be it another one, or the one that it was given, with other parts."""
+
     @dataclasses.dataclass  # which no dict takes as a key
     class Makes(Callback):
         def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
-            return dataclasses.replace(batch, **change(batch))
+            if not in_place:
+                return dataclasses.replace(batch, **change(batch))
+            for name, part in change(batch).items():
+                setattr(batch, name, part)
+            return batch
 
     choice: Any = SimpleNamespace(who="callbacks[0]: mine", named=lambda when: nullcontext())
     schema = Schema(sparse=(SparseFeature(name="a", num_ids=9),), dense=("d",))

@@ -105,9 +105,9 @@ class Callbacks:
         self._callbacks = callbacks
         self._checks = [
             None
-            if schema is None or choice is None
+            if schema is None or choice is None or not _makes_batches(callback)
             else BatchCheck(schema, f"{choice.who}: its `on_batch` returned")
-            for _, choice in callbacks
+            for callback, choice in callbacks
         ]
 
     def call(self, event: str, *args: Any) -> None:
@@ -121,7 +121,6 @@ class Callbacks:
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         """The batch that they make of one, each after the other."""
         for (callback, choice), check in zip(self._callbacks, self._checks, strict=True):
-            given = batch
             with _named(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)
             if not isinstance(batch, Batch):
@@ -129,7 +128,7 @@ class Callbacks:
                     f"{choice.where if choice else callback}: on_batch of "
                     f"{type(callback).__name__} returned {shown(batch)}. Return the batch to train."
                 )
-            if check is not None and batch is not given:
+            if check is not None:  # the batch that it was given may be another one now
                 check(batch)
         return batch
 
@@ -229,6 +228,11 @@ def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
             f"{whose} left what cannot be written as JSON ({error}). Keep numbers, texts, lists "
             "and mappings in it."
         ) from error
+
+
+def _makes_batches(callback: Callback) -> bool:
+    """Whether it has an `on_batch` of its own."""
+    return getattr(callback.on_batch, "__func__", None) is not Callback.on_batch
 
 
 def _named(choice: Choice | None, event: str) -> AbstractContextManager[None]:
