@@ -654,7 +654,7 @@ def answer_of(
     claim: ClaimedAddition, asked: str, function: Callable[[Any], Any], given: Any
 ) -> Any:
     """The values that a function of an addition's returns, or of its `add` why it cannot be; its
-    own errors, and anything else that it returns, are told with its name."""
+    own errors, and anything else that it returns, are reported with its name."""
     whose = f"addition {claim.addition.name!r} of {claim.provider}"
     try:
         answer: object = function(given)
