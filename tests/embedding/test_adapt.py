@@ -114,6 +114,28 @@ def test_other_poolings_are_named() -> None:
         adapt(Net(), GROUPS, poolings=["pools.*"])
 
 
+class Projected(nn.Module):
+    """A pooling whose parts a glob of it fits, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.inner = nn.Linear(4, 4), Mean()
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        return self.inner(self.layer(values), lengths)
+
+
+def test_a_glob_names_poolings_and_not_what_is_in_them() -> None:
+    for glob in ("pool.*", "pool*", "*"):
+        net = Net()
+        net.pool = nn.ModuleList([Projected(), Projected()])
+        adapted = list(adapt(net, GROUPS, poolings=[glob]).modules())
+        assert [one for one in adapted if isinstance(one, DedupPooling)] == [*net.pool]
+    for pattern in ("pool", "pool.*.layer"):
+        with pytest.raises(RegistryError, match="names no pooling: it fits"):
+            adapt(net, GROUPS, poolings=[pattern])
+
+
 def test_a_forward_of_several_arguments_is_left() -> None:
     assert type(adapt(Net(), GROUPS)) is Net
 

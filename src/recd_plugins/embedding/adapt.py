@@ -23,7 +23,7 @@ from recd_plugins.embedding.dedup import (
     deduplicated,
 )
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling, why_all_samples
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, RegistryError, listed, shown
 from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
@@ -60,14 +60,14 @@ def adapt(
     was; in a `Batch` of the host's it is beside the KJT, and the model's root is led there.
     """
     modules = dict(model.named_modules())
-    check_patterns(poolings, modules, kind="module of the model", where="adapt")
+    named = _named(modules, poolings)
     left = _left_as_they_are(modules, groups)
     for path, module in modules.items():
         if path in left:
             continue
         if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
             deduplicated(module, groups, unique_shares, route)
-        elif pool_unique and route == "padded" and _is_pooling(path, module, poolings):
+        elif pool_unique and route == "padded" and (path in named or _is_pooling(module)):
             DedupPooling(module)
     if not own_batches:
         _seeing_all_features(model)
@@ -103,7 +103,7 @@ def _poolings_by_feature(model: nn.Module, features: Sequence[str]) -> dict[str,
         if isinstance(poolings, nn.ModuleList) and len(names or ()) == len(poolings):
             found = dict(zip(names or (), poolings, strict=True))
             return {name: found[name] for name in features if name in found}
-    poolings = [part for path, part in model.named_modules() if _is_pooling(path, part, ())]
+    poolings = [part for part in model.modules() if _is_pooling(part)]
     alike = len({(type(one), repr(one)) for one in poolings}) == 1
     return dict.fromkeys(features, poolings[0]) if alike else {}
 
@@ -163,9 +163,49 @@ def _features_of(module: nn.Module) -> frozenset[str] | None:
     return frozenset(key for config in configs for key in config.feature_names)
 
 
-def _is_pooling(path: str, module: nn.Module, named: Sequence[str]) -> bool:
-    if fitting(path, named):
+def _named(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> frozenset[str]:
+    """The paths of the poolings that `patterns` name: a glob fits what is in a pooling, too, which
+    is none; `RegistryError` where nothing that one fits is a pooling."""
+    check_patterns(patterns, modules, kind="module of the model", where="adapt")
+    found: set[str] = set()
+    for pattern in patterns:
+        fits = [path for path in modules if path and fitting(path, [pattern])]
+        pools = [path for path in fits if _takes_rows(modules[path])]
+        outermost = {path for path in pools if not any(path.startswith(f"{one}.") for one in pools)}
+        if fits and not outermost and pattern != "*":
+            kinds = listed(sorted({type(modules[path]).__name__ for path in fits}))
+            raise RegistryError(
+                f"adapt: poolings: {shown(pattern)} names no pooling: it fits {kinds}, whose "
+                "forward takes no values and lengths. Name the modules whose forward takes "
+                "(values, lengths) or (values, lengths, query)."
+            )
+        found |= outermost
+    return frozenset(found)
+
+
+def _takes_rows(module: nn.Module) -> bool:
+    """Whether it can be called as a pooling is: with values and lengths, or with a query too."""
+    interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
+    if type(module).forward is nn.Module.forward or any(
+        isinstance(part, interfaces) for part in module.modules()
+    ):
+        return False
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # a compiled one has no signature
         return True
+    return _binds(signature, 2) or _binds(signature, 3)
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _is_pooling(module: nn.Module) -> bool:
     try:
         taken = tuple(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):  # a compiled one has no signature
