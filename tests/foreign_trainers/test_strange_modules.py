@@ -208,6 +208,33 @@ class Changing(nn.Module):
         return self.head([found["user"], found["shop"]], step.labels)
 
 
+class ChangingOne(nn.Module):
+    """What bags yield of a key is changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = bags(table("user"), table("shop"), table("tags")), Head(3 * DIM)
+
+    def forward(self, step: Step) -> Tensor:
+        found = self.bags(step.sparse)
+        found["shop"].mul_(3)
+        found["user"].add_(1)
+        return self.head([found["user"], found["shop"], found["tags"]], step.labels)
+
+
+class OfARank(nn.Module):
+    """Of bags, each rank reads what the other does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = bags(table("user"), table("shop")), Head(DIM)
+
+    def forward(self, step: Step) -> Tensor:
+        found = self.bags(step.sparse)
+        mine = ("user", "shop")[(dist.get_rank() + step.number) % 2]
+        return self.head([found[mine]], step.labels)
+
+
 class Twice(nn.Module):
     """Two forwards of each collection, of which the second is read first: both have the first
     step of Adagrad, which is as long whatever the gradient."""
@@ -409,8 +436,8 @@ def alike(make: type[nn.Module]) -> None:
 
 
 MODELS = (
-    *(Regrouped, Towers, Shared, Skipping, Changing, Twice, Frozen, Checkpointed, Doubles),
-    Kinds,
+    *(Regrouped, Towers, Shared, Skipping, Changing, ChangingOne, OfARank, Twice, Frozen),
+    *(Checkpointed, Doubles, Kinds),
 )
 
 

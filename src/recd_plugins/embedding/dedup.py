@@ -20,6 +20,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences
+from recd_plugins.embedding.tied import tied_columns
 from recd_plugins.errors import so_many
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups
@@ -80,7 +81,8 @@ class DedupEmbeddingBagCollection(EmbeddingBagCollection):
         """Whole tables, as they are before sharding."""
         keys = [key for part in self.parts for key in part.keys]
         summed = super().forward(rows_of(features, list(dict.fromkeys(keys))))
-        return pooled(summed.to_dict(), self.key_of, BatchSamples(features))
+        (found,) = tied_columns([summed])
+        return pooled(found, self.key_of, BatchSamples(features))
 
 
 def deduplicated(

@@ -39,6 +39,7 @@ from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbed
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
+from recd_plugins.embedding.tied import tied_columns
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, listed
 from recd_plugins.sparse.features import SparseFeatures
@@ -183,10 +184,11 @@ class _Pooled(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[Keyed
         self._key_of, self._samples = key_of, samples
 
     def _wait_impl(self) -> KeyedTensor:
+        parts = tied_columns([part.wait() for part in self._parts])
         found = {
             names[name]: tensor
-            for part, names in zip(self._parts, self._names, strict=True)
-            for name, tensor in part.wait().to_dict().items()
+            for part, names in zip(parts, self._names, strict=True)
+            for name, tensor in part.items()
         }
         return pooled(found, self._key_of, self._samples)
 

@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.compat.torchrec import HasOwnExchange
+from recd_plugins.embedding.tied import tied
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.gradients.entries import Entries, add_rows
@@ -23,7 +24,7 @@ from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update
 
-__all__ = ["SequencesAwaitable", "rows_from_home", "tied"]
+__all__ = ["SequencesAwaitable", "rows_from_home"]
 
 
 class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]]):
@@ -244,23 +245,3 @@ def _clipping(output: Tensor, update: Update, most: float | None) -> Tensor:
         return output
     clipped: Tensor = _Clip.apply(output, update, most)
     return clipped
-
-
-class _Tie(Function):
-    @staticmethod
-    def forward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients
-
-
-def tied(outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same tensors. Once a loss depends on one of them, the others' gradients are zeros.
-
-    Backward of each exchanges with the other ranks, whose losses may depend on others of them:
-    behind one node of the graph, all exchange all, in one order.
-    """
-    same: tuple[Tensor, ...] = _Tie.apply(*outputs)
-    return same
