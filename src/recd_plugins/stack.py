@@ -824,8 +824,11 @@ class Stack(LooksAtBatches):
             from recd_plugins.embedding.bags_of_one import with_bags_of_one
 
             sharders = with_bags_of_one(sharders, self._rows)
-        if (model := self._planning.model) is None and not self._planning.model_is_gone:
-            return sharders
+        model = self._planning.model
+        if model is None and not self._planning.model_is_gone:
+            model = self._features.model  # which the trainer plans itself
+            if model is None:
+                return sharders
         from recd_plugins.embedding.means import with_means
         from recd_plugins.embedding.own_features import with_own_features
 

@@ -512,6 +512,24 @@ def test_a_stack_mends_it_or_says_so(gloo_pool: GlooPool) -> None:
     assert "sharders=stack.sharders()" in notice
 
 
+def adapted_alone() -> list[str]:
+    """On a rank: a model that a stack adapts, and the trainer plans; what is wrong."""
+    dedup = {"use": "exact", "groups": [list(group) for group in GROUPS]}
+    stack = load({"plugins": ["recd_dedup"], "dedup": dedup})
+    model = stack.adapt(Poolings())
+    arranged = InManyWays(alone=False)(model, OptimizerSettings())
+    sharders = stack.sharders(arranged.sharders)
+    return divided_wrongly(
+        DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=arranged.plan, sharders=sharders
+        )
+    )
+
+
+def test_a_stack_mends_it_in_a_model_that_the_trainer_plans(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(adapted_alone) == [[]] * 2
+
+
 def test_only_bags_of_models_with_means_are_wrapped() -> None:
     own: Any = EmbeddingBagCollectionSharder()
     assert isinstance(with_means([own], Poolings())[0], MeansSharder)

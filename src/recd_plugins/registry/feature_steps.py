@@ -80,6 +80,11 @@ class FeatureSteps:
         """The trainer is about to adapt this one."""
         self._model = ref(model)
 
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that the trainer adapted last, while it lives."""
+        return None if self._model is None else self._model()
+
     def look_at(self, batches: Iterable[Any], features: FeaturesOf | None) -> None:
         """Have the converter choose by some of the trainer's batches: those of rank 0."""
         if not self._registry.chosen("dedup"):
@@ -303,7 +308,7 @@ class FeatureSteps:
 
     def _model_as_it_is(self) -> nn.Module | None:
         """The trainer's, or else the registry's; what is drawn after it stays as it was."""
-        model = None if self._model is None else self._model()
+        model = self.model
         if model is None and self._registry.has_dataset and self._registry.chosen("model"):
             import torch
 
