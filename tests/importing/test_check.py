@@ -41,6 +41,50 @@ def checked(folder: Path, *paths: Path, schema: str | None = SCHEMA_YAML) -> Res
     return CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.parametrize("name", ["c.csv", "c.parquet", "c.jsonl"])
+@pytest.mark.parametrize("came", [0, 1])
+def test_files_that_lack_a_column_check_clean_by_what_they_are_imported_by(
+    tmp_path: Path, name: str, came: int
+) -> None:
+    """Whichever file has it; and a wrong name is told as an import tells it."""
+    folder = tmp_path / "days"
+    folder.mkdir()
+    schema = (
+        "{session_id: null, timestamp: null, label: clicked, dense: [{name: price, nulls: "
+        "{value: 0}}], sparse: [{name: item_id, num_ids: 60}]}"
+    )
+    for day in range(2):
+        rows = clicks(seed=day).set_column(4, "item_id", pa.array(np.arange(400) % 60))
+        write(folder / f"{day}-{name}", rows if day == came else rows.drop_columns(["price"]))
+    found = checked(tmp_path, folder, schema=schema)
+    told = (found.exit_code, "--absent price`, takes nulls" in found.output)
+    assert told == ((0, False) if "jsonl" in name else (1, True))  # a line may lack any key
+    for column, says in (("price", "800 rows, no problem"), ("prise", "did you mean 'price'")):
+        options = ["--schema", str(tmp_path / "schema.yaml"), "--absent", column]
+        found = CliRunner().invoke(app, ["data", "check", str(folder), *options])
+        assert says in found.output
+        made = [str(folder), str(tmp_path / column)]
+        imported = CliRunner().invoke(app, ["data", "import", *made, *options])
+        codes = (found.exit_code, imported.exit_code)
+        assert codes == ((0, 0) if column == "price" else (1, 2)), imported.output
+
+
+def test_columns_may_be_absent_from_files_that_no_schema_describes(tmp_path: Path) -> None:
+    folder = tmp_path / "days"
+    folder.mkdir()
+    for day in range(2):
+        rows = clicks(seed=day)
+        write(folder / f"{day}.parquet", rows.drop_columns(["price"]) if day else rows)
+    words = ["data", "check", str(folder)]
+    assert "lacks 'price', other than" in CliRunner().invoke(app, words).output
+    found = CliRunner().invoke(app, [*words, "--absent", "price"])
+    assert (found.exit_code, "no problem" in found.output) == (0, True), found.output
+    registry = tmp_path / "registry.yaml"
+    registry.write_text("{}")
+    found = CliRunner().invoke(app, ["data", "check", str(registry), "--absent", "price"])
+    assert "write `absent: [price]` into the dataset" in found.stderr
+
+
 def spoilt() -> pa.Table:
     """Seconds for milliseconds, labels of 2, items beyond their range, NaN, a column twice."""
     table = clicks()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import (
+    Absent,
     AsJson,
     Debug,
     Delimiter,
@@ -60,6 +61,7 @@ SchemaFile = Annotated[
 def check(
     paths: Checkables,
     schema: SchemaFile = None,
+    absent: Absent = None,
     delimiter: Delimiter = None,
     header: Header = None,
     encoding: Encoding = None,
@@ -77,10 +79,10 @@ def check(
         asked, form = schema_and_form(schema, given)
         with progress() as show:
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
-                _check_says_nothing(given, paths[0])
+                _check_says_nothing(given, absent, paths[0])
                 checked = _registry(paths[0], asked, show)
             else:
-                checked = _tables(paths, asked, form, given, show)
+                checked = _tables(paths, asked, form, given, absent or (), show)
     problems = {name: one.problems for name, one in checked.items()}
     if as_json:
         values: dict[str, Any] = {
@@ -104,8 +106,13 @@ def _counted(problems: int) -> str:
     return so_many(problems, "problem") if problems else "no problem"
 
 
-def _check_says_nothing(given: TextForm, registry: Path) -> None:
-    """`RegistryError` for options of text beside a registry."""
+def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry: Location) -> None:
+    """`RegistryError` for options of text, and for columns that are absent, beside a registry."""
+    if absent:
+        raise RegistryError(
+            f"--absent: is of files. A registry says itself which columns some of them may lack: "
+            f"write `absent: [{', '.join(absent)}]` into the dataset of {registry}."
+        )
     options = [one.name for one in dataclasses.fields(given) if getattr(given, one.name)]
     if given.header is False:
         options = ["no-header", *options]
@@ -165,6 +172,7 @@ def _tables(
     asked: ForeignSchema | None,
     form: TextForm,
     given: TextForm,
+    absent: Sequence[str],
     show: Progress,
 ) -> dict[str, Checked]:
     """The files of the paths as one table; of a folder with splits each by itself."""
@@ -175,7 +183,7 @@ def _tables(
     def checked(named: Sequence[Location]) -> Checked:
         files = files_of(named)
         schema = asked or _of_footer(next(iter(files)))
-        return check_files(files, schema, form=form, given=given, progress=show)
+        return check_files(files, schema, form=form, given=given, absent=absent, progress=show)
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
         return {split: checked([paths[0] / split]) for split in SPLITS}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from recd_plugins.cli.options import (
+    Absent,
     AsJson,
     Debug,
     Delimiter,
@@ -96,16 +97,6 @@ Least = Annotated[
 ]
 Others = Annotated[
     int, typer.Option("--others", help="Ids that all other values share, by a hash.", min=1)
-]
-
-Absent = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--absent",
-        help="A column that some of the files may lack, since it came later or went: nulls there.",
-        metavar="COLUMN",
-        show_default=False,
-    ),
 ]
 
 Accept = Annotated[

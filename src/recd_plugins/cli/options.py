@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DPI",
     "REGISTRY",
+    "Absent",
     "AsJson",
     "Debug",
     "Delimiter",
@@ -123,6 +124,15 @@ Names = Annotated[
         "--names",
         help="The names of the columns of text, in order, as user_id,item_id,rating.",
         metavar="NAME,...",
+        show_default=False,
+    ),
+]
+Absent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--absent",
+        help="A column that some of the files may lack, since it came later or went: nulls there.",
+        metavar="COLUMN",
         show_default=False,
     ),
 ]

@@ -25,7 +25,7 @@ from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
 from recd_plugins.data.importing.reading import Block, mapped
 from recd_plugins.data.importing.struct_fields import type_at
 from recd_plugins.data.importing.survey import survey
-from recd_plugins.data.importing.table_files import formats_of
+from recd_plugins.data.importing.table_files import absent_errors, formats_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet_file import arrow_schema, footer_of
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
@@ -177,11 +177,14 @@ def check_files(
         found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
     if not files:
         return found
-    _check_alike(files, found, schema)
+    _check_alike(files, found, schema, absent)
     known = len(found.problems)
-    read_as = _read_as(files, found, schema, form)
+    read_as = _read_as(files, found, schema, form, absent)
     if files[0].format == "jsonl" and len(found.problems) > known:
         return found  # of no key it is known as what it is read
+    if not in_place:
+        for error in absent_errors(absent, files, schema, read_as.types):
+            found.add_error(error)
     reading = _Reading(found, schema, read_as, absent)
     for file in files:
         reading.check_types(file, files)
@@ -219,8 +222,10 @@ def _check_alike(
     files: Sequence[ForeignFile],
     found: Checked,
     schema: ForeignSchema | None,
+    absent: Collection[str],
 ) -> None:
-    """Files may differ in columns that the schema does not name, and in types that it takes."""
+    """Files may differ in columns that the schema does not name or that are absent, and in types
+    that it takes."""
     first = files[0]
     for file in files:
         for name in file.renamed:
@@ -236,8 +241,8 @@ def _check_alike(
                 file.path, None, f"is {file}, and {first.path} is {first}", "Write them alike."
             )
             continue
-        gone = [name for name in first.columns if name not in file.columns]
-        more = [name for name in file.columns if name not in first.columns]
+        gone = [name for name in first.columns if name not in (*file.columns, *absent)]
+        more = [name for name in file.columns if name not in (*first.columns, *absent)]
         if schema is None and file.format != "jsonl" and (gone or more):
             differs = " and ".join(
                 f"{word} {', '.join(map(repr, names))}"
@@ -282,10 +287,11 @@ def _read_as(
     found: Checked,
     schema: ForeignSchema | None,
     form: TextForm | None,
+    absent: Collection[str],
 ) -> ColumnTypes:
     wanted = () if schema is None else schema.columns
     ids = () if schema is None else [one.name for one in schema.sparse]
-    alike = [one for one in files if one.alike == files[0].alike]
+    alike = [one for one in files if one.is_like(files[0], absent)]
     if files[0].format == "parquet":
         return ColumnTypes(
             types={name: kind for file in reversed(files) if file.format == "parquet"
@@ -381,7 +387,7 @@ class _Reading:
                 if name not in file.columns and any(name in one.columns for one in files):
                     cure = (
                         "Other files have it: if it came later or went, `absent` of the dataset, "
-                        f"or `recd data import --absent {name}`, takes nulls for it."
+                        f"or `--absent {name}`, takes nulls for it."
                     )
                 self._found.add(file.path, name, what, cure)
             self._wrong.add(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -81,11 +81,14 @@ class ForeignFile:
         parted = NAMES.get(self.delimiter, repr(self.delimiter))
         return f"text parted by {parted}, {'a header' if self.header else 'no header'}{packed}"
 
-    @property
-    def alike(self) -> tuple[object, ...]:
-        """The format that files of one table have in common."""
-        names = self.names if self.format == "text" else ()
-        return (self.format, names, self.delimiter, self.header)
+    def is_like(self, other: ForeignFile, absent: Collection[str]) -> bool:
+        """Whether two files have the format that files of one table have in common: columns of text
+        are the same, and where headers name them, in any order and but for those `absent`."""
+        if (self.format, self.header) != (other.format, other.header):
+            return False
+        if self.format != "text" or self.names == other.names:
+            return self.delimiter == other.delimiter
+        return self.header and {*self.names} ^ {*other.names} <= {*absent}
 
     def open(self) -> pa.NativeFile:
         """The bytes, unpacked."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.files import (
     FileFacts,
@@ -28,11 +28,14 @@ from recd_plugins.data.importing.formats import format_of
 from recd_plugins.data.importing.struct_fields import ELEMENTS, fields_lacked
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
-from recd_plugins.errors import DataError, listed, so_many
+from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Stat, Uri
 
-__all__ = ["files_of", "foreign_files", "formats_of"]
+if TYPE_CHECKING:
+    from recd_plugins.data.foreign import ForeignSchema
+
+__all__ = ["absent_errors", "files_of", "foreign_files", "formats_of"]
 
 MOST_REFUSED = 10
 """Files that cannot be read of which one error tells."""
@@ -109,6 +112,32 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
         by_no_log += inside
     check_none_left_behind(by_no_log, known)
     return typed_partitions(each_once(found))
+
+
+def absent_errors(
+    absent: Collection[str],
+    files: Sequence[ForeignFile],
+    schema: ForeignSchema | None,
+    read_as: Collection[str],
+) -> Iterator[DataError]:
+    """What is wrong with the columns that files may lack: no file has one, which no key that lines
+    of JSON are `read_as` is either."""
+    for name in absent:
+        known = name in read_as
+        if known or any(name in file.columns for file in files):
+            continue  # files of text may differ in one that the schema does not name
+        if schema is None:
+            names = dict.fromkeys(name for file in files for name in file.columns)
+            yield DataError(f"--absent: no file has a column {name!r}; {nearest(name, names)}")
+        elif name not in schema.columns:
+            yield DataError(
+                f"--absent: the schema names no {name!r}; {nearest(name, schema.columns)}"
+            )
+        else:
+            yield DataError(
+                f"--absent: none of the files ({len(files)}) has {name!r}. Take it out of "
+                "the schema."
+            )
 
 
 def formats_of(

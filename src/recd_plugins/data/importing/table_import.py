@@ -51,6 +51,7 @@ from recd_plugins.data.importing.negatives import (
 from recd_plugins.data.importing.reading import Block, Position, mapped
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
+from recd_plugins.data.importing.table_files import absent_errors
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, silent
@@ -186,18 +187,8 @@ class TableImport:
                 raise Spot(_together(self._files), name).error(*problem)
         self._check_labels()
         self._check_vocabulary_files()
-        for name in self._absent:
-            known = name in self._read_as.types
-            if known or any(name in file.columns for file in self._files):
-                continue  # files of text may differ in one that the schema does not name
-            if name not in self._schema.columns:
-                raise DataError(
-                    f"--absent: the schema names no {name!r}; {nearest(name, self._schema.columns)}"
-                )
-            raise DataError(
-                f"--absent: none of the files ({len(self._files)}) has {name!r}. Take it out of "
-                "the schema."
-            )
+        for error in absent_errors(self._absent, self._files, self._schema, self._read_as.types):
+            raise error
 
     def _check_labels(self) -> None:
         if self._files[0].format == "jsonl" or self._makes_label:
