@@ -454,6 +454,21 @@ def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     assert (wrong.exit_code, "neither `time` nor `hash:COLUMN`" in wrong.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(("rows", "times"), [(2, 2), (19, 19), (400, 3)])
+def test_a_note_of_another_share_of_test_rows_is_true_of_few_rows_and_of_many_alike(
+    tmp_path: Path, rows: int, times: int
+) -> None:
+    at = pa.array(1_700_000_000 + np.arange(rows) % times)
+    path = write(tmp_path / "clicks.csv", clicks().slice(0, rows).set_column(1, "at", at))
+    (tmp_path / "s.yaml").write_text(
+        "{session_id: null, timestamp: at, label: clicked, dense: [], "
+        "sparse: [{name: brand, num_ids: 50, ids: hash}]}"
+    )
+    options = ["--split-by", "time", "--schema", str(tmp_path / "s.yaml")]
+    made = CliRunner().invoke(app, ["data", "import", str(path), str(tmp_path / "t"), *options])
+    assert "for testing, not 10.0%: at has few values, or many rows share one" in made.stderr
+
+
 def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path) -> None:
     """Of CSV and Parquet, of several columns; and a schema that names it reads Parquet in place."""
     text, parquet = tmp_path / "clicks.csv", tmp_path / "clicks.parquet"

@@ -288,9 +288,10 @@ class TableImport:
         share, asked = rows["test"] / sum(rows.values()), self._split.share
         if abs(share - asked) > max(0.03, 0.2 * asked):
             name = self._split.column or self._asked.timestamp
-            why = "many rows share a value, and rows of one value stay together"
-            self._notes.append(f"{share:.1%} of the rows are for testing, not {asked:.1%}: of "
-                               f"{name}, {why}")  # fmt: skip
+            self._notes.append(
+                f"{share:.1%} of the rows are for testing, not {asked:.1%}: {name} has few values, "
+                "or many rows share one, and rows of one value stay together"
+            )
 
     def _id_counts(self, parts: Mapping[Split, pa.Table]) -> IdCounts:
         """The values of features that have a vocabulary, and those that it does not know."""
