@@ -75,6 +75,10 @@ def test_every_format_holds_the_same_rows(
         ("user::at\n1::x|y\n", ("user", "at"), 1),
         ("item;a;b\nx;3,5;4,5\n", ("item", "a", "b"), 1),  # commas part as many
         ("A/B id,CTR (%),#clicks,\u20ac\n1,2,3,4\n", ("A/B id", "CTR (%)", "#clicks", "\u20ac"), 1),
+        ('Artikel;"Preis, netto"\na;3,5\nb;4\n', ("Artikel", "Preis, netto"), 2),
+        ('"Schuh, rot";unbekannt\n"Hose, blau";3,5\n', ("column_1", "column_2"), 2),
+        ('"Schuh, rot";"a,b"\n"Hose, blau";"3,5"\n', ("column_1", "column_2"), 2),
+        ("Schuh+;3,5\nHose+;4,5\n", ("column_1", "column_2"), 2),
         ("$5,#a\n$6,#b\n", ("column_1", "column_2"), 2),
         ("ab#1\t\\N\ncd#2\t3\n", ("column_1", "column_2"), 2),
     ],

@@ -33,6 +33,9 @@ WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
 """What the name of a column looks like."""
 ODD_WORD = re.compile(r"[^\d\s.,;+\-'\"][^\t\n]{0,79}")
 """What it looks like, too, where numbers below it say that it is one."""
+LONG_WORD = re.compile(r"[^\W\d_]{3}")
+DECIMAL = re.compile(r"\s*-?\d+(,\d+)?\s*")
+"""A number with a decimal comma, or a whole one."""
 
 
 def delimited_file(
@@ -78,7 +81,7 @@ def _text(
     typed = [TYPED.fullmatch(field) for field in first]
     all_typed = all(typed) and header is not False
     if header is None:
-        header = all_typed or _is_header(first, rows[1:])
+        header = all_typed or _is_header(first, rows[1:], delimiter)
     if not header:
         return ForeignFile(
             path=path,
@@ -245,14 +248,14 @@ def _through_first_row(text: str, delimiter: str, quotes: bool) -> str:
     return text[: (text.find("\n", begins) + 1) or None]
 
 
-def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]], delimiter: str) -> bool:
     """Whether a first line names columns: words alone, each once, that are no values of theirs."""
     if len(first) > 1 and not any(row[-1] for row in (first, *rest) if len(row) == len(first)):
         first, rest = first[:-1], [row[:-1] for row in rest]  # each line ends in a delimiter
     named = [field.strip() for field in first]
     words = [bool(WORD.fullmatch(field)) for field in named]
     if not all(words[1:]) or (named[0] and not words[0]):  # an index of pandas has no name
-        return _names_numbers(named, rest)
+        return _names_numbers(named, rest, delimiter)
     if len(set(named)) < len(named) and not _any_number(rest):
         return False
     if not rest or _any_number(rest):
@@ -261,20 +264,36 @@ def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
     return not any(name in column for name, column in zip(named, columns, strict=False))
 
 
-def _names_numbers(named: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+def _names_numbers(named: Sequence[str], rest: Sequence[Sequence[str]], delimiter: str) -> bool:
     """Whether odd words, as "CTR (%)" and "#clicks", name columns: each is there once, and below
-    one are numbers alone. A word for nothing above numbers is a value of theirs."""
+    one are numbers alone. A word for nothing above numbers is a value of theirs.
+
+    Where semicolons part fields, numbers may have decimal commas, under a word that is odd itself,
+    as "Preis, netto": neither "unknown", in whatever language, nor a list, as "a,b"."""
     odd = all(ODD_WORD.fullmatch(field) for field in named[bool(named and not named[0]) :])
     if not odd or len(set(named)) < len(named):
         return False
     columns = zip(*(row for row in rest if len(row) == len(named)), strict=False)
     pairs = zip(named, columns, strict=False)
-    above = {name for name, column in pairs if all(map(_is_number, column))}
+    above = {
+        name
+        for name, column in pairs
+        if all(map(_is_number, column))
+        or (delimiter == ";" and _is_oddly_named(name) and all(map(_is_decimal, column)))
+    }
     return bool(above) and above.isdisjoint({*NULLS[1:], *MORE_NULLS})
 
 
 def _any_number(rows: Iterable[Sequence[str]]) -> bool:
     return any(_is_number(field) for row in rows for field in row)
+
+
+def _is_oddly_named(name: str) -> bool:
+    return not WORD.fullmatch(name) and LONG_WORD.search(name) is not None
+
+
+def _is_decimal(field: str) -> bool:
+    return bool(DECIMAL.fullmatch(field))
 
 
 def _is_number(field: str) -> bool:
