@@ -91,3 +91,17 @@ def test_what_no_checkpoint_keeps_and_what_nobody_takes_is_said(
     values = made(tmp_path, optimizer=optimizer, steps=9)
     printed, _ = gloo_pool.run(said, values, True)[0]
     assert "optimizer.over.bias/late, optimizer.over.weight/late have no taker now" in printed
+
+
+def test_the_states_of_tables_of_other_ranks_have_a_taker(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """Where whole tables lie on some ranks, a rank has the states of its own alone."""
+    whole = {"constraints": {"*": {"sharding_types": ["table_wise"]}}}
+    adagrad = {"tables": "adagrad", "tables_lr": 0.1}
+    made = registry(tmp_path, steps=4, optimizer=adagrad) | {"sharding": whole}
+    gloo_pool.run(trained, made)
+    made = registry(tmp_path, steps=5, optimizer=adagrad) | {"sharding": whole}
+    printed, _ = gloo_pool.run(said, made, True)[0]
+    assert "resumed after step 4" in printed
+    assert "no taker" not in printed

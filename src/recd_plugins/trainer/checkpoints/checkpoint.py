@@ -311,6 +311,8 @@ class Checkpoints:
                 f"{first}). Resume with the registry that made it (job.json holds it), or remove "
                 "the folder, and --resume takes the one before."
             ) from error
+        # A rank has the optimizer states of its own tables alone.
+        taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
         _restore(job, tensors)
         numbers = saved.get("optimizers", {})
         restore_states(job, numbers)
@@ -333,9 +335,7 @@ class Checkpoints:
             new_rates=tuple(_new_rates(saved["registry"], self._registry)),
             numbers=numbers,
             rates=_rates_of(saved["registry"], self._registry),
-            no_taker=tuple(
-                sorted(name for name in kept.keys() - asked.keys() if not is_of_a_rank(name))
-            ),
+            no_taker=tuple(sorted(name for name in kept.keys() - taken if not is_of_a_rank(name))),
             new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
         )
