@@ -28,6 +28,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from trio import MINOR
 
 import recd_plugins as rp
@@ -499,6 +505,32 @@ def test_a_constraint_that_torchrec_does_not_know_is_named(
         rp.load({"sharding": {"constraints": {"item": {option: value}}}})
     assert str(caught.value).startswith(f"sharding.constraints.item.{option}")
     assert says in str(caught.value)
+
+
+def test_a_collection_that_no_planner_can_place_is_named() -> None:
+    """TorchRec's sharder of bags with managed collision offers nothing on a CPU."""
+    tables = [
+        EmbeddingBagConfig(name="user", feature_names=["user"], embedding_dim=8, num_embeddings=64)
+    ]
+    manager = MCHManagedCollisionModule(
+        zch_size=64,
+        device=torch.device("cpu"),
+        input_hash_size=1000,
+        eviction_interval=2,
+        eviction_policy=DistanceLFU_EvictionPolicy(),
+    )
+    bags = ManagedCollisionEmbeddingBagCollection(
+        EmbeddingBagCollection(tables, device=torch.device("meta")),
+        ManagedCollisionCollection({"user": manager}, tables),
+    )
+    says = (
+        r"^ManagedCollisionEmbeddingBagCollection with table user: its sharder, "
+        r"ManagedCollisionEmbeddingBagCollectionSharder, offers no sharding type on cpu"
+    )
+    with pytest.raises(CapabilityError, match=says):
+        planner().propose(nn.ModuleDict({"bags": bags}), Topology(), 2)
+    (found,) = parameter_constraints(bags, {}, default_sharders(), "cuda", 64).values()
+    assert found.sharding_types == ["row_wise"]
 
 
 def test_the_names_are_torchrecs() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.errors import CapabilityError, RegistryError, listed
 from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.sharders import sharded_modules
@@ -133,7 +133,8 @@ def parameter_constraints(
     demand alone; that a table is divided among the ranks of a node, unless `within_nodes`, or
     data-parallel, unless it is named here, or by the dense kernel, which no other type has.
     Features that an adapted model looks up with unique samples count as many samples.
-    `RegistryError` where it names no table, or asks for what TorchRec does not offer.
+    `RegistryError` where it names no table, or asks for what TorchRec does not offer;
+    `CapabilityError` where a sharder offers nothing on the device.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -181,6 +182,15 @@ def _tables(
             # On the CPU fbgemm's dense kernel pools a sequence: a wrong shape.
             if not sequences or device != "cpu" or kind != "data_parallel"
         }
+        if not offered:
+            tables = listed(sharder.shardable_parameters(module), kind="table")
+            raise CapabilityError(
+                f"{type(module).__name__} with {tables}: its sharder, {type(sharder).__name__}, "
+                f"offers no sharding type on {device}, so that no planner places it there, "
+                "TorchRec's own included. Plan for another device (topology.device: cuda), give "
+                f"the planner a sharder whose `sharding_types` have one for {device}, or train "
+                "the model without it."
+            )
         for name in sharder.shardable_parameters(module):
             yield _Table(
                 name=name,
