@@ -20,6 +20,7 @@ from recd_plugins.cli.main import DAY, app
 from recd_plugins.cli.messages import messages, messages_like
 from recd_plugins.cli.words import commands, meanings
 from recd_plugins.errors import RegistryError
+from recd_plugins.notices import Notice
 
 SERVERS = {"serve coordinator", "serve worker", "watch"}
 """Commands that run until they are ended, and print where they listen."""
@@ -152,6 +153,22 @@ def test_every_message_is_found_by_itself() -> None:
         if message.letters >= 24:
             texts = [one.template for one in messages_like(message.template.replace("…", "7"))]
             assert message.template in texts
+
+
+def test_a_whole_line_of_a_notice_is_explained_as_a_part_of_it_is() -> None:
+    line = (
+        "notice: sharding: flexshard is not used: the model has no EmbeddingCollection or "
+        "EmbeddingBagCollection. Plan the model that has them, or take `sharding: flexshard` out."
+    )
+    (whole, *_), (part, *_) = meanings(line), meanings("the model has no EmbeddingCollection or")
+    assert whole == part
+    assert whole.text == "It is switched on, and this job does not use it."
+    kinds = {one.__name__ for one in Notice.__subclasses__()}
+    every = [one.template for one in messages() if one.kind in kinds]
+    assert len(every) > 30
+    for template in every:
+        found, *_ = messages_like(f"notice: {template.replace('…', '7')}")
+        assert found.template == template
 
 
 def test_what_is_printed_to_a_full_disk_is_a_message(tmp_path: Path) -> None:

@@ -49,13 +49,15 @@ PAGES = {
 """The page of docs/ for what is in a room; `slots` for all others."""
 KINDS = {
     **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type)},
-    **{kind.__name__: kind for kind in (notices.Unused, notices.Slower, notices.Missed)},
+    **{kind.__name__: kind for kind in notices.Notice.__subclasses__()},
 }
 LEAST = 12
 """Letters of a message that a text must share with it, if it is the whole of it."""
 FEW = 6
 """Letters of a text that may be a part of a message."""
 HOLE = "…"
+PREFIX = re.compile(rf"^(error: |{notices.NOTICE})")
+"""How a line begins that is a message."""
 VARIES = re.compile(r"""'[^']*'|"[^"]*"|[^\s:]*/[^\s:]*|\d[\d,.]*""")
 """Names, paths and numbers of a message that was printed: its template has holes there."""
 
@@ -92,7 +94,7 @@ def _fixed(text: str) -> str:
 
 def messages_like(text: str) -> list[Message]:
     """The messages that a text is, or is a part of, the most telling first."""
-    text = " ".join(text.split()).removeprefix("error: ")
+    text = PREFIX.sub("", " ".join(text.split()))
     found = [message for message in messages() if message.is_part_of(text)]
     if not found and len(_fixed(text).replace(HOLE, "").strip()) >= FEW:
         found = [message for message in messages() if message.contains(text)]
@@ -128,9 +130,13 @@ def _of_file(path: Path, name: str) -> Iterator[Message]:
         kind = KINDS.get(node.func.id)
         if kind is None:
             continue
-        given = {one.arg: one.value for one in node.keywords}
-        parts = node.args[:1] or [given[one] for one in ("what", "why", "cure") if one in given]
-        template = " ".join(filter(None, (" ".join(_template(one).split()) for one in parts)))
+        given = {one.arg: _template(one.value) for one in node.keywords if one.arg}
+        if issubclass(kind, notices.Notice):
+            parts = {part: given.get(part, HOLE) for part in ("what", "why", "cure")}
+            template = str(kind(**parts))
+        else:
+            template = "".join(map(_template, node.args[:1]))
+        template = " ".join(template.split())
         if template.strip(f"{HOLE} :."):
             yield Message(
                 template=template,
