@@ -17,6 +17,7 @@ from recd_plugins.data.importing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.errors import DataError
 
@@ -96,6 +97,32 @@ def test_what_numpy_left_out_is_missed(tmp_path: Path) -> None:
     (block,) = blocks(foreign_files([path]), ["seen"])
     with pytest.raises(DataError, match=r"a\.csv, .*column 'seen': holds '\.\.\.'"):
         block.rows(["seen"], survey(known).read_as)
+
+
+@pytest.mark.parametrize(
+    ("value", "separator"),
+    [
+        ("A-1|A-3", "|"),
+        ("red;blue", ";"),
+        ("[A-1,A-3]", ","),
+        ("['red' 'blue']", " "),
+        ("1,3", ","),
+        ("1 3", " "),
+        ("N1 N2 N3 N4", " "),
+        ("A-1,A-3", None),
+        ("red,blue", None),
+        ("red blue", None),
+        ("SW1A 1AA", None),
+    ],
+)
+def test_commas_and_blanks_between_words_part_none_unless_brackets_or_the_schema_say_so(
+    tmp_path: Path, value: str, separator: str | None
+) -> None:
+    path = text(tmp_path / "a.tsv", "clicked\ttags\n" + f"1\t{value}\n0\t{value}\n" * 9)
+    files = foreign_files([path])
+    assert survey(files).read_as.parted.get("tags") == separator
+    by_comma = survey(files, form=TextForm(lists={"tags": ","})).read_as
+    assert by_comma.parted["tags"] == ","
 
 
 def test_braces_around_a_word_are_no_list(tmp_path: Path) -> None:
