@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from recd_plugins.cli.main import app
@@ -48,6 +50,17 @@ RANK = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
+
+
+def test_ranks_that_a_launcher_did_not_start_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for known, right in RANK.items():
+        monkeypatch.setenv(known, right)
+    registry = tmp_path / "registry.yaml"
+    registry.write_text("plugins: [recd_dlrm]\ndataset: sessions\nmodel: dlrm\n")
+    told = refused(capsys, "train", "--ranks", "4", "--registry", str(registry))
+    assert "--ranks 4: this is one of 2 ranks that a launcher, as torchrun, has started" in told
 
 
 @pytest.mark.parametrize(

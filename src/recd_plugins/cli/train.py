@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
     reported,
     server_of_ranks,
 )
-from recd_plugins.errors import RecdError, so_many
+from recd_plugins.errors import RecdError, RegistryError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -57,6 +57,7 @@ def train(
             changes.append("train.profile_steps=5")
         stack = loaded(registry, changes)
         if "RANK" in os.environ:
+            _check_started(ranks)
             _be_a_rank(stack, resume)
             return
         command = ["recd_plugins", "train", *changes, "--registry", str(registry)]
@@ -117,6 +118,17 @@ def _summary(run: Path) -> dict[str, Any]:
             "or what it calls. Let it raise an error instead."
         ) from None
     return summary
+
+
+def _check_started(ranks: int | None) -> None:
+    """`RegistryError` for `--ranks` of a job whose launcher has started other ones."""
+    started = os.environ.get("WORLD_SIZE", "")
+    if ranks is not None and started.isdigit() and ranks != int(started):
+        raise RegistryError(
+            f"--ranks {ranks}: this is one of {so_many(int(started), 'rank')} that a launcher, as "
+            "torchrun, has started, and the option starts no others. Have the launcher start as "
+            "many (torchrun's --nnodes and --nproc-per-node), or take --ranks out."
+        )
 
 
 def _be_a_rank(stack: Stack, resume: bool) -> None:

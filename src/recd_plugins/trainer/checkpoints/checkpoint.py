@@ -344,8 +344,9 @@ class Checkpoints:
         if saved["world_size"] != dist.get_world_size():
             raise RegistryError(
                 f"{path}: was made by {so_many(saved['world_size'], 'rank')}, this job has "
-                f"{dist.get_world_size()}: resume with --ranks {saved['world_size']}, or let "
-                "`recd reshard` write it for another number."
+                f"{dist.get_world_size()}: resume with --ranks {saved['world_size']}, or have the "
+                "launcher that starts the ranks, as torchrun, start as many; or let `recd reshard` "
+                "write it for another number."
             )
         before, now = saved["registry"], self._registry
         for key in SAME:
