@@ -146,7 +146,7 @@ class TooLarge(Notice):
 
 
 class Outdated(Notice):
-    """It was written before, by code that has changed since."""
+    """It was written before, by code, or of a file, that has changed since."""
 
     verdict = "may be outdated"
     refused = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -175,6 +176,65 @@ def test_tables_of_a_plugin_that_has_changed_since_are_told(tmp_path: Path) -> N
         rp.load({**values, "etl": ["same"]}).prepare()
     shutil.rmtree(made[1])
     rp.load({**values, "etl": ["same"]}).prepare()
+
+
+OF_FILES = """
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Config):
+    ids: Path
+    \"""The ids to keep.\"""
+    log: Path | None = None
+    \"""The file that counts runs.\"""
+
+class Keep(Same):
+    def __init__(self, files):
+        self.files = files
+    def run(self, table, folder, progress):
+        with self.files.log.open("a") as log:
+            log.write("ran")
+        return super().run(table, folder, progress)
+
+@hookimpl
+def recd_etl():
+    build = lambda files, _: Keep(files)
+    return [EtlRecord(name="keep", summary="Kept.", config=Files, build=build)]
+
+@hookimpl
+def recd_dataset():
+    build = lambda *_: Rows()
+    return [
+        DatasetRecord(name="rows", summary="Rows.", config=Config, build=build),
+        DatasetRecord(name="of_file", summary="Rows.", config=Files, build=build),
+    ]
+"""
+
+
+@pytest.mark.parametrize("whose", ["dataset", "etl"])
+def test_tables_made_of_a_file_that_has_changed_since_are_told(whose: str, tmp_path: Path) -> None:
+    plugin, ids, log = (tmp_path / name for name in (f"keeps_{whose}.py", "ids", "log"))
+    plugin.write_text(STRANGERS + OF_FILES)
+    values = {
+        "plugins": [str(plugin)],
+        "folder": str(tmp_path / "tables"),
+        "dataset": {"use": "of_file", "ids": str(ids)} if whose == "dataset" else "rows",
+        "etl": [{"use": "keep", "ids": str(ids), "log": str(log)}],
+    }
+    ids.write_text("1 2")
+    log.write_text("another run")
+    rp.load(values).prepare()
+    log.write_text("")  # it is written by the step, and not read
+    os.utime(ids, (1, 1))
+    rp.load(values).prepare()  # a warning would be an error
+    ids.write_text("1 3")
+    says = rf"{whose}\S*: \w+ may be outdated: {ids} has changed since .* was written"
+    with pytest.warns(NoticeWarning, match=says) as found:
+        rp.load(values).prepare()
+    assert len(found) == 1
+    shutil.rmtree(values["folder"])
+    rp.load(values).prepare()
 
 
 def test_batches_of_a_plugin_that_has_changed_since_are_others(tmp_path: Path) -> None:

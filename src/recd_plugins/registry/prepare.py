@@ -33,6 +33,7 @@ from recd_plugins.errors import DataError, check_made
 from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.option_files import changed_files, note_files, stats_of_files
 from recd_plugins.registry.plugin_code import note_code, outdated
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
@@ -108,7 +109,11 @@ def _written(
     choices = (choice, *registry.chosen("etl"))
     with _while_written(registry, folders, progress):
         found(outdated(choices, folders))
+        found(changed_files(choices, folders))
         new = [not _are_written([folder]) for folder in folders]
+        files = [stats_of_files(one) for one in choices]
+        if dataset.fingerprint():  # which names other folders where its source changes
+            files[0] = {}
         with choice.named("when it wrote its tables"), _naming_chunks(choice):
             tables = dataset.prepare(folders[0], progress)
             if tables.train.source is not None:
@@ -120,7 +125,9 @@ def _written(
             etl = step.build(context("etl"))
             with step.named("when it ran"), _naming_chunks(step):
                 tables = _run(etl, tables, folder, progress, step.who)
-        note_code([*compress(choices, new)], [*compress(folders, new)])
+        written = [*compress(choices, new)], [*compress(folders, new)]
+        note_code(*written)
+        note_files(*written, [*compress(files, new)])
     return tables
 
 
