@@ -8,7 +8,8 @@ from pathlib import Path
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, listed
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.trainer.checkpoints.files import check_whole, checkpoint_of, read_job
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
@@ -18,6 +19,7 @@ __all__ = ["load_weights"]
 def load_weights(model: nn.Module, run: str | Path) -> int:
     """Fill a model that no rank has sharded, as `stack.model()`, from the latest checkpoint of a
     run, or from the one named; the step of it. Parameters on the meta device become the CPU's.
+    A notice names weights that the model has no place for.
     """
     path = checkpoint_of(Path(run))
     check_whole(path)
@@ -38,6 +40,15 @@ def load_weights(model: nn.Module, run: str | Path) -> int:
         raise DataError(
             f"{path}: has no {wrong[0]!r} of the shape that this model has. Build the model by the "
             "registry that the run was trained by (job.json of the checkpoint holds it)."
+        )
+    left = sorted(name for name in kept if name.startswith("model.") and name not in tensors)
+    if left:
+        warnings.warn(
+            f"{path}: the model has no place for {listed(name[6:] for name in left)}, without "
+            "which it may compute something else than what was trained. Load into the whole model, "
+            "and take the part of it that you want.",
+            NoticeWarning,
+            stacklevel=2,
         )
     with warnings.catch_warnings():  # that this is one process, which is what it is for
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
