@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.faults.cases import Breach, Case, Kind, breaches_of
 from benchmarks.faults.jobs import JOB, RUN, written
 from benchmarks.faults.programs import Ended, Place, Program
-from recd_plugins.trainer.run_folder import STEPS
+from recd_plugins.trainer.run_folder import checkpoints_in
 
 __all__ = ["INTERRUPTIONS"]
 
@@ -186,7 +186,7 @@ def _case(what: str, interrupt: Callable[[Place], Iterator[Breach]], workers: in
         (place.folder / "whole").rename(place.folder.with_name(f"{place.folder.name}.whole"))
         yield from interrupt(place)
         checkpoints = place.folder / RUN / "checkpoints"
-        kept = any(checkpoints.glob(STEPS))
+        kept = bool(checkpoints_in(checkpoints))
         again = place.recd("train", _patience(), *(["--resume"] if kept else []), limit=LIMIT)
         yield from breaches_of(again, codes=(0,))
         if again.code == 0:

@@ -27,8 +27,15 @@ from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, NotFiniteError
-from recd_plugins.trainer.checkpoints.files import check_whole, read_digest
-from recd_plugins.trainer.run_folder import STEPS
+from recd_plugins.trainer.checkpoints.files import (
+    check_whole,
+    checkpoint_of,
+    digest_of,
+    read_digest,
+    write_digest,
+)
+from recd_plugins.trainer.checkpoints.other_ranks import reshard
+from recd_plugins.trainer.run_folder import checkpoints_in
 
 
 def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:
@@ -125,7 +132,7 @@ def killed_anywhere(folder: str, overrides: list[str]) -> list[tuple[Any, Any]]:
     dist.barrier()
     found = [(reported(root / "run"))]
     for copy in sorted((root / "killed").iterdir()):
-        if any((copy / "checkpoints").glob(STEPS)):
+        if checkpoints_in(copy / "checkpoints"):
             run(folder, [*overrides, f"train.run={copy}"], resume=True)
             dist.barrier()
             found.append(reported(copy))
@@ -261,6 +268,28 @@ def test_a_finished_run_is_evaluated_again_and_not_shortened(
     assert "step-00000010 is past step 9 already; raise train.steps" in message
 
 
+def test_a_run_goes_on_from_step_a_hundred_million_too(
+    runs: Path, folder: Path, gloo_pool: GlooPool
+) -> None:
+    checkpoints = folder / "run/checkpoints"
+    shutil.copytree(runs / "2-10", folder / "run")
+    shutil.rmtree(checkpoints / "step-00000005")
+    late = (checkpoints / "step-00000010").rename(checkpoints / "step-99999995")
+    job = late / "job.json"
+    job.write_text(json.dumps(json.loads(job.read_text()) | {"step": 99_999_995}))
+    write_digest(late, read_digest(late) | {job.name: digest_of(job)})
+    options = [*SHORT, "train.steps=100_000_005"]
+    for _ in range(2):  # the second one begins where the first has ended
+        summary = gloo_pool.run(run, str(folder), options, True)[0]
+        assert isinstance(summary, dict), summary
+        assert summary["step"] == 100_000_005
+        kept = [one.name for one in checkpoints_in(checkpoints)]
+        assert kept == ["step-100000000", "step-100000005"]
+    assert checkpoint_of(folder / "run").name == kept[-1]
+    with pytest.raises(RegistryError, match=r"step-100000005 is there, and later"):
+        reshard(runs / "2-10", folder / "run", 1)
+
+
 def test_a_damaged_checkpoint_is_named(runs: Path, folder: Path, gloo_pool: GlooPool) -> None:
     shutil.copytree(runs / "2-5", folder / "run")
     checkpoint = folder / "run/checkpoints/step-00000005"
@@ -348,7 +377,7 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
         "step-00000010",
         "step-00000010.damaged",
     ]
-    for path in checkpoints.glob(STEPS):
+    for path in checkpoints_in(checkpoints):
         (path / "digest.json").write_text("{}")
     message = gloo_pool.run(run, str(folder), options, True)[0]
     assert "step-00000006/digest.json: cannot be read" in message  # none is left

@@ -31,7 +31,7 @@ from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.storage.whole_file import write_whole
 from recd_plugins.trainer.checkpoints.files import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
-from recd_plugins.trainer.run_folder import STEPS
+from recd_plugins.trainer.run_folder import checkpoints_in
 
 __all__ = [
     "Launchers",
@@ -189,4 +189,4 @@ def _kept(run: Path) -> set[str]:
 
 
 def _has_checkpoint(run: Path) -> bool:
-    return any((run / "checkpoints").glob(STEPS))
+    return bool(checkpoints_in(run / "checkpoints"))

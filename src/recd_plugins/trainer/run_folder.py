@@ -6,6 +6,7 @@ A lock beside it, freed as the process ends, gives it to one job at a time.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,17 +15,18 @@ from recd_plugins.errors import RegistryError, listed
 from recd_plugins.storage.lock_file import Held, LockFile
 
 __all__ = [
-    "STEPS",
     "RunLock",
     "check_free",
     "check_is_run",
     "check_makes_files",
     "check_resumable",
+    "checkpoints_in",
     "set_aside",
+    "step_of",
 ]
 
-STEPS = "step-????????"
-"""The folders of a run's checkpoints, by a pattern: as they are sorted, the newest is last."""
+STEP = re.compile(r"step-(\d{8,})")
+"""The name of a checkpoint's folder: eight digits, or more from step 100,000,000 on."""
 
 OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
 """What a folder is known by as a run's: any of these, and nothing that is hidden counts."""
@@ -75,7 +77,7 @@ def set_aside(run: Path) -> Path | None:
     check_is_run(run)
     if not run.exists() or not any(run.iterdir()):
         return None
-    for part in (run / "checkpoints").glob(f"{STEPS}.part"):
+    for part in (run / "checkpoints").glob("step-*.part"):
         shutil.rmtree(part, ignore_errors=True)  # a kill left it: nobody can go on from it
     number = 1
     while (target := run.with_name(f"{run.name}.{number}")).exists():
@@ -87,11 +89,22 @@ def set_aside(run: Path) -> Path | None:
 def check_resumable(run: Path) -> None:
     """`RegistryError` where a run holds no checkpoint to go on from."""
     checkpoints = run / "checkpoints"
-    if not any(checkpoints.glob(STEPS)):
+    if not checkpoints_in(checkpoints):
         raise RegistryError(
             f"--resume: {checkpoints} holds no checkpoint. Train without --resume, or name the "
             "run's folder with train.run=..."
         )
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint is named by; -1 of what is none, or is only begun or set aside."""
+    named = STEP.fullmatch(checkpoint.name)
+    return int(named[1]) if named else -1
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of a run's folder of them, the newest last."""
+    return sorted((one for one in folder.glob("step-*") if step_of(one) >= 0), key=step_of)
 
 
 class RunLock:

@@ -61,7 +61,7 @@ from recd_plugins.trainer.checkpoints.rank_buffers import (
     own_of,
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
-from recd_plugins.trainer.run_folder import STEPS
+from recd_plugins.trainer.run_folder import checkpoints_in
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
@@ -149,11 +149,11 @@ class Checkpoints:
 
     def latest(self) -> Path:
         """The newest checkpoint of a run that has one."""
-        return max(self._folder.glob(STEPS))
+        return checkpoints_in(self._folder)[-1]
 
     def there(self) -> Path | None:
         """The newest checkpoint, if there is one; the weights of each are finite."""
-        return max(self._folder.glob(STEPS), default=None)
+        return next(reversed(checkpoints_in(self._folder)), None)
 
     def whole(self, on_damaged: OnDamaged = "stop") -> tuple[Path, list[str]]:
         """The newest checkpoint that is what was written; what is damaged of those after it.
@@ -161,7 +161,7 @@ class Checkpoints:
         With `go_back` the damaged ones are renamed, so that they are in nobody's way.
         """
         lost: list[str] = []
-        found = sorted(self._folder.glob(STEPS), reverse=True)
+        found = checkpoints_in(self._folder)[::-1]
         for number, path in enumerate(found, start=1):
             try:
                 on_every_rank(partial(check_whole, path, *_place()))
@@ -262,7 +262,7 @@ class Checkpoints:
             return
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
-        for old in sorted(self._folder.glob(STEPS))[: -self._keep]:
+        for old in checkpoints_in(self._folder)[: -self._keep]:
             shutil.rmtree(old)
 
     def _full(

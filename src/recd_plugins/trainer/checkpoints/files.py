@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.trainer.checkpoints.number_keys import from_items
-from recd_plugins.trainer.run_folder import STEPS
+from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 
 __all__ = [
     "FileDigest",
@@ -108,7 +108,7 @@ def checkpoint_of(run: Path) -> Path:
     """The latest checkpoint of a run's folder; a checkpoint itself where one is named."""
     if (run / "job.json").exists():
         return run
-    found = sorted((run / "checkpoints").glob(STEPS))
+    found = checkpoints_in(run / "checkpoints")
     if not found:
         raise DataError(
             f"{run}: holds no checkpoint. Name a run's folder (train.run), or one of its "
@@ -155,5 +155,5 @@ def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
     several ranks each reads a part."""
     _check_digest(path, rank, world_size)
     step = read_job(path)["step"]
-    if path.match(STEPS) and path.name != f"step-{step:08}":
+    if step_of(path) not in (-1, step):
         raise damaged(path / "job.json", f"it is of step {step}")

@@ -32,7 +32,7 @@ from recd_plugins.trainer.checkpoints.files import (
 )
 from recd_plugins.trainer.checkpoints.number_keys import as_items
 from recd_plugins.trainer.measure.metrics import joined_windows
-from recd_plugins.trainer.run_folder import STEPS
+from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 
 __all__ = [
     "OtherRanks",
@@ -220,7 +220,8 @@ def reshard(
     with _oserror_of(written), written_alone(part, written):
         if written.exists():
             raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
-        if (latest := max(written.parent.glob(STEPS), default=written)) > written:
+        latest = max(checkpoints_in(written.parent), key=step_of, default=written)
+        if step_of(latest) > step_of(written):
             raise RegistryError(
                 f"{latest} is there, and later: `recd train --resume` would go on from it, and not "
                 f"from {written.name}. Name another folder, or remove it."
