@@ -29,6 +29,8 @@ class DiaryConfig(Config):
     """The step after which rank 1 asks for the end; 0 never."""
     fail_after: int = 0
     """The step after which it raises; 0 never."""
+    starts: int = 0
+    """The number from which it counts pages."""
     scale: float = 1.0
     """Dense features are multiplied by it, as they are read."""
 
@@ -36,7 +38,7 @@ class DiaryConfig(Config):
 class Diary(Callback):
     def __init__(self, config: DiaryConfig) -> None:
         self._config = config
-        self._steps = 0
+        self._steps = config.starts
         self._by_parity: dict[int, int] = {}
         self._folder: Any = None
 

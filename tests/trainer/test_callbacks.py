@@ -40,7 +40,7 @@ from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
-from recd_plugins.trainer.training import Callbacks, Training
+from recd_plugins.trainer.training import Callbacks, Training, states_by_options
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
 
@@ -589,6 +589,42 @@ def test_a_batch_that_a_callback_makes_is_held_to_the_schema(
     with pytest.raises((DataError, PluginError)) as caught:
         Callbacks([(Makes(), choice)], schema).on_batch(training, batch, "train")
     assert str(caught.value).startswith(f"callbacks[0]: mine: its `on_batch` returned {says}")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "states"),
+    [
+        (["d", "mine:d"], ["d", "d"], {"d": 0, "d#2": 1}),
+        ([{"use": "d", "a": 1}], [{"use": "d", "a": 2}], {"d": 0}),
+        (["e", {"use": "d", "a": 1}, "d"], ["d"], {"e (callbacks[0] then)": 0, "d": 2}),
+        ([{"use": "d", "a": 1}, "d"], ["d", {"a": 1, "use": "d"}], {"d#2": 0, "d": 1}),
+        ([{"use": "d", "a": 1}, "d"], ["d", {"use": "d", "a": 2}], {"d#2": 0, "d": 1}),
+        (["d"], ["e", {"use": "d", "a": 1}, "d"], {"d#2": 0}),
+        (["d"], [], {"d (callbacks[0] then)": 0}),
+    ],
+)
+def test_a_callback_goes_on_with_the_state_of_its_options(
+    before: list[Any], now: list[Any], states: dict[str, int]
+) -> None:
+    names: dict[str, int] = {}
+    for number, one in enumerate(before):
+        name = (one if isinstance(one, str) else one["use"]).rpartition(":")[2]
+        names[f"{name}#2" if name in names else name] = number
+    found = states_by_options(names, {"callbacks": before}, {"callbacks": now})
+    gone = {name: state for name, state in found.items() if state not in states.values()}
+    assert {name: found[name] for name in states} == states
+    assert all(name.endswith("then)") for name in gone)
+
+
+def test_a_run_without_the_first_of_two_callbacks_goes_on_with_the_state_of_the_second(
+    tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = {"use": "diary", "name": "a", "starts": 10}, {"use": "diary", "name": "b"}
+    gloo_pool.run(trained, registry(tmp_path, first, second, steps=2))
+    for summary, _ in gloo_pool.run(trained, registry(tmp_path, second, steps=4), True):
+        assert summary["pages"] == 4
+    said = "callbacks: the checkpoint's state of diary (callbacks[0] then) has no taker now"
+    assert said in capfd.readouterr().out
 
 
 def test_an_optimizer_of_a_plugins_steps_the_dense_part(

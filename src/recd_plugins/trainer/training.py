@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.dataset import Split
     from recd_plugins.data.schema import Label, Schema
 
-__all__ = ["Callbacks", "Training"]
+__all__ = ["Callbacks", "Training", "states_by_options"]
 
 
 @dataclass(kw_only=True)
@@ -160,13 +160,55 @@ class Callbacks:
         return sorted(left)
 
     def _chosen(self) -> Iterator[tuple[str, Callback, Choice]]:
-        """The callbacks of registry.yaml; the second of a record is `name#2`."""
-        seen: dict[str, int] = {}
-        for callback, choice in self._callbacks:
-            if choice is not None:
-                name = choice.record.name
-                seen[name] = count = seen.get(name, 0) + 1
-                yield name if count == 1 else f"{name}#{count}", callback, choice
+        """The callbacks of registry.yaml, each with the name of its state."""
+        chosen = [(callback, choice) for callback, choice in self._callbacks if choice is not None]
+        names = _names_of_states(choice.record.name for _, choice in chosen)
+        for name, (callback, choice) in zip(names, chosen, strict=True):
+            yield name, callback, choice
+
+
+def _names_of_states(records: Iterable[str]) -> Iterator[str]:
+    """A name for the state of each callback, by its record's; the second of a record is
+    `name#2`."""
+    seen: dict[str, int] = {}
+    for name in records:
+        seen[name] = count = seen.get(name, 0) + 1
+        yield name if count == 1 else f"{name}#{count}"
+
+
+def states_by_options(
+    states: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A checkpoint's states of callbacks by the names that they have in the registry of `now`: of
+    several of one record, each goes on with that of its options, though others are gone.
+
+    One whose options are others by now has the first of its record that is left. States that are
+    left in the end are named by where `before` had the callback.
+    """
+    left, wanted = _callbacks_in(before), _callbacks_in(now)
+    named: dict[str, str] = {}
+    for alike in (True, False):
+        for name, (record, options) in wanted.items():
+            fits = [
+                old
+                for old, (its_record, its_options) in left.items()
+                if its_record == record and (its_options == options or not alike)
+            ]
+            if fits and name not in named.values():
+                named[fits[0]] = name
+                del left[fits[0]]
+    places = {old: place for place, old in enumerate(_callbacks_in(before))}
+    for old, (record, _) in left.items():
+        named[old] = f"{record} (callbacks[{places[old]}] then)"
+    return {named.get(name, name): state for name, state in states.items()}
+
+
+def _callbacks_in(registry: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Record and options of each callback that a registry names, by the name of its state."""
+    entries = registry.get("callbacks") or ()
+    each = [dict(one) if isinstance(one, Mapping) else {"use": one} for one in entries]
+    records = [str(one.pop("use", None)).rpartition(":")[2] for one in each]
+    return dict(zip(_names_of_states(records), zip(records, each, strict=True), strict=True))
 
 
 OF_A_LINE = ("kind", "step")

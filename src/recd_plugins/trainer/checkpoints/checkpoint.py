@@ -62,6 +62,7 @@ from recd_plugins.trainer.checkpoints.rank_buffers import (
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.run_folder import checkpoints_in
+from recd_plugins.trainer.training import states_by_options
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
@@ -327,6 +328,9 @@ class Checkpoints:
             if not isinstance(state, dict):
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise damaged(file, f"its {name!r} is no mapping")
+        states["callbacks"] = states_by_options(
+            states["callbacks"], saved["registry"], self._registry
+        )
         same_end = _end(saved["registry"]) == _end(self._registry)
         return Reached(
             step=saved["step"],
