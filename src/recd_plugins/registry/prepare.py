@@ -112,7 +112,7 @@ def _written(
         found(changed_files(choices, folders))
         new = [not _are_written([folder]) for folder in folders]
         files = [stats_of_files(one) for one in choices]
-        if dataset.fingerprint():  # which names other folders where its source changes
+        if new[0] and files[0] and dataset.fingerprint():  # which changes with its source
             files[0] = {}
         with choice.named("when it wrote its tables"), _naming_chunks(choice):
             tables = dataset.prepare(folders[0], progress)
