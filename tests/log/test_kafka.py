@@ -676,6 +676,27 @@ def test_messages_that_were_deleted_before_they_were_read_are_an_error(brokers, 
     assert not [*(tmp_path / "tables").glob("*/")]
 
 
+def test_a_period_whose_messages_were_deleted_once_it_was_read_is_gone_on_with(brokers, tmp_path):
+    opened(brokers, "read")
+    send_items(brokers, "read", *range(1, 5), size=800_000)
+    send_items(brokers, "read", *range(1_001, 1_003), 2_500)
+
+    def seconds() -> GrowingLogDataset:
+        context = Context(folder=tmp_path, neighbours={"log": opened(brokers, "read")})
+        return build_growing_log(SECONDS, context)
+
+    period = seconds().period(0)
+    rows = period.prepare(tmp_path / "tables").train.num_rows
+    send_items(brokers, "read", *range(2_600, 2_604), size=800_000)
+    again = seconds().period(0)
+    with pytest.raises(DataError, match=r"partition 0: messages 0 to \d are deleted"):
+        [*again.chunks("train")]
+    again.verify()
+    assert again.fingerprint() == period.fingerprint()
+    assert again.prepare(tmp_path / "tables").train.num_rows == rows
+    assert seconds().period(1) is not None
+
+
 def test_periods_of_another_log_are_not_gone_on_with(brokers, tmp_path):
     """As where a folder's topic is another cluster's now, or was made anew."""
     client = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none"})

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.log.codec import id_of_bytes
-from recd_dedup.log.shards import DeletedMessages, check_messages, session_shards
+from recd_dedup.log.shards import ExpiredMessages, check_messages, session_shards
 from recd_dedup.log.snapshot import End
 from recd_plugins.api import (
     CapabilityError,
@@ -545,7 +545,7 @@ class KafkaLog:
         """The place to read from: that up to which a partition was read, or its first message, at
         `low`, where nothing of it was. What retention deleted in between would be in no sample."""
         if place is not None and place < low:
-            raise DeletedMessages(
+            raise ExpiredMessages(
                 f"{part}: messages {place:,} to {low - 1:,} are deleted (the topic's retention), "
                 f"and are still to be read: it begins at message {low:,} now. Have the topic keep "
                 "messages longer (`retention.ms`, `retention.bytes`), and begin with another "

@@ -62,6 +62,7 @@ from recd_plugins.api.data import MESSAGES, Cuts, Location, LogRoute, Placed
 
 __all__ = [
     "DeletedMessages",
+    "ExpiredMessages",
     "Manifest",
     "ZstdShards",
     "ZstdShardsConfig",
@@ -498,6 +499,10 @@ class ZstdShards:
 class DeletedMessages(DataError):
     """Messages that were asked for are not there any more: whether they were the same as others
     were, nobody can tell."""
+
+
+class ExpiredMessages(DeletedMessages):
+    """The log keeps messages for a time, which is over for these."""
 
 
 @contextlib.contextmanager
