@@ -18,9 +18,10 @@ from recd_plugins.errors import RegistryError, nearest
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.option_files import paths_of
 from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.registry.prepare import Periods, prepared
-from recd_plugins.registry.program import digest_of, paths_of
+from recd_plugins.registry.program import digest_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch

@@ -1,24 +1,61 @@
-"""The files that options name, by what they held as tables were made of them: where one holds
-something else since, the tables may have other rows than they would be written with now."""
+"""The files that options name. Where one holds something else since tables were made of it, these
+may have other rows than they would be written with now."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recd_plugins.notices import Outdated
-from recd_plugins.registry.choices import Choice
-from recd_plugins.registry.program import paths_of
+from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["FileStat", "changed_files", "note_files", "stats_of_files"]
+__all__ = [
+    "FileStat",
+    "changed_files",
+    "files_of_steps",
+    "note_files",
+    "paths_of",
+    "stats_of_files",
+]
 
 NOTE = "files.json"
 """The file beside the tables of a step: size, time and SHA-256 of each file that it read."""
+
+
+def paths_of(choice: Choice) -> list[Path]:
+    """The files and folders that options of a choice name."""
+    return [path for _, path in _paths(choice.config, "")]
+
+
+def files_of_steps(registry: Registry) -> dict[str, Path]:
+    """The files that transforms of `preprocess` read, by the option that names each."""
+    found = [
+        (f"{choice.where}{option}", path)
+        for choice in registry.chosen("preprocess")
+        for option, path in _paths(choice.config, "")
+    ]
+    return {option: path for option, path in found if path.is_file()}
+
+
+def _paths(value: Any, option: str) -> Iterator[tuple[str, Path]]:
+    """The paths within the value of an option, each with the option."""
+    if isinstance(value, Path):
+        yield option, value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _paths(getattr(value, field.name), f"{option}.{field.name}")
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _paths(one, f"{option}.{key}")
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for number, one in enumerate(value):
+            yield from _paths(one, f"{option}[{number}]")
 
 
 class FileStat(NamedTuple):

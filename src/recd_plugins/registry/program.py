@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,13 @@ from recd_plugins.data.preprocessing import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, nearest, shown, so_many
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.option_files import paths_of
 from recd_plugins.slots import Context
 
 if TYPE_CHECKING:
     from recd_plugins.data.transform import BatchTransform
 
-__all__ = ["TransformProgram", "digest_of", "files_of_steps", "paths_of"]
+__all__ = ["TransformProgram", "digest_of"]
 
 FORMAT = 1
 
@@ -186,36 +187,6 @@ def _pairs_out(value: Any) -> Any:
             return {key: _pairs_out(one) for key, one in value[PAIRS]}
         return {key: _pairs_out(one) for key, one in value.items()}
     return [_pairs_out(one) for one in value] if isinstance(value, list) else value
-
-
-def paths_of(choice: Choice) -> list[Path]:
-    """The files and folders that options of a choice name."""
-    return [path for _, path in _paths(choice.config, "")]
-
-
-def files_of_steps(registry: Registry) -> dict[str, Path]:
-    """The files that transforms of `preprocess` read, by the option that names each."""
-    found = [
-        (f"{choice.where}{option}", path)
-        for choice in registry.chosen("preprocess")
-        for option, path in _paths(choice.config, "")
-    ]
-    return {option: path for option, path in found if path.is_file()}
-
-
-def _paths(value: Any, option: str) -> Iterator[tuple[str, Path]]:
-    """The paths within the value of an option, each with the option."""
-    if isinstance(value, Path):
-        yield option, value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _paths(getattr(value, field.name), f"{option}.{field.name}")
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _paths(one, f"{option}.{key}")
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for number, one in enumerate(value):
-            yield from _paths(one, f"{option}[{number}]")
 
 
 def digest_of(path: Path) -> str:

@@ -17,8 +17,8 @@ from recd_plugins.errors import RegistryError, listed, so_many
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
+from recd_plugins.registry.option_files import files_of_steps
 from recd_plugins.registry.plugin_code import code_of
-from recd_plugins.registry.program import files_of_steps
 from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
