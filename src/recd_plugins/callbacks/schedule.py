@@ -166,7 +166,7 @@ def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LR
 
 def _counts(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a scheduler without its mappings: options make them, as the milestones of
-    MultiStepLR, and JSON gives their numbers back as texts."""
+    MultiStepLR, and checkpoints of before gave their numbers back as texts."""
     return {name: one for name, one in state.items() if not isinstance(one, Mapping)}
 
 

@@ -21,6 +21,7 @@ from recd_plugins.data.dataset import SPLITS, Tables
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
+from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.uri import GLOB, Location
 from recd_plugins.storage.whole_file import write_whole
 
@@ -36,7 +37,7 @@ def write_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingPro
     """Keep in the run's folder which files it reads, and what they were; `steps` are those of its
     transforms, by the option that names each."""
     pinned = {split: _pinned(tables[split]) for split in SPLITS}
-    digests = {option: _digest(file) for option, file in steps.items()}
+    digests = {option: sha256_of(file) for option, file in steps.items()}
     write_whole(run / PINS, json.dumps({**pinned, STEPS: digests}, indent=1) + "\n")
 
 
@@ -64,16 +65,11 @@ def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingPro
     for split in SPLITS:
         _check(tables[split], before[split])
     for option, file in steps.items():
-        if option in digests and _digest(file) != digests[option]:
+        if option in digests and sha256_of(file) != digests[option]:
             raise DataError(
                 f"{file}: is not what it was when the run began ({option}). Resume with the file "
                 "as it was, or start a new run."
             )
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _pinned(table: Table) -> dict[str, Any]:

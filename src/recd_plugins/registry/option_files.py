@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [
@@ -83,7 +83,7 @@ def note_files(
     for choice, folder, known in zip(choices, folders, before, strict=True):
         with contextlib.suppress(OSError):  # tables are there all the same
             noted = {
-                str(path): [*stat, _digest_of(path)]
+                str(path): [*stat, sha256_of(path)]
                 for path, stat in stats_of_files(choice).items()
                 if known.get(path) == stat
             }
@@ -113,13 +113,8 @@ def _changed(choice: Choice, folder: Path) -> Path | None:
         noted = json.loads((folder / NOTE).read_text())
         for path, stat in stats_of_files(choice).items():
             size, mtime_ns, digest = noted.get(str(path), (*stat, ""))
-            if stat != (size, mtime_ns) and (stat.size != size or _digest_of(path) != digest):
+            if stat != (size, mtime_ns) and (stat.size != size or sha256_of(path) != digest):
                 return path
     except (OSError, ValueError, TypeError, AttributeError):
         pass  # nobody noted it
     return None
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

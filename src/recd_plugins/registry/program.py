@@ -20,6 +20,7 @@ from recd_plugins.errors import DataError, nearest, shown, so_many
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.option_files import paths_of
 from recd_plugins.slots import Context
+from recd_plugins.storage.file_digest import sha256_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.transform import BatchTransform
@@ -192,6 +193,6 @@ def _pairs_out(value: Any) -> Any:
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file that a transform reads; `DataError` where it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise DataError(f"{path}, which a transform reads, cannot be read: {error}") from error
