@@ -41,17 +41,20 @@ class KeptResult:
     @property
     def processor(self) -> str:
         """The kind of machine: figures of two kinds say nothing of what changed between them."""
-        machine = self.conditions["machine"]
-        return f"{re.sub(MAKERS, '', machine['cpu'])}, {machine['cores']} cores"
+        machine, device = self.conditions["machine"], self.conditions["settings"].get("device")
+        kind = f"{re.sub(MAKERS, '', machine['cpu'])}, {machine['cores']} cores"
+        named = isinstance(device, Mapping) and device.get("name")
+        return f"{named}, {kind}" if named else kind
 
-    def write(self, folder: Path = RESULTS) -> Path:
-        """The run's own file: nothing is ever overwritten."""
+    def write(self, folder: Path = RESULTS, over: Path | None = None) -> Path:
+        """The run's own file: nothing is ever overwritten, but for `over`, an earlier state of this
+        run's."""
         stem = "-".join(
             (self.suite.replace(" ", "_"), self.date, self.commit, *(["quick"] * self.quick))
         )
         numbers = iter(range(2, 1000))
-        path = folder / f"{stem}.json"
-        while path.exists():
+        path = over or folder / f"{stem}.json"
+        while path != over and path.exists():
             path = folder / f"{stem}-{next(numbers)}.json"
         folder.mkdir(exist_ok=True)
         path.write_text(
@@ -70,8 +73,14 @@ class KeptResult:
         return path
 
 
-def keep(suite: str, conditions: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Path:
-    """Keep what a suite has measured just now, and with which commit."""
+def keep(
+    suite: str,
+    conditions: Mapping[str, Any],
+    figures: Sequence[Mapping[str, Any]],
+    over: Path | None = None,
+) -> Path:
+    """Keep what a suite has measured just now, and with which commit; `over` what it had kept of
+    this run before."""
     now = datetime.datetime.now(datetime.UTC)
     return KeptResult(
         suite=suite,
@@ -79,7 +88,7 @@ def keep(suite: str, conditions: Mapping[str, Any], figures: Sequence[Mapping[st
         commit=_commit(),
         conditions={"time": f"{now:%H:%M}", **conditions},
         figures=figures,
-    ).write()
+    ).write(over=over)
 
 
 def _commit() -> str:

@@ -4,8 +4,9 @@
 
 Each part runs in processes of its own that end at its deadline, so that one that fails costs its
 rows alone. Those that measure no time run beside each other first, where there are cores for it.
-The table goes to a dated file of `benchmarks/results`, with the machine and the device; `python -m
-benchmarks --draw` puts it into RESULTS.md. On the CPU, where the program is tried, nothing is kept.
+The rows go to a dated file of `benchmarks/results` as they come, with the machine and the device;
+`python -m benchmarks --draw` puts them into RESULTS.md. On the CPU, where the program is tried,
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -67,23 +68,24 @@ def main(argv: Sequence[str] | None = None) -> list[Figure]:
     load = os.getloadavg()[0]
     given = ["--device", device, *(["--quick"] if options.quick else [])]
     beside = _beside([part for part in parts if not part.timed], given)
-    figures: list[Figure] = []
-    for number, part in enumerate(parts, 1):
-        if part.name in beside:
-            figures += beside[part.name]
-            continue
-        began = time.monotonic()
-        setting = Setting(device=device, quick=options.quick, seconds=part.seconds)
-        figures += ran(part, setting)
-        _say(part, f"{number} of {len(parts)}, {time.monotonic() - began:.0f} s")
+    figures = [row for part in parts for row in beside.get(part.name, ())]
     report = Report(figures=figures, settings={"device": _named(device)})
     conditions = conditions_of(report, load=load, settings={"quick": options.quick})
+    kept: Path | None = None
+    for number, part in enumerate(parts, 1):
+        if part.name not in beside:
+            began = time.monotonic()
+            setting = Setting(device=device, quick=options.quick, seconds=part.seconds)
+            figures += ran(part, setting)
+            _say(part, f"{number} of {len(parts)}, {time.monotonic() - began:.0f} s")
+        if device == "cuda" and not options.json:  # so far: a run that is cut off has its rows
+            kept = keep("gpu", conditions, shown(figures), over=kept)
     if options.json:
         print_json("gpu", conditions, figures)
         return figures
     print_table("gpu", conditions, figures)
-    if device == "cuda":
-        print(f"kept as {keep('gpu', conditions, shown(figures)).name}")
+    if kept is not None:
+        print(f"kept as {kept.name}")
     return figures
 
 

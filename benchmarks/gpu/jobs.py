@@ -21,7 +21,11 @@ __all__ = ["JOBS"]
 
 ROOT = Path(__file__).parents[2]
 TRACES = Path("runs/gpu")
-STREAMS = ("tests/tiers/test_side_stream.py", "tests/host/test_capability.py")
+STREAMS = (
+    "tests/tiers/test_side_stream.py",
+    "tests/host/test_capability.py",
+    "tests/models/test_whole_rows.py",
+)
 FIRST, LAST = 4, 8
 """Steps of a run before its checkpoint, and in all."""
 
@@ -49,7 +53,7 @@ def _streams(setting: Setting) -> Iterator[Figure]:
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=setting.seconds
     )
     yield Figure(
-        name="side stream and capabilities: tests",
+        name="side stream, capabilities and whole rows: tests",
         value=float(run.returncode == 0),
         unit="",
         target=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from recd_plugins.testing.gloo import GlooPool, RanksFailed
 __all__ = ["Part", "Setting", "device_of_rank", "ran", "reason", "synchronised"]
 
 T = TypeVar("T")
+NAMED = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +75,16 @@ def ran(part: Part, setting: Setting) -> Iterator[Figure]:
 
 
 def reason(error: Exception) -> str:
-    """What a row says of it; of ranks, what the first that failed raised, or that it was late."""
+    """What a row says of it; of ranks, what the first that failed raised, or that it was late.
+
+    The last line that names an error, for CUDA's end with advice on how to find out more.
+    """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, RanksFailed):
         text = next(iter(error.ranks.values())).partition("  It printed:")[0]
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip()[:200]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if NAMED.match(line)]
+    return (named or lines)[-1][:200]
 
 
 def _on_device(

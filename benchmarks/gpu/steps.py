@@ -29,6 +29,8 @@ ON_CUDA = {
 }
 """Sides that have no kernels on the CPU."""
 SCALE, QUICK_SCALE = 1 / 2, 1 / 24
+MEMORY_OF_RM1 = 100
+"""GiB of a device that holds RM1 at its full size twice over, and a step on plain KJTs."""
 TABLES, ROWS, DIM, LOOKUPS = 8, 1_000_000, 64, 20
 LOAD_FACTOR = 0.2
 """TorchRec's own, where nobody says one."""
@@ -70,6 +72,23 @@ def _model(setting: Setting, name: str, target: float) -> Iterator[Figure]:
             yield measured.faster(against.format(other), other)
         measured = MeasuredTraining(sides=together, samples_per_session=found)
         yield measured.faster(f"{name}: step, against plain KJTs", "RecD", target=target)
+
+
+def _whole(setting: Setting) -> Iterator[Figure]:
+    """RM1 as large as it is, where the device has room for both sides: by ours and by plain KJTs
+    alone."""
+    room = torch.cuda.get_device_properties(0).total_memory / 2**30
+    scale = QUICK_SCALE if setting.quick else 1 if room >= MEMORY_OF_RM1 else 3 / 4
+    with tempfile.TemporaryDirectory(prefix="recd-gpu-") as folder:
+        workload = TrainWorkload(
+            model="rm1", scale=scale, folder=Path(folder), samples=6144, ranks=1
+        )
+        found = workload.prepare()
+        sides = _steps(setting, workload, {BASELINE: CLUSTERED, "RecD": RECD}, rounds=12, batches=2)
+    measured = MeasuredTraining(sides=sides, samples_per_session=found)
+    yield measured.faster(
+        f"rm1 at {scale:.0%} of its size: step, against plain KJTs", "RecD", target=4
+    )
 
 
 def _steps(
@@ -151,6 +170,13 @@ STEPS = (
             seconds=120,
         )
         for name, target in (("rm1", 4), ("rm2", 1.4), ("rm3", 1.5))
+    ),
+    Part(
+        name="rm1-whole",
+        about="the paper's RM1 at its full size, or three quarters of it on a device of less than "
+        f"{MEMORY_OF_RM1} GiB",
+        run=_whole,
+        needs_cuda="a step takes minutes",
     ),
     Part(
         name="host-memory",

@@ -28,12 +28,13 @@ def test_parts_run_on_the_cpu() -> None:
 def test_one_failure_costs_one_row() -> None:
     def fails(setting: Setting) -> Iterator[Figure]:
         yield Figure(name="before", value=1, unit="")
-        raise RanksFailed("f failed on 1 of 1 ranks", {0: "Traceback\nValueError: a reason\n"})
+        text = "Traceback\ntorch.AcceleratorError: a reason\nCompile with more to know more.\n"
+        raise RanksFailed("f failed on 1 of 1 ranks", {0: text})
 
     part = Part(name="one", about="", run=fails)
     before, row = ran(part, Setting(device="cpu", quick=True, seconds=1))
     assert (before.name, row.name, row.met) == ("before", "one: runs", False)
-    assert row.note == "ValueError: a reason"
+    assert row.note == "torch.AcceleratorError: a reason"
 
 
 def test_what_is_not_timed_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

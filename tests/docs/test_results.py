@@ -74,6 +74,22 @@ def test_a_result_is_kept_beside_those_before(tmp_path: Path) -> None:
     assert kept_results(tmp_path) == [dataclasses.replace(one, figures=[*one.figures])] * 2
 
 
+def test_a_run_that_goes_on_is_kept_over_what_it_had(tmp_path: Path) -> None:
+    path = result("abc", figure("a step", 2.0)).write(tmp_path)
+    whole = result("abc", figure("a step", 2.0), figure("another", 3.0))
+    assert whole.write(tmp_path, over=path) == path
+    assert [one.figures for one in kept_results(tmp_path)] == [[*whole.figures]]
+
+
+def test_another_gpu_is_another_machine() -> None:
+    one = result("abc")
+    kinds = {
+        dataclasses.replace(one, conditions=CONDITIONS | {"settings": {"device": device}}).processor
+        for device in ({"name": "H100"}, {"name": "H200"}, {"kind": "cpu"}, "cpu")
+    }
+    assert kinds == {"H100, one, 2 cores", "H200, one, 2 cores", "one, 2 cores"}
+
+
 def test_a_page_has_misses_and_the_trend() -> None:
     before = result("abc", figure("a step", 4.0), figure("bytes", 9.0, target=8.0, met=True))
     after = result(

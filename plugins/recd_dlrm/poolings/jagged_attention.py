@@ -88,6 +88,11 @@ class Chunk(NamedTuple):
     def is_padded(self) -> bool:
         return len(self.cells) > len(self.places)
 
+    def self_attention(self, packed: Tensor, num_heads: int, only_last: bool) -> Tensor:
+        """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last
+        queries."""
+        return self_attention(packed, num_heads, self, only_last)
+
 
 @dataclass(frozen=True)
 class Buckets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -9,8 +10,10 @@ from typing import Annotated, Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recd_dlrm.poolings.jagged_attention import Buckets, Chunk, chunk_values, self_attention
+from recd_dlrm.poolings.jagged_attention import Buckets, Chunk, chunk_values
+from recd_dlrm.poolings.whole_rows import RowsOfChunk, WholeRows
 from recd_plugins.api import Config, Context, PoolingFactory, Range, RegistryError
+from recd_plugins.api.embedding import attends_rows
 
 __all__ = ["Transformer", "TransformerConfig", "build_transformer"]
 
@@ -60,18 +63,24 @@ class Transformer(nn.Module):
 
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in rows of `lengths` [B] become [B, D]."""
-        buckets = Buckets.of(lengths, max_values=chunk_values(values))
-        outputs = [
-            self._encode(of_chunk, chunk)
-            for of_chunk, chunk in zip(buckets.values(values), buckets.chunks, strict=True)
-        ]
-        if not outputs:
+        if not values.shape[0]:
             # Not a value in the batch; but DDP, for which the graph is static, wants gradients.
             (one,) = Buckets.of(lengths.new_ones(1)).chunks
-            outputs = [0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)]
-        return buckets.rows(outputs)
+            nothing = 0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)
+            return nothing.expand(len(lengths), -1)
+        chunked = (
+            WholeRows.of(lengths, values.shape[0])
+            if attends_rows(values)
+            else Buckets.of(lengths, max_values=chunk_values(values))
+        )
+        chunks: Sequence[Chunk | RowsOfChunk] = chunked.chunks
+        outputs = [
+            self._encode(of_chunk, chunk)
+            for of_chunk, chunk in zip(chunked.values(values), chunks, strict=True)
+        ]
+        return chunked.rows(outputs)
 
-    def _encode(self, x: Tensor, chunk: Chunk) -> Tensor:
+    def _encode(self, x: Tensor, chunk: Chunk | RowsOfChunk) -> Tensor:
         """[b, D]: one vector a row, of values [n, D]."""
         if self.positions is not None:
             x = x + self.positions(chunk.ages.clamp(max=self.positions.num_embeddings - 1))
@@ -87,7 +96,7 @@ class Transformer(nn.Module):
         return sums / chunk.lengths.unsqueeze(1)
 
 
-def _encode(layer: Any, x: Tensor, chunk: Chunk, only_last: bool = False) -> Tensor:
+def _encode(layer: Any, x: Tensor, chunk: Chunk | RowsOfChunk, only_last: bool = False) -> Tensor:
     """[n, D]: what the encoder layer itself makes of x [n, D], or [b, D] of the rows' ends.
 
     Its own forward needs rows of one length, and copies queries, keys and values thrice.
@@ -96,7 +105,8 @@ def _encode(layer: Any, x: Tensor, chunk: Chunk, only_last: bool = False) -> Ten
     packed = F.linear(layer.norm1(x), attention.in_proj_weight, attention.in_proj_bias)
     if only_last:
         x = x.index_select(0, chunk.lengths.cumsum(0) - 1)
-    x = x + attention.out_proj(self_attention(packed, attention.num_heads, chunk, only_last))
+    seen = chunk.self_attention(packed, attention.num_heads, only_last)
+    x = x + attention.out_proj(seen)
     widened = layer.activation(layer.linear1(layer.norm2(x)))
     encoded: Tensor = x + layer.linear2(widened)
     return encoded

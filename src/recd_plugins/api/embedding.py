@@ -1,6 +1,11 @@
 """The parts that poolings and models are made with, on the unique samples of a feature group."""
 
-from recd_plugins.compat.pytorch import flash_attention_on_cpu, flash_attention_on_cpu_backward
+from recd_plugins.compat.pytorch import (
+    attends_rows,
+    attention_of_rows,
+    flash_attention_on_cpu,
+    flash_attention_on_cpu_backward,
+)
 from recd_plugins.embedding.adapt import poolings_by_feature
 from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.embedding.pooling import PoolsUnique
@@ -28,6 +33,8 @@ __all__ = [
     "CALLS_OF_A_STEP",
     "OfPooling",
     "PoolsUnique",
+    "attends_rows",
+    "attention_of_rows",
     "cells_of",
     "expand_rows",
     "flash_attention_on_cpu",

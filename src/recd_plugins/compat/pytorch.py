@@ -34,6 +34,8 @@ __all__ = [
     "all_gather_single",
     "argument_names",
     "at_end_of_backward",
+    "attends_rows",
+    "attention_of_rows",
     "backend_of",
     "first_step_in_parts",
     "flash_attention_on_cpu",
@@ -67,6 +69,35 @@ flash_attention_on_cpu_backward = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
 """The backward of `flash_attention_on_cpu`."""
+
+
+def attends_rows(values: Tensor) -> bool:
+    """Whether `attention_of_rows` takes what is made of such values."""
+    kinds = (torch.float32, torch.float16, torch.bfloat16)
+    return values.is_cuda and torch.version.cuda is not None and values.dtype in kinds
+
+
+def attention_of_rows(
+    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], longest: tuple[int, int]
+) -> Tensor:
+    """[m, H, E]: each of the queries [m, H, E] sees the keys of its own row, of all rows' keys and
+    values [n, H, E]; `bounds`, int32, say where rows begin and end, in queries and in keys.
+
+    What torch's public attention calls for nested tensors, whose class in Python takes longer.
+    """
+    seen: Tensor = torch.ops.aten._efficient_attention_forward(
+        q.unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        None,
+        *bounds,
+        *longest,
+        dropout_p=0.0,
+        custom_mask_type=0,
+        compute_log_sumexp=True,
+    )[0]
+    return seen.squeeze(0)
+
 
 all_gather_single: Callable[..., dist.Work | None] = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
