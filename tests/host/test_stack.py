@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,27 @@ def test_tables_of_a_plugin_that_has_changed_since_are_told(tmp_path: Path) -> N
         rp.load({**values, "etl": ["same"]}).prepare()
     shutil.rmtree(made[1])
     rp.load({**values, "etl": ["same"]}).prepare()
+
+
+@pytest.mark.parametrize("name", ["zipped_package/__init__.py", "zipped_module.py"])
+def test_a_plugin_in_an_archive_has_the_archives_digest(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "strangers.zip"
+
+    def write(code: str) -> None:
+        with zipfile.ZipFile(archive, "w") as into:
+            into.writestr(name, code)
+
+    write(STRANGERS)
+    monkeypatch.syspath_prepend(str(archive))
+    plugin = name.partition("/")[0].removesuffix(".py")
+    values = {"plugins": [plugin], "folder": str(tmp_path / "tables"), "dataset": "rows"}
+    rp.load(values).prepare()
+    rp.load(values).prepare()  # a warning would be an error
+    write(f"{STRANGERS}# changed\n")
+    with pytest.warns(NoticeWarning, match=f"dataset: rows may be outdated: the code of {plugin}"):
+        rp.load(values).prepare()
 
 
 OF_FILES = """

@@ -74,7 +74,8 @@ def outdated(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Out
 
 
 def _digest_of(choice: Choice) -> str | None:
-    """The digest of a plugin's package, or of its one file; none of ours, whose version says it."""
+    """The digest of a plugin's package, of its one file, or of the archive that it is in; none of
+    ours, whose version says it."""
     build = choice.record.build
     while isinstance(build, partial):
         build = build.func
@@ -88,12 +89,15 @@ def _digest_of(choice: Choice) -> str | None:
     if named is None:
         return None
     file = Path(named)
-    whole = file.name == "__init__.py"
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    if archive := next(filter(Path.is_file, file.parents), None):  # a zip, or a wheel
+        files = [archive]
     digest = hashlib.sha256()
     try:
-        for one in sorted(file.parent.rglob("*.py")) if whole else [file]:
-            digest.update(f"{one.relative_to(file.parent)}\n".encode())
+        for one in files:
+            if not archive:
+                digest.update(f"{one.relative_to(file.parent)}\n".encode())
             digest.update(one.read_bytes())
-    except OSError:  # of one in an archive
+    except OSError:  # it is gone since it was read
         return None
     return digest.hexdigest()
