@@ -31,6 +31,7 @@ __all__ = [
     "SPARE_CELLS",
     "Buckets",
     "Chunk",
+    "Permute",
     "Shape",
     "chunk_values",
     "cut",
@@ -131,7 +132,7 @@ class Buckets:
 
     def values(self, values: Tensor) -> tuple[Tensor, ...]:
         """[n, D] for each chunk, of values [N, D]."""
-        ordered: Tensor = _Permute.apply(values, self.order)
+        ordered: Tensor = Permute.apply(values, self.order)
         parts: tuple[Tensor, ...] = ordered.split([len(chunk.rows) for chunk in self.chunks])
         return parts
 
@@ -147,7 +148,7 @@ def _on(device: torch.device, numbers: npt.NDArray[Any]) -> Tensor:
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
-class _Permute(torch.autograd.Function):
+class Permute(torch.autograd.Function):
     """out[i] = values[order[i]], each value once: so is the gradient gathered, and not summed."""
 
     @staticmethod

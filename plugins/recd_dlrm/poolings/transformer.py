@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recd_dlrm.poolings.jagged_attention import Buckets, Chunk, chunk_values
-from recd_dlrm.poolings.whole_rows import RowsOfChunk, WholeRows
+from recd_dlrm.poolings.whole_rows import RowsOfChunk, WholeRows, blocks_of_call
 from recd_plugins.api import Config, Context, PoolingFactory, Range, RegistryError
 from recd_plugins.api.embedding import attends_rows
 
@@ -48,6 +48,7 @@ class Transformer(nn.Module):
                 where="pooling: transformer",
             )
         self.output = config.output
+        self.most_blocks = blocks_of_call(config.heads, dim // config.heads)
         self.positions = nn.Embedding(config.positions, dim) if config.positions else None
         layer = nn.TransformerEncoderLayer(
             dim,
@@ -69,7 +70,7 @@ class Transformer(nn.Module):
             nothing = 0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)
             return nothing.expand(len(lengths), -1)
         chunked = (
-            WholeRows.of(lengths, values.shape[0])
+            WholeRows.of(lengths, values.shape[0], self.most_blocks)
             if attends_rows(values)
             else Buckets.of(lengths, max_values=chunk_values(values))
         )

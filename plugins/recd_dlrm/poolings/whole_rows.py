@@ -1,26 +1,56 @@
 """Jagged rows as CUDA's attention takes them: end to end as they stand, without blocks or padding.
 
 Blocks (`jagged_attention`) cost calls, which a GPU waits for: of a step of RM1 at its full size on
-an H200, 124 blocks were most of what the processor had to launch.
+an H200, 124 blocks were most of what the processor had to launch. So all rows go into one call,
+except where that costs memory: the backward of CUDA's attention keeps the gradients of queries for
+each row as if it were as long as the longest of its call. Beyond `CALL_BYTES` of these, and beyond
+the rows that a call can launch, rows are sorted by length into several calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recd_dlrm.poolings.jagged_attention import Permute
 from recd_dlrm.poolings.reduce import rows_of
 from recd_plugins.api.embedding import attention_of_rows
 
-__all__ = ["RowsOfChunk", "WholeRows"]
+__all__ = ["CALL_BYTES", "MOST_ROWS", "Call", "RowsOfChunk", "WholeRows", "blocks_of_call"]
+
+CALL_BYTES = 1 << 30
+"""Bytes that the backward of one call should keep for gradients of queries, at most."""
+MOST_ROWS = (1 << 16) - 1
+"""Rows of one call, at most: CUDA launches no grid that is larger in this direction."""
+BLOCK = 64
+"""Queries, and numbers of a head, of which gradients are kept together, in float32."""
+
+
+def blocks_of_call(num_heads: int, head_dim: int) -> int:
+    """The blocks of queries, over all rows of a call, that `CALL_BYTES` are enough for."""
+    return CALL_BYTES // (num_heads * -(-head_dim // BLOCK) * BLOCK * BLOCK * 4)
+
+
+class Call(NamedTuple):
+    """Rows next to each other that one call attends to."""
+
+    values: slice
+    """Their values, of the chunk's."""
+    bounds: Tensor
+    """[r + 1]: where each begins in these, and where the last ends; int32, as CUDA's attention
+    asks."""
+    longest: int
 
 
 class RowsOfChunk(NamedTuple):
-    """Rows end to end, in their order, but for those of length 0."""
+    """Rows end to end, but for those of length 0."""
 
     lengths: Tensor
     """[b], each at least 1."""
@@ -28,52 +58,69 @@ class RowsOfChunk(NamedTuple):
     """[n]: which of the rows each value is of."""
     ages: Tensor
     """[n]: how many values of its row come after each."""
-    bounds: Tensor
-    """[b + 1]: where each row begins, and where the last ends; int32, as CUDA's attention asks."""
-    longest: int
+    calls: tuple[Call, ...]
 
     def self_attention(self, packed: Tensor, num_heads: int, only_last: bool) -> Tensor:
         """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last
         queries."""
-        q, k, v = packed.view(len(packed), 3, num_heads, -1).unbind(1)
-        if not only_last:
-            bounds = self.bounds, self.bounds
-            return attention_of_rows(q, k, v, bounds, (self.longest, self.longest)).flatten(1)
-        ends = self.lengths.cumsum(0) - 1
-        ones = torch.arange(len(self.bounds), dtype=torch.int32, device=packed.device)
-        seen = attention_of_rows(
-            q.index_select(0, ends), k, v, (ones, self.bounds), (1, self.longest)
-        )
-        return seen.flatten(1)
+        by_head = packed.view(len(packed), 3, num_heads, -1)
+        seen = []
+        for values, bounds, longest in self.calls:
+            q, k, v = by_head[values].unbind(1)
+            of_queries, most_queries = bounds, longest
+            if only_last:
+                q, most_queries = q.index_select(0, bounds[1:].long() - 1), 1
+                of_queries = torch.arange(len(bounds), dtype=torch.int32, device=q.device)
+            both = (of_queries, bounds), (most_queries, longest)
+            seen.append(attention_of_rows(q, k, v, *both).flatten(1))
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
 
 
 class WholeRows(NamedTuple):
     """One chunk of rows of some lengths [B], at least one of them not 0, and the way back."""
 
     chunks: tuple[RowsOfChunk, ...]
+    order: Tensor | None
+    """[N]: the chunk's values, by their place in the rows as they were; None where all stayed."""
     places: Tensor | None
     """[B]: where each row stands in the chunk, behind the last for a row of length 0; None where
-    there is no such row."""
+    all stayed."""
 
     @classmethod
-    def of(cls, lengths: Tensor, num_values: int) -> WholeRows:
-        """The rows of `lengths` [B], which have so many values; this waits for two numbers."""
-        filled = lengths > 0
+    def of(cls, lengths: Tensor, num_values: int, most_blocks: int) -> WholeRows:
+        """The rows of `lengths` [B], which have so many values, in calls of at most so many blocks
+        of queries. This waits for two numbers, and for all lengths where one call cannot do."""
+        given, filled = lengths, lengths > 0
         longest, count = torch.stack([lengths.max().long(), filled.sum()]).tolist()
-        places = None
-        if count < len(lengths):
-            places = torch.where(filled, filled.cumsum(0) - 1, count)
-            first = torch.sort(filled, descending=True, stable=True).indices[:count]
-            lengths = lengths.index_select(0, first)
+        in_one = count <= min(MOST_ROWS, most_blocks // -(-longest // BLOCK))
+        order = places = None
+        if count < len(lengths) or not in_one:
+            kinds = filled if in_one else _kinds(lengths)
+            kept = torch.sort(kinds, descending=True, stable=True).indices[:count]
+            standing = torch.arange(count, device=lengths.device)
+            places = torch.full_like(lengths, count, dtype=torch.int64)
+            places = places.index_copy(0, kept, standing)
+            lengths = lengths.index_select(0, kept)
         bounds = F.pad(lengths.cumsum(0), (1, 0))
         rows = rows_of(lengths, num_values)
-        places_of_values = torch.arange(num_values, device=lengths.device)
-        ages = bounds[1:].index_select(0, rows) - 1 - places_of_values
-        return cls((RowsOfChunk(lengths, rows, ages, bounds.int(), longest),), places)
+        in_chunk = torch.arange(num_values, device=lengths.device)
+        ages = bounds[1:].index_select(0, rows) - 1 - in_chunk
+        calls = [Call(slice(0, num_values), bounds.int(), longest)]
+        if not in_one:
+            moved = (given.cumsum(0) - given).index_select(0, kept) - bounds[:-1]
+            order = in_chunk + moved.index_select(0, rows)
+            calls = [
+                Call(slice(a, b), (bounds[i : j + 1] - a).int(), height)
+                for i, j, a, b, height in _cut(lengths.cpu().numpy().astype(np.int64), most_blocks)
+            ]
+        return cls((RowsOfChunk(lengths, rows, ages, tuple(calls)),), order, places)
 
     def values(self, values: Tensor) -> tuple[Tensor, ...]:
         """[n, D] for each chunk, of values [N, D]."""
-        return (values,)
+        if self.order is None:
+            return (values,)
+        ordered: Tensor = Permute.apply(values, self.order)
+        return (ordered,)
 
     def rows(self, outputs: Sequence[Tensor]) -> Tensor:
         """[B, D] from one [b, D] a chunk; zeros for length 0."""
@@ -81,3 +128,27 @@ class WholeRows(NamedTuple):
         if self.places is None:
             return pooled
         return F.pad(pooled, (0, 0, 0, 1)).index_select(0, self.places)
+
+
+def _kinds(lengths: Tensor) -> Tensor:
+    """[B]: 0 for a row of length 0, 1 for one block of queries, then 1 more each time they double:
+    the rows of one kind are at most twice as long as each other, or have one block."""
+    blocks = 2 ** torch.arange(30, device=lengths.device)
+    return torch.bucketize(lengths.long(), F.pad(BLOCK * blocks, (1, 0)))
+
+
+def _cut(
+    lengths: npt.NDArray[np.int64], most_blocks: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """The rows and the values where each call begins and ends, and its longest row, of lengths [b]
+    sorted by kind."""
+    kinds = _kinds(torch.from_numpy(lengths)).numpy()
+    bounds = np.concatenate([[0], lengths.cumsum()])
+    changes = np.flatnonzero(np.diff(kinds)) + 1
+    for first, last in pairwise([0, *changes.tolist(), len(lengths)]):
+        blocks = -(-int(lengths[first:last].max()) // BLOCK)
+        step = min(MOST_ROWS, max(1, most_blocks // blocks))
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            height = int(lengths[start:stop].max())
+            yield start, stop, int(bounds[start]), int(bounds[stop]), height

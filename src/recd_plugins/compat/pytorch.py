@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler_util import _filter_name
@@ -72,19 +73,28 @@ flash_attention_on_cpu_backward = (
 
 
 def attends_rows(values: Tensor) -> bool:
-    """Whether `attention_of_rows` takes what is made of such values."""
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    return values.is_cuda and torch.version.cuda is not None and values.dtype in kinds
+    """Whether `attention_of_rows` takes what layers make of such values, under autocast too."""
+    if not values.is_cuda or torch.version.cuda is None:
+        return False
+    made = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else values.dtype
+    if made == torch.bfloat16:  # Ampere is the first with kernels for it.
+        return torch.cuda.get_device_capability(values.device) >= (8, 0)
+    return made in (torch.float32, torch.float16)
 
 
 def attention_of_rows(
     q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], longest: tuple[int, int]
 ) -> Tensor:
     """[m, H, E]: each of the queries [m, H, E] sees the keys of its own row, of all rows' keys and
-    values [n, H, E]; `bounds`, int32, say where rows begin and end, in queries and in keys.
+    values [n, H, E]; `bounds`, int32, say where rows begin and end, in queries and in keys. There
+    are fewer than 2**16 rows.
 
-    What torch's public attention calls for nested tensors, whose class in Python takes longer.
+    What torch's public attention calls for nested tensors, whose class in Python takes longer. Its
+    kernels read 16 bytes at a time: zeros fill heads up to that.
     """
+    width = q.shape[-1]
+    spare = -width % (16 // q.element_size())
+    q, k, v = (F.pad(one, (0, spare)) if spare else one for one in (q, k, v))
     seen: Tensor = torch.ops.aten._efficient_attention_forward(
         q.unsqueeze(0),
         k.unsqueeze(0),
@@ -95,8 +105,9 @@ def attention_of_rows(
         dropout_p=0.0,
         custom_mask_type=0,
         compute_log_sumexp=True,
+        scale=width**-0.5,
     )[0]
-    return seen.squeeze(0)
+    return seen.squeeze(0)[..., :width]
 
 
 all_gather_single: Callable[..., dist.Work | None] = (
