@@ -183,6 +183,8 @@ class _Named(TorchFunctionMode):
     what is made of Python's numbers made on the CPU, and copied."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device and len(args) == 2:  # it is given the number
+            return func(*args)
         args, kwargs = pytree.tree_map(_numbered, (args, dict(kwargs or {})))
         if func is Tensor.pin_memory:
             return args[0]
@@ -227,6 +229,7 @@ class EmulatedCuda(TorchDispatchMode):
     def __enter__(self) -> EmulatedCuda:
         # torch would first look for a driver.
         self._patches.setattr(torch.cuda, "_lazy_init", lambda: None)
+        self._patches.setattr(torch.cuda, "current_device", lambda: 0)
         self._patches.setattr(torch.cuda, "current_stream", lambda *_: self.stream)
         self._patches.setattr(torch.cuda, "Stream", lambda *_, **__: Stream(self))
         self._patches.setattr(torch.cuda, "stream", self._on)

@@ -38,6 +38,7 @@ __all__ = [
     "attends_rows",
     "attention_of_rows",
     "backend_of",
+    "device_of",
     "first_step_in_parts",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
@@ -180,9 +181,7 @@ def number_groups_alike(group: ProcessGroup) -> None:
     torch 2.14 it counts those too that some ranks make by themselves (`use_local_synchronization`),
     and ranks with unlike numbers wait for each other until the time is over.
     """
-    number = torch.tensor(
-        [_world.group_count], device="cpu" if backend_of(group, "cpu") else "cuda"
-    )
+    number = torch.tensor([_world.group_count], device=device_of(group))
     dist.all_reduce(number, dist.ReduceOp.MAX, group)
     _world.group_count = int(number)
 
@@ -235,6 +234,14 @@ def backend_of(group: ProcessGroup, device: str) -> str | None:
     none."""
     config = dist.get_backend_config(group)
     return dict(each.split(":") for each in config.split(",")).get(device)
+
+
+def device_of(group: ProcessGroup) -> torch.device:
+    """The device that a group's collectives take tensors from: the CPU, where they take them from
+    both; NCCL's alone take none from there."""
+    if backend_of(group, "cpu"):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def without_memory(kind: type[Tensor], like: Tensor, num_rows: int) -> Any:

@@ -108,12 +108,13 @@ def _unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[
     import torch
     import torch.distributed as dist
 
+    from recd_plugins.compat.pytorch import device_of
+
     if group.size() == 1:
         return []
     text = "\n".join(f"{name}: {what}" for name, what in mine.items())
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-    device = "cpu" if "cpu" in dist.get_backend_config(group) else "cuda"
-    most = torch.tensor([digest, -digest], device=device)
+    most = torch.tensor([digest, -digest], device=device_of(group))
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     if int(most.sum()) == 0:  # the greatest is the least
         return []

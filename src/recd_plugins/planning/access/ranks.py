@@ -165,7 +165,9 @@ def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
     import torch
     import torch.distributed as dist
 
-    marks = torch.zeros(group.size(), device=_device(group), dtype=torch.int64)
+    from recd_plugins.compat.pytorch import device_of
+
+    marks = torch.zeros(group.size(), device=device_of(group), dtype=torch.int64)
     marks[group.rank()] = int(here)
     dist.all_reduce(marks, group=group)
     return [rank for rank, so in enumerate(marks.tolist()) if so]
@@ -243,7 +245,9 @@ def _send_numbers(numbers: Integers, to: int, group: ProcessGroup) -> None:
     import torch
     import torch.distributed as dist
 
-    tensor = torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(_device(group))
+    from recd_plugins.compat.pytorch import device_of
+
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers, np.int64)).to(device_of(group))
     dist.send(tensor, group=group, group_dst=to)
 
 
@@ -251,16 +255,9 @@ def _receive_numbers(shape: tuple[int, ...], source: int, group: ProcessGroup) -
     import torch
     import torch.distributed as dist
 
-    tensor = torch.empty(shape, dtype=torch.int64, device=_device(group))
+    from recd_plugins.compat.pytorch import device_of
+
+    tensor = torch.empty(shape, dtype=torch.int64, device=device_of(group))
     dist.recv(tensor, group=group, group_src=source)
     numbers: Integers = tensor.cpu().numpy()
     return numbers
-
-
-def _device(group: ProcessGroup) -> Any:
-    """The device that the group's collectives take tensors from."""
-    import torch
-    import torch.distributed as dist
-
-    on_cpu = "cpu" in dist.get_backend_config(group)
-    return torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())

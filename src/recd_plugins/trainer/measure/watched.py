@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recd_plugins.compat.pytorch import is_innermost
+from recd_plugins.compat.pytorch import device_of, is_innermost
 from recd_plugins.planning.access.lookups import deduplicated_parts
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
@@ -75,13 +75,18 @@ class WatchedBatches:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
-    def forecasts(self, device: torch.device | str = "cpu") -> list[Beside]:
+    def forecasts(self, device: torch.device | str | None = None) -> list[Beside]:
         """The forecasts of all ranks that train, each of which calls it: the first of them, which
-        planned, gets them, the others none. `device`: where collectives take tensors."""
+        planned, gets them, the others none. `device`: where collectives take tensors; by default
+        what the ranks' process group says of itself."""
         self._step_ends()
         facts = self._facts or Facts(self._stack)
         facts.ahead = KeptIds.each(self._ids[:FIRST], of=math.inf)
         facts.came = KeptIds.each(self._ids[FIRST:])
+        if device is None:
+            group = self._stack.group or dist.GroupMember.WORLD
+            assert group is not None
+            device = device_of(group)
         at = torch.device(device)
         mine = [*np.sum(self._steps, axis=0).tolist()] if self._steps else [0.0] * len(ROUTES)
         every = torch.tensor([*mine, len(self._steps)], dtype=torch.float64, device=at)
@@ -91,7 +96,7 @@ class WatchedBatches:
         found = facts.beside(at, traffic=traffic, dense=self._stack.dense_handed, parts={})
         return [] if dist.get_rank(self._stack.group) else found
 
-    def lines(self, device: torch.device | str = "cpu") -> list[str]:
+    def lines(self, device: torch.device | str | None = None) -> list[str]:
         """`forecasts` in words: a table, and what to do where forecast and fact part."""
         return list(lines(self.forecasts(device)))
 
