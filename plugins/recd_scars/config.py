@@ -38,8 +38,9 @@ class ScarsConfig(Config):
     tables: tuple[str, ...] = ("*",)
     """Names or globs of the tables that are cached and coalesced."""
     memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
-    """Memory of a rank, GB, which tables, cache and batch share, for size optimum; by default
-    the topology's device_memory_gb, or host_memory_gb on the CPU."""
+    """Memory of a rank, GB, which tables, cache and batch share, for size optimum and home host;
+    by default the topology's device_memory_gb, less the share of it that `sharding.reserve` keeps,
+    or host_memory_gb on the CPU."""
     activation_bytes: Annotated[float, Range(gt=0)] | None = None
     """The bytes that the activations of a sample take, for size optimum; by default the rows that
     it looks up and their gradients, the least that there can be."""

@@ -36,14 +36,18 @@ class DeviceMemory:
         *,
         device: Literal["cpu", "cuda"],
         memory_gb: float | None,
+        reserve: float,
         fused: Mapping[str, Mapping[str, Any]] | None,
         hosted: Collection[str] = (),
     ) -> DeviceMemory:
         """A rank's memory, less its share of all tables with the states of their optimizer, by the
         `fused` params of each (none where tables are not in memory; of those that are `hosted`,
         what is on the device all the same), and less the dense parameters with their gradients and
-        Adam's two moments."""
-        gigabytes, whose = _memory(topology, topology.device or device, memory_gb)
+        Adam's two moments. Of an accelerator's memory a share is kept, too, for what nobody counts
+        (`reserve`), unless `memory_gb` says how much there is for this."""
+        on = topology.device or device
+        gigabytes, whose = _memory(topology, on, memory_gb)
+        kept = reserve if on == "cuda" and memory_gb is None else 0.0
         tables = list(model_tables(model).values())
         share = 0.0
         if fused is not None:
@@ -66,9 +70,10 @@ class DeviceMemory:
         others = (one.numel() for one in model.parameters() if id(one) not in embedded)
         dense = 4 * DENSE_COPIES * sum(others)
         return cls(
-            capacity=gigabytes * GB - share - dense,
-            reason=f"{gigabytes:g} GB ({whose}) less {(share + dense) / GB:.3g} GB of tables and "
-            "dense parameters",
+            capacity=(1 - kept) * gigabytes * GB - share - dense,
+            reason=f"{gigabytes:g} GB ({whose}) less "
+            + (f"{kept:.0%} (sharding.reserve) and " if kept else "")
+            + f"{(share + dense) / GB:.3g} GB of tables and dense parameters",
         )
 
 

@@ -310,6 +310,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             world_size,
             device=self.context.device,
             memory_gb=self._config.memory_gb,
+            reserve=self.others.reserve,
             fused=None if self._config.home == "mapped" else self.fused,
             hosted=tables if self._config.home == "host" else (),
         )

@@ -234,6 +234,15 @@ def test_the_optimum_leaves_room_for_the_batch_and_takes_the_memory_given() -> N
     default = planner()
     default.propose(Probe(), Topology(), 1)
     assert "M = 128 GB (TorchRec's default host_memory_gb) less" in default.explain()
+    gpu = Topology(device="cuda", device_memory_gb=80)
+    on_cuda = planner()
+    on_cuda.propose(Probe(), gpu, 1)
+    assert "M = 80 GB (topology.device_memory_gb) less 15% (sharding.reserve) and" in (
+        on_cuda.explain()
+    )
+    all_of_it = planner(memory_gb=80.0)
+    all_of_it.propose(Probe(), gpu, 1)
+    assert "M = 80 GB (cache.memory_gb) less 3.1e-06 GB" in all_of_it.explain()
     with pytest.raises(CapabilityError, match="does not hold a batch of 64 samples"):
         planner(memory_gb=1e-4, activation_bytes=1e6).propose(Probe(), Topology(), 1)
 
@@ -247,7 +256,7 @@ def test_tables_that_share_a_parameter_take_nothing_off_the_dense_ones() -> None
     first, second = (EmbeddingBagCollection(tables=[one]) for one in configs)
     second.embedding_bags["bought"].weight = first.embedding_bags["read"].weight
     model = torch.nn.ModuleList([first, second, torch.nn.Linear(3, 1)])
-    own = DeviceMemory.of(model, Topology(), 1, device="cpu", memory_gb=1.0, fused={})
+    own = DeviceMemory.of(model, Topology(), 1, device="cpu", memory_gb=1.0, reserve=0.15, fused={})
     assert own.capacity == GB - 2 * 40 * 4 - 4 * 4 * 4
 
 

@@ -75,9 +75,11 @@ def batches(steps: int = 20, batch_size: int = 64, seed: int = 0) -> Iterator[Ba
         )
 
 
-def planner(optimizer: OptimizerSettings | None = None, **options: Any) -> ScarsPlanner:
+def planner(
+    optimizer: OptimizerSettings | None = None, reserve: float = 0.15, **options: Any
+) -> ScarsPlanner:
     fused = (optimizer or OptimizerSettings(tables="rowwise_adagrad")).fused_params()
-    config = parse(TorchRecPlannerConfig, {"search": "greedy"}, "sharding")
+    config = parse(TorchRecPlannerConfig, {"search": "greedy", "reserve": reserve}, "sharding")
     others = build_torchrec_planner(config, Context(batch_size=64, fused=fused))
     context = Context(batch_size=64, fused=fused, batches=batches, others=others)
     options = {name: value for name, value in (CACHE | options).items() if name != "use"}
@@ -89,7 +91,8 @@ def memory_for(room: float, **options: Any) -> float:
     made = planner(**options)
     made.propose(Probe(SCHEMA), dataclasses.replace(ON_CUDA, device_memory_gb=1), 2)
     assert made.served is not None
-    return float((GB - made.served.capacity + room) / GB)
+    planned_for = (1 - made.others.reserve) * GB
+    return float((planned_for - made.served.capacity + room) / planned_for)
 
 
 def planned(
@@ -128,6 +131,20 @@ def test_without_memory_none_is_on_the_device_and_with_plenty_all(room: int, ker
     _, tables = planned(room)
     assert {how.compute_kernel for how in tables.values()} == {kernel}
     assert {how.cache_params.load_factor for how in tables.values()} == {None}
+
+
+@pytest.mark.parametrize("reserve", [0.15, 0.4])
+def test_a_device_is_not_filled_to_its_last_byte(reserve: float) -> None:
+    """TorchRec's planner is told of no limit there, and CUDA, activations and collectives have to
+    have room."""
+    device = 2e-4
+    made = planner(reserve=reserve)
+    made.propose(Probe(SCHEMA), dataclasses.replace(ON_CUDA, device_memory_gb=device), 2)
+    assert made.served is not None
+    assert {one.kernel for one in made.served.choices.values()} != {"fused"}
+    taken = sum(one.device_bytes for one in made.served.choices.values())
+    left = (1 - reserve) * device * GB
+    assert left / 2 < taken < left
 
 
 def test_on_one_rank_the_caches_of_kernels_have_the_memory_of_replicas() -> None:
@@ -177,7 +194,8 @@ def test_tables_that_are_left_out_are_whole_on_the_device() -> None:
     one_row = {"coalesce": "none", "hit_rate": 1e-6, "activation_bytes": 1}
     options = {**one_row, "tables": ["item", "history"]}
     some, every = memory_for(0, **options), memory_for(0, **one_row)
-    assert (some - every) * GB == pytest.approx(300 / 2 * 32, abs=1)
+    planned_for = (1 - planner().others.reserve) * GB
+    assert (some - every) * planned_for == pytest.approx(300 / 2 * 32, abs=1)
     made, tables = planned(0, **options)
     assert made.served is not None
     assert set(made.served.choices) == {"item", "history"}

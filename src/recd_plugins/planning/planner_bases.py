@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.own_batches import OwnBatches
 
 __all__ = [
+    "RESERVE",
     "HoldsRowWise",
     "OrdersBatches",
     "Proposes",
@@ -41,6 +42,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+RESERVE = 0.15
+"""The share of an accelerator's memory that TorchRec's own planner keeps from tables."""
 
 
 class Proposes(ABC):
@@ -154,6 +158,13 @@ class HoldsRowWise(Proposes):
 
         They have TorchRec's fused kernel, but for those that `kernels` names another for.
         """
+
+    @property
+    def reserve(self) -> float:
+        """The share of an accelerator's memory that it keeps from tables, for what nobody counts:
+        activations, CUDA's own, buffers of collectives. Who stands in front and fills the rest
+        keeps as much; by default what TorchRec's own planner keeps."""
+        return RESERVE
 
     def in_files(self, tables: Collection[str]) -> HoldsRowWise:
         """A planner like this one, by whose count the rows of these tables take no memory, for they

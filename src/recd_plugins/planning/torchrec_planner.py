@@ -20,7 +20,12 @@ from recd_plugins.planning.constraints import (
     parameter_constraints,
     with_given,
 )
-from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, from_rank_0
+from recd_plugins.planning.planner_bases import (
+    RESERVE,
+    HoldsRowWise,
+    TakesContext,
+    from_rank_0,
+)
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.sharders import fused_by_table, fused_in_words, sharded_modules
 from recd_plugins.planning.topology import GB, Topology
@@ -57,7 +62,7 @@ class TorchRecPlannerConfig(Config):
     search: Literal["torchrec", "greedy"] = "torchrec"
     """The plans that are compared: TorchRec's choice, up to 10,000 of a grid among them, or the
     greedy ones alone (milliseconds instead of seconds)."""
-    reserve: Annotated[float, Range(ge=0, lt=1)] = 0.15
+    reserve: Annotated[float, Range(ge=0, lt=1)] = RESERVE
     """The share of an accelerator's memory that tables may not take; TorchRec reserves none of a
     host's."""
 
@@ -117,6 +122,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
         self._given, self._data_parallel = context.constraints, context.data_parallel
+
+    @property
+    def reserve(self) -> float:
+        return self._config.reserve
 
     def may_be_row_wise(self, table: str) -> bool:
         """Whether the constraints leave a table row-wise plans with the fused kernel."""
