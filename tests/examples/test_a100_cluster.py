@@ -60,14 +60,19 @@ def test_a_script_is_bash(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def torchruns_arguments(folder: Path, *arguments: str) -> list[str]:
-    """The arguments with which the script starts torchrun, of which another stands on PATH."""
-    torchrun = folder / "torchrun"
-    torchrun.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
-    torchrun.chmod(0o755)
+SAYS_ITS_ARGUMENTS = "printf '%s\\0' \"$@\""
+
+
+def arguments_of(folder: Path, script: str, *arguments: str, **programs: str) -> list[str]:
+    """What a script of the cluster ends with printing, with other `programs` on PATH."""
+    for name, does in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
     variables = {"NODES": "1", "RANKS_PER_NODE": "2", "HEAD": "localhost", "PORT": "0"}
+    variables |= {"SLURM_SUBMIT_DIR": str(CLUSTER), "SLURM_JOB_NODELIST": "node[1-4]"}
+    variables |= {"SLURM_NNODES": "4", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "96"}
     variables["PATH"] = f"{folder}:{os.environ['PATH']}"
-    command = [str(CLUSTER / "torchrun.sh"), *arguments]
+    command = ["bash", str(CLUSTER / script), *arguments]
     done = subprocess.run(
         command, env=os.environ | variables, cwd=folder, capture_output=True, text=True, timeout=300
     )
@@ -75,11 +80,21 @@ def torchruns_arguments(folder: Path, *arguments: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
+def test_slurm_gives_each_node_its_processors_and_the_first_ones_name(tmp_path: Path) -> None:
+    """In SLURM 22.05 to 23.02 a step has one a task that does not ask for them, as sbatch did."""
+    srun = f"{SAYS_ITS_ARGUMENTS} $HEAD $NODES $JOB $PORT"
+    found = arguments_of(
+        tmp_path, "slurm.sbatch", "train", scontrol="printf 'node1\\nnode2\\n'", srun=srun
+    )
+    assert found[:3] == ["--cpus-per-task=96", "./torchrun.sh", "train"]
+    assert found[3:] == ["node1", "4", "7", "20007"]
+
+
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     """By an agent that forks them, so that neither has to import TorchRec."""
     saved = tmp_path / "topology.yaml"
     measure = ["topology", "measure", "--device", "cpu", "--rounds", "1", "--save", str(saved)]
-    given = torchruns_arguments(tmp_path, *measure)
+    given = arguments_of(tmp_path, "torchrun.sh", *measure, torchrun=SAYS_ITS_ARGUMENTS)
     module = given.index("-m")
     assert given[module:] == ["-m", "recd_plugins", *measure]
     by_path = [
