@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import yaml
+from typer.testing import CliRunner
 
+from recd_plugins.cli.main import app
 from recd_plugins.config import Config
 from recd_plugins.errors import CapabilityError
-from recd_plugins.registry.capability import check_needs, resolve_device
+from recd_plugins.registry.capability import check_gpus, check_needs, resolve_device
 from recd_plugins.slots import CacheRecord, Context
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU here")
@@ -91,6 +94,28 @@ def test_without_a_gpu_cuda_cannot_be_asked_for() -> None:
 def test_with_a_gpu_auto_takes_it() -> None:
     assert resolve_device("auto") == resolve_device("cuda") == "cuda"
     check("cuda", device="auto")
+
+
+def test_a_job_of_more_ranks_than_gpus_ends_before_its_data_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_gpus(1)
+    values = {
+        "plugins": ["recd_dlrm"],
+        "folder": str(tmp_path / "data"),
+        "dataset": {"use": "sessions", "samples": 1_000},
+        "model": {"use": "dlrm"},
+        "train": {"ranks": 2, "run": str(tmp_path / "run")},
+    }
+    (tmp_path / "registry.yaml").write_text(yaml.safe_dump(values))
+    done = CliRunner().invoke(app, ["train", "--registry", str(tmp_path / "registry.yaml")])
+    assert done.exit_code == 2
+    assert "train.ranks: 2 ranks of this machine train on CUDA, and torch sees 1 GPU here" in (
+        " ".join(done.output.split())
+    )
+    assert [one.name for one in tmp_path.iterdir()] == ["registry.yaml"]
 
 
 def test_the_cpu_is_always_there() -> None:

@@ -77,6 +77,7 @@ def _lead(
     import torch
 
     from recd_plugins.launch.command import launch
+    from recd_plugins.registry.capability import check_gpus
     from recd_plugins.trainer.dense_optimizer import try_dense_optimizer
     from recd_plugins.trainer.run_folder import check_free, check_is_run, check_resumable
 
@@ -86,6 +87,8 @@ def _lead(
     stack.check_topology()
     if stack.device == "cpu":  # what torch takes on CUDA alone is tried by the ranks
         try_dense_optimizer(settings.optimizer, torch.device("cpu"))
+    else:
+        check_gpus(settings.ranks)
     if resume:
         check_resumable(settings.run)
     stack.check_features()

@@ -11,10 +11,10 @@ import shutil
 from collections.abc import Collection
 from typing import Any, Literal
 
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, RegistryError, so_many
 from recd_plugins.slots import Record
 
-__all__ = ["check_needs", "resolve_device"]
+__all__ = ["check_gpus", "check_needs", "resolve_device"]
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
@@ -29,6 +29,19 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cu
             "Set train.device=cpu, or install the CUDA lock (requirements/cuda.txt)."
         )
     return device
+
+
+def check_gpus(ranks: int) -> None:
+    """`RegistryError` where so many ranks of this machine have not one CUDA device each."""
+    import torch
+
+    if ranks > (there := torch.cuda.device_count()):
+        raise RegistryError(
+            f"train.ranks: {so_many(ranks, 'rank')} of this machine train on CUDA, and torch sees "
+            f"{so_many(there, 'GPU')} here. Lower --ranks, or set train.device=cpu. Where a "
+            "launcher shows each rank one GPU alone (CUDA_VISIBLE_DEVICES, srun --gpus-per-task), "
+            "have it show each all of the node's."
+        )
 
 
 def check_needs(

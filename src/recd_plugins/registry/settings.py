@@ -100,7 +100,7 @@ class TrainSettings(Config):
     ranks: Annotated[int, Range(ge=1, le=65_536)] = 2
     """Processes that `recd train` starts; under torchrun its world size counts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is a device per local rank."""
+    """`auto` takes CUDA where torch sees a device; each rank of a machine then needs one."""
     batch_size: Annotated[int, Range(ge=1)] = 512
     """Samples per rank and step."""
     steps: Annotated[int, Range(ge=1)] = 300

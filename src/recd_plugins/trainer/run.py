@@ -17,6 +17,7 @@ from recd_plugins.errors import RegistryError, listed, so_many
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
+from recd_plugins.registry.capability import check_gpus
 from recd_plugins.registry.option_files import files_of_steps
 from recd_plugins.registry.plugin_code import code_of
 from recd_plugins.stack import Stack
@@ -47,11 +48,7 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     check_rank()
     local, locals_ = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if stack.device == "cuda":
-        if local >= torch.cuda.device_count():
-            raise RegistryError(
-                f"train.ranks: local rank {local} has no GPU, there are "
-                f"{torch.cuda.device_count()}. Lower --ranks, or set train.device=cpu."
-            )
+        check_gpus(local + 1)
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     else:
