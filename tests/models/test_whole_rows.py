@@ -35,7 +35,7 @@ def test_rows_stand_in_their_order_without_the_empty(lengths: list[int]) -> None
     assert chunk.rows.tolist() == [i for i, row in enumerate(rows) for _ in row]
     assert chunk.ages.tolist() == [age for row in rows for age in range(len(row))[::-1]]
     (call,) = chunk.calls
-    assert call.values == slice(0, len(values))
+    assert call.num_values == len(values)
     assert call.bounds.tolist() == [sum(map(len, rows[:i])) for i in range(len(rows) + 1)]
     assert call.bounds.dtype == torch.int32
     assert call.longest == max(lengths)
@@ -56,11 +56,12 @@ def test_calls_have_the_blocks_that_they_may(lengths: list[int], most_blocks: in
     whole = WholeRows.of(torch.tensor(lengths).int(), len(values), most_blocks)
     ((chunk,), (of_chunk,)) = whole.chunks, whole.values(values)
     seen = []
-    for call in chunk.calls:
+    parts = of_chunk.split([call.num_values for call in chunk.calls])
+    for call, part in zip(chunk.calls, parts, strict=True):
         here = call.bounds.diff().tolist()
         assert max(here) == call.longest
         assert len(here) == 1 or len(here) * -(-call.longest // 64) <= most_blocks
-        seen += [row.flatten().tolist() for row in of_chunk[call.values].split(here)]
+        seen += [row.flatten().tolist() for row in part.split(here)]
     given_rows = [row.flatten().tolist() for row in values.split(lengths)]
     assert sorted(seen) == sorted(row for row in given_rows if row)
     assert chunk.lengths.tolist() == [len(row) for row in seen]

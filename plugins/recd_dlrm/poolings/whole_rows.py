@@ -41,8 +41,8 @@ def blocks_of_call(num_heads: int, head_dim: int) -> int:
 class Call(NamedTuple):
     """Rows next to each other that one call attends to."""
 
-    values: slice
-    """Their values, of the chunk's."""
+    num_values: int
+    """Their values, which follow those of the call before."""
     bounds: Tensor
     """[r + 1]: where each begins in these, and where the last ends; int32, as CUDA's attention
     asks."""
@@ -64,16 +64,19 @@ class RowsOfChunk(NamedTuple):
         """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last
         queries."""
         by_head = packed.view(len(packed), 3, num_heads, -1)
+        parts: tuple[Tensor, ...] = (by_head,)
+        if len(self.calls) > 1:  # all at once: each slice's gradient would be one of all values
+            parts = by_head.split([call.num_values for call in self.calls])
         seen = []
-        for values, bounds, longest in self.calls:
-            q, k, v = by_head[values].unbind(1)
+        for (_, bounds, longest), of_call in zip(self.calls, parts, strict=True):
+            q, k, v = of_call.unbind(1)
             of_queries, most_queries = bounds, longest
             if only_last:
                 q, most_queries = q.index_select(0, bounds[1:].long() - 1), 1
                 of_queries = torch.arange(len(bounds), dtype=torch.int32, device=q.device)
             both = (of_queries, bounds), (most_queries, longest)
             seen.append(attention_of_rows(q, k, v, *both).flatten(1))
-        return seen[0] if len(seen) == 1 else torch.cat(seen)
+        return torch.cat(seen) if len(seen) > 1 else seen[0]
 
 
 class WholeRows(NamedTuple):
@@ -105,12 +108,12 @@ class WholeRows(NamedTuple):
         rows = rows_of(lengths, num_values)
         in_chunk = torch.arange(num_values, device=lengths.device)
         ages = bounds[1:].index_select(0, rows) - 1 - in_chunk
-        calls = [Call(slice(0, num_values), bounds.int(), longest)]
+        calls = [Call(num_values, bounds.int(), longest)]
         if not in_one:
             moved = (given.cumsum(0) - given).index_select(0, kept) - bounds[:-1]
             order = in_chunk + moved.index_select(0, rows)
             calls = [
-                Call(slice(a, b), (bounds[i : j + 1] - a).int(), height)
+                Call(b - a, (bounds[i : j + 1] - a).int(), height)
                 for i, j, a, b, height in _cut(lengths.cpu().numpy().astype(np.int64), most_blocks)
             ]
         return cls((RowsOfChunk(lengths, rows, ages, tuple(calls)),), order, places)
