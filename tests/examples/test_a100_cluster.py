@@ -91,8 +91,10 @@ def test_slurm_gives_each_node_its_processors_and_the_first_ones_name(tmp_path: 
 
 
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
-    """By an agent that forks them, so that neither has to import TorchRec."""
+    """By an agent that forks them, so that neither has to import TorchRec; and memory of data
+    sheets, which nobody measures, stays what the file says that is written over."""
     saved = tmp_path / "topology.yaml"
+    saved.write_bytes((CLUSTER / "topology.yaml").read_bytes())
     measure = ["topology", "measure", "--device", "cpu", "--rounds", "1", "--save", str(saved)]
     given = arguments_of(tmp_path, "torchrun.sh", *measure, torchrun=SAYS_ITS_ARGUMENTS)
     module = given.index("-m")
@@ -105,4 +107,9 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     ]
     done = run_module("torch.distributed.run", *given[:module], *by_path, *measure, folder=tmp_path)
     assert done.code == 0, done.err
-    assert load_topology(saved, "topology").ranks_per_node == 2
+    measured, sheets = load_topology(saved, "topology"), PRESETS["a100_dgx"]
+    assert (measured.ranks_per_node, measured.device) == (2, "cpu")
+    assert measured.a2a_global is not None
+    assert measured.intra_node_gbps != sheets.intra_node_gbps
+    assert measured.device_memory_gb == sheets.device_memory_gb
+    assert measured.host_memory_gb == sheets.host_memory_gb

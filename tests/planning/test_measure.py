@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ import torch.distributed as dist
 from forked import run_module
 
 from recd_plugins.planning import measured_topology
-from recd_plugins.planning.measured_topology import fit_link, measure_topology
+from recd_plugins.planning.measured_topology import (
+    Timer,
+    device_memory,
+    fit_link,
+    measure_topology,
+)
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
@@ -53,6 +59,21 @@ def measured(topology: Topology) -> Topology:
         patches.setattr(measured_topology, "MARKED", 1 << 14)
         # Of four rounds the slowest does not count: in it the machine may have done something else.
         return measure_topology(group, device, topology=topology, largest=1 << 20, rounds=4)
+
+
+def memory_of_least() -> float:
+    """On a rank: that of the smaller of two GPUs, as torch tells it of A100s."""
+    group = dist.group.WORLD
+    assert group is not None
+    has = SimpleNamespace(total_memory=[84_974_239_744, 42_285_268_992][dist.get_rank()])
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(torch.cuda, "get_device_properties", lambda device: has)
+        return device_memory(Timer(group, torch.device("cpu"), rounds=1))
+
+
+def test_the_memory_of_gpus_is_that_of_the_smallest(gloo_pool: GlooPool) -> None:
+    """In tenths of a GB of 2**30 bytes, of which an A100's 80 GB are 79.1."""
+    assert gloo_pool.run(memory_of_least, world_size=2) == [39.3, 39.3]
 
 
 def test_a_group_measures_itself_alike_on_every_rank(gloo_pool: GlooPool) -> None:

@@ -70,6 +70,8 @@ def measure(
 ) -> None:
     """Measure all-to-alls and all-reduces inside and across nodes, and save them as a topology.
 
+    Memory that the file says before, and that is not measured, it says afterwards, too.
+
     Starts its ranks itself, once no other measures on this machine; under torchrun (`torchrun -m
     recd_plugins topology measure`) it is one rank of the running cluster.
     """
@@ -149,6 +151,8 @@ def _lead(
 
 
 def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path | None) -> None:
+    import dataclasses
+
     import torch.distributed as dist
 
     from recd_plugins.launch.environment import die_with_parent
@@ -160,7 +164,7 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
     with process_group(stack) as device:
         world = dist.group.WORLD
         assert world is not None  # process_group made it
-        known = stack.registry.topology
+        known = dataclasses.replace(stack.registry.topology, **_memory_before(save))
         began = time.monotonic()
 
         def met(name: str, link: Link) -> None:
@@ -180,3 +184,15 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
         )
         if dist.get_rank() == 0:
             save_topology(found, save)
+
+
+def _memory_before(save: Path) -> dict[str, Any]:
+    """The memory that a topology says which is to be written over, if there is one."""
+    from recd_plugins.errors import RegistryError
+    from recd_plugins.planning.topology import load_topology
+
+    try:
+        before = load_topology(save, "--save")
+    except RegistryError:  # there is none, or something else
+        return {}
+    return {name: getattr(before, name) for name in ("device_memory_gb", "host_memory_gb")}
