@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.nodes import Batcher, Loader, Mapper, MapStyleWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -21,7 +22,9 @@ from torchrec.datasets.random import RandomRecDataset
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
+from recd_plugins.planning.access.contents import MOST_BYTES
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, together
@@ -127,6 +130,8 @@ class Noisy(Dataset[KeyedJaggedTensor]):
         self.own = torch.Generator().manual_seed(1)
         self.numpy = np.random.default_rng(2)
         self.python = random.Random(3)
+        self.legacy = np.random.RandomState(4)
+        self.system = random.SystemRandom()  # which has no state
 
     def __len__(self) -> int:
         return 12
@@ -135,6 +140,7 @@ class Noisy(Dataset[KeyedJaggedTensor]):
         own = int(torch.randint(1000, (1,), generator=self.own))
         drawn = int(torch.randint(1000, (1,))) + int(np.random.randint(1000))
         drawn += random.randrange(1000) + self.python.randrange(1000)
+        drawn += int(self.legacy.randint(1000))
         return kjt(index, own, drawn + int(self.numpy.integers(1000)))
 
 
@@ -233,6 +239,40 @@ class Loads:
 
     def __iter__(self) -> Iterator[KeyedJaggedTensor]:
         yield from self.pipeline[0]
+
+
+class ShufflesInPlace:
+    """A loader that shuffles what it holds, itself, at the start of each epoch."""
+
+    def __init__(self, order: Any) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        if isinstance(self.order, np.ndarray):
+            np.random.shuffle(self.order)
+        elif isinstance(self.order, torch.Tensor):
+            self.order.copy_(self.order[torch.randperm(len(self.order))])
+        else:
+            random.shuffle(self.order)
+        for number in self.order:
+            yield kjt(int(number))
+
+
+class CountsInPlace(IterableDataset[KeyedJaggedTensor]):
+    """It counts in what it holds, and keeps the last batches in a buffer."""
+
+    def __init__(self) -> None:
+        self.at = {"epochs": 0, "place": [0]}
+        self.numbers = np.zeros(1, dtype=np.int64)
+        self.buffer: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        self.at["epochs"] += 1  # type: ignore[operator]
+        while True:
+            self.at["place"][0] += 1  # type: ignore[index]
+            self.numbers += 2
+            self.buffer.append(int(self.numbers[0]))
+            yield kjt(self.at["place"][0], sum(self.buffer))  # type: ignore[index]
 
 
 def tables(**options: Any) -> RandomRecDataset:
@@ -345,6 +385,11 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "such a wrapper, workers that persist": lambda: SaysItIsOne(
         DataLoader(Noisy(), batch_size=None, num_workers=1, persistent_workers=True)
     ),
+    "a list that is shuffled": lambda: ShufflesInPlace(list(range(900))),
+    "an array that is shuffled": lambda: ShufflesInPlace(np.arange(900)),
+    "a tensor that is shuffled": lambda: ShufflesInPlace(torch.arange(900)),
+    "what counts in what it holds": CountsInPlace,
+    "of a dataset that does so": lambda: DataLoader(CountsInPlace(), batch_size=None),
     "of a dataset that always loads": lambda: DataLoader(LoadsAlways(), batch_size=None),
     "without end": lambda: DataLoader(tables(), batch_size=None),
     "without end, drawn anew": lambda: DataLoader(
@@ -417,6 +462,18 @@ def test_an_iterator_that_is_there_for_a_state_is_for_training(
     with Look(loader) as look:
         assert len(values(first_of(look, 3))) == 3
     assert trained_on(loader) == expected
+
+
+def test_what_is_too_large_to_be_put_back_is_told() -> None:
+    numbers = np.arange(MOST_BYTES // 8 + 1)
+    with (
+        pytest.warns(NoticeWarning, match=r"changed ShufflesInPlace\.order in place.*stack\.peek"),
+        Look(ShufflesInPlace(numbers)) as look,
+    ):
+        assert look.first is not None
+    data = TensorDataset(torch.from_numpy(numbers), torch.full(numbers.shape, torch.nan))
+    with Look(DataLoader(data, batch_size=2)) as look:  # which reading leaves alone
+        assert look.first is not None
 
 
 class Prefetches:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from recd_plugins.errors import DataError
+from recd_plugins.planning.access.contents import Contents
 
 __all__ = ["Look", "LooksAtBatches", "Peeked"]
 
@@ -33,8 +34,9 @@ FEW = 32
 """As many as a list of stages has."""
 NUMBERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
-LEFT_OUT = (*NUMBERS, *CODE, LooksAtBatches)
+LEFT_OUT = (*NUMBERS, *CODE, LooksAtBatches, random.SystemRandom)
 """What keeps no position, and would lead away from the loader."""
+NUMPY = np.random.Generator | np.random.RandomState
 ALIVE = ("_thread", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess", "threading")
 """Modules of what lives while nobody reads: whoever holds it may change at any time."""
 BEGINS_ANEW = {
@@ -79,9 +81,10 @@ class Look:
     """The first batches of an iterable, read in one pass as they are asked for.
 
     An iterable is iterated anew; `close` puts its position (`state_dict`), those of datasets,
-    samplers and stages that it holds, such as numbers of epochs, and all random states back: those
-    of torch, numpy and random, and those of generators that it holds. An iterator would lose what
-    is read: it must be `Peeked`.
+    samplers and stages that it holds, such as numbers of epochs, what these hold, such as a list
+    of files that is shuffled in place, and all random states back: those of torch, numpy and
+    random, and those of generators that it holds. An iterator would lose what is read: it must be
+    `Peeked`.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -141,22 +144,26 @@ class _Before:
 
         self._rebind = _random_states()
         self._positions: list[tuple[Any, Any]] = []
+        self._contents = Contents(())
         if isinstance(batches, Peeked):
             return
+        moved: list[Any] = []
         tell = [] if is_copy else [batches]
         loaders = []
         for part in [batches, *_parts(batches)]:
-            if isinstance(part, torch.Generator | np.random.Generator | random.Random):
+            if isinstance(part, torch.Generator | NUMPY | random.Random):
                 self._rebind.append(_restoring(part))
             elif isinstance(part, Dataset | Sampler):
                 # Without workers they are iterated themselves, and may go on where they were left.
-                self._rebind.append(_rebinding(part))
+                moved.append(part)
                 tell.append(part)
             elif issubclass(type(part), DataLoader):
-                self._rebind.append(_rebinding(part))
+                moved.append(part)
                 loaders.append(part)
             elif _is_moved_by_reading_alone(part):
-                self._rebind.append(_rebinding(part))
+                moved.append(part)
+        self._rebind += [_rebinding(part) for part in moved]
+        self._contents = Contents(part for part in moved if not _lives(part))
         for part in tell:
             with suppress(Exception):  # it knows none before it is read, and so begins anew
                 self._positions.append((part, _position(part)))
@@ -170,6 +177,7 @@ class _Before:
         binding anew is not enough, as where a part writes into what it binds.
         """
         self._bind()
+        self._contents.restore()
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
         self._bind()  # for a loader may begin to tell where it is
         for part, before in moved:
@@ -245,11 +253,14 @@ def _is_moved_by_reading_alone(part: Any) -> bool:
 
     if isinstance(part, type | nn.Module) or not hasattr(part, "__dict__"):
         return False
-    if _package(part) in sys.stdlib_module_names:
-        return False
+    return _package(part) not in sys.stdlib_module_names and not _lives(part)
+
+
+def _lives(part: Any) -> bool:
+    """Whether it holds what may change it while nobody reads."""
     # A context of multiprocessing only says how processes are begun.
     held = [one for one in vars(part).values() if not isinstance(one, BaseContext)]
-    return not any(_package(one) in ALIVE for one in held)
+    return any(_package(one) in ALIVE for one in held)
 
 
 def _package(one: Any) -> str:
@@ -293,5 +304,8 @@ def _restoring(generator: Any) -> Callable[[], Any]:
     if isinstance(generator, random.Random):
         python = generator.getstate()
         return lambda: generator.setstate(python)
+    if isinstance(generator, np.random.RandomState):
+        legacy = generator.get_state()
+        return lambda: generator.set_state(legacy)
     numbers = generator.bit_generator.state
     return lambda: setattr(generator.bit_generator, "state", numbers)

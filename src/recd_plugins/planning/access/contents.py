@@ -1,0 +1,162 @@
+"""The contents of what a loader's parts hold, which reading may shuffle, fill or count up in place.
+
+A loader that shuffles its list of files, `random.shuffle(self.files)`, binds the same list as
+before, in another order.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from recd_plugins.errors import listed
+from recd_plugins.notices import NoticeWarning
+
+__all__ = ["MOST_BYTES", "Contents"]
+
+MOST_BYTES = 1 << 26
+"""The bytes of contents that are copied in all: samples that are held in memory are not."""
+DEEPEST = 3
+"""How deep containers are looked for in each other."""
+FEW = 32
+"""The most entries of a container in which others are looked for: longer ones are data."""
+SEEN = 4096
+"""About so many entries of what is not copied are compared."""
+
+
+class Contents:
+    """The entries of the lists, mappings, sets, arrays and tensors that some objects hold, as they
+    were when this was made."""
+
+    def __init__(self, owners: Iterable[object]) -> None:
+        """The smallest are copied first, up to `MOST_BYTES`; of the others some entries are
+        remembered, so that a change is told."""
+        found: dict[int, tuple[str, Any]] = {}
+        for owner in owners:
+            for name, one in vars(owner).items():
+                for held in _containers(one, DEEPEST):
+                    found.setdefault(id(held), (f"{type(owner).__name__}.{name}", held))
+        self._refill: list[Callable[[], None]] = []
+        self._large: list[tuple[str, Any, list[Any]]] = []
+        room = MOST_BYTES
+        for name, one in sorted(found.values(), key=lambda pair: _size(pair[1])):
+            room -= _size(one)
+            if room >= 0:
+                self._refill.append(_refilling(one))
+            else:
+                self._large.append((name, one, _some_of(one)))
+
+    def restore(self) -> None:
+        """They have the same entries in the same order again; a warning names those that have
+        not."""
+        for refill in self._refill:
+            refill()
+        changed = {
+            name for name, one, before in self._large if not _same_entries(_some_of(one), before)
+        }
+        if changed:
+            warnings.warn(
+                f"batches: reading some of them for a plan changed {listed(sorted(changed))} in "
+                f"place, of more than the {MOST_BYTES >> 20} MiB that are put back, so that "
+                "training reads other batches than without a plan, or the same in another order. "
+                "Write `loader = stack.peek(loader)`, plan with that, and train the first pass "
+                "with it.",
+                NoticeWarning,
+                stacklevel=2,
+            )
+
+
+def _containers(one: Any, depth: int) -> Iterator[Any]:
+    """What has entries of its own that reading could change, and what is in such things."""
+    import torch
+
+    kind = type(one)
+    if isinstance(one, np.ndarray):
+        if one.flags.writeable and _has_its_memory_alone(one):
+            yield one
+    elif kind is torch.Tensor:
+        plain = one.layout is torch.strided and not one.is_inference()
+        if plain and one.device.type == "cpu" and not one.is_shared():
+            yield one
+    elif kind in (list, dict, set, deque, OrderedDict, defaultdict, tuple):
+        if kind is not tuple:
+            yield one
+        if depth and len(one) <= FEW:
+            for held in _entries(one.values() if isinstance(one, dict) else one):
+                yield from _containers(held, depth - 1)
+
+
+def _has_its_memory_alone(array: Any) -> bool:
+    """Whether it is in no file's memory, no other process's and no tensor's."""
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    return array is None
+
+
+def _entries(one: Any) -> list[Any]:
+    return list(one.items() if isinstance(one, dict) else one)
+
+
+def _size(one: Any) -> int:
+    """Its bytes; of a list those of its references."""
+    return int(getattr(one, "nbytes", 0)) or sys.getsizeof(one)
+
+
+def _refilling(one: Any) -> Callable[[], None]:
+    """Give it the entries that it has now, if it has others."""
+    if isinstance(one, np.ndarray):
+        array = one.copy()
+        return lambda: None if np.array_equal(one, array) else np.copyto(one, array)
+    if hasattr(one, "nbytes"):
+        return _refilling_tensor(one)
+    entries = _entries(one)
+
+    def refill() -> None:
+        if not _same_entries(_entries(one), entries):
+            one.clear()
+            (one.extend if isinstance(one, list | deque) else one.update)(entries)
+
+    return refill
+
+
+def _refilling_tensor(one: Any) -> Callable[[], None]:
+    import torch
+
+    tensor = one.detach().clone()
+
+    def refill() -> None:
+        if not torch.equal(one, tensor):
+            with torch.no_grad():
+                one.copy_(tensor)
+
+    return refill
+
+
+def _some_of(one: Any) -> list[Any]:
+    """Entries from all over it, and after them how many there are."""
+    if hasattr(one, "nbytes"):
+        flat = np.asarray(one).reshape(-1) if isinstance(one, np.ndarray) else one.flatten()
+        return [*flat[:: max(1, len(flat) // SEEN)].tolist(), len(flat)]
+    every = _entries(one)
+    return [*every[:: max(1, len(every) // SEEN)], len(every)]
+
+
+def _same_entries(some: list[Any], others: list[Any]) -> bool:
+    """Whether they are the same objects, or equal numbers."""
+    return len(some) == len(others) and all(map(_same, some, others))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is tuple and type(other) is tuple:  # a mapping's entry
+        return len(one) == len(other) and all(map(is_, one, other))
+    return one is other or (isinstance(one, int | float) and one == other) or _both_nan(one, other)
+
+
+def _both_nan(one: Any, other: Any) -> bool:
+    return isinstance(one, float) and one != one and other != other
