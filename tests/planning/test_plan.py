@@ -373,6 +373,28 @@ def test_tables_that_links_alone_have_on_every_rank_are_named() -> None:
             assert "torchrec may train otherwise: " in one
 
 
+@pytest.mark.parametrize("batch_size", [8, 64, 512])
+def test_tables_that_torchrec_has_on_every_rank_by_the_batch_size_that_it_takes_are_named(
+    batch_size: int,
+) -> None:
+    """Nobody tells TorchRec's own planner the batch size where DistributedModelParallel asks it."""
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=8, num_embeddings=rows, feature_names=[name])
+        for name, rows in {"shops": 50, "tags": 40, "towns": 30}.items()
+    ]
+    bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    _apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+    model = nn.ModuleDict({"bags": bags})
+    made = planner(batch_size=batch_size, named=False, search="torchrec")
+    made.propose(model, Topology(), 2)
+    (notice,) = map(str, made.notices())
+    assert (
+        "names an optimizer of tables shops, tags, towns, which steps sharded tables alone"
+        in notice
+    )
+    assert ("of the 512 by which its planner goes" in notice) == (batch_size != 512)
+
+
 @pytest.mark.parametrize(
     ("kinds", "searches"), [({}, 2), ({"pages": "table_wise", "few": "data_parallel"}, 1)]
 )

@@ -236,6 +236,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         wanted: Mapping[str, TableConstraint],
         held: Collection[str],
         data_parallel: Collection[str],
+        batch_size: int | None = None,
     ) -> dict[str, ParameterConstraints]:
         """The constraints of each table: those that are `wanted`, and over them the trainer's,
         but for tables that are `held`. Those that may be `data_parallel` are named."""
@@ -247,7 +248,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             wanted,
             ranks.sharders,
             ranks.device,
-            self._batch_size,
+            batch_size or self._batch_size,
             f"{self._where}.constraints",
             within_nodes=finds_these_nodes(ranks.topology, ranks.world_size),
             data_parallel={*data_parallel, *dense},
@@ -312,7 +313,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         seen: Sequence[Any],
     ) -> Callable[[], Mapping[str, str]]:
         """Finds, when it is asked, the sharding types of tables that plain TorchRec might have
-        otherwise than the last plan. It does not keep the model."""
+        otherwise than the last plan. It does not keep the model.
+
+        Of tables whose optimizer is named, it finds also what TorchRec has on every rank by the
+        batch size that its planner goes by unless it is told.
+        """
         from recd_plugins.planning.torchrec_search import torchrec_topology
 
         # A trainer's own planner knows no rates of links. Where none are stated here either, it
@@ -328,25 +333,34 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         if not asked:
             return dict
         planned_for, kinds = ref(model), self._kinds
+        named, batch_size = self._named, self._batch_size
 
         @cache
         def plain() -> Mapping[str, str]:
             if (here := planned_for()) is None:
                 return {}
-            free = self._constrained(here, ranks, self._config.constraints, (), fused)
+            found = dict(searched(here, batch_size))
+            if batch_size != UNSAID_BATCH and named & found.keys():
+                unsaid = searched(here, UNSAID_BATCH)
+                every = (name for name, kind in unsaid.items() if kind == "data_parallel")
+                found |= dict.fromkeys(named.intersection(every), "data_parallel")
+            return found
+
+        def searched(here: nn.Module, size: int) -> Mapping[str, str]:
+            free = self._constrained(here, ranks, self._config.constraints, (), fused, size)
             undecided = {name for name in asked if _may_differ(free[name], kinds.get(name))}
             if not undecided:
                 return {}
 
-            def searched() -> Mapping[str, str]:
+            def kinds_of_best() -> Mapping[str, str]:
                 try:
-                    return _kinds(self._searched(here, ranks, by_default, free)[0])
+                    return _kinds(self._searched(here, ranks, by_default, free, size)[0])
                 except RecdError:  # copies on all ranks may take more memory than there is
                     return {}
 
-            wanted = (by_default, ranks.world_size, self._batch_size, sorted(free.items()), *seen)
+            wanted = (by_default, ranks.world_size, size, sorted(free.items()), *seen)
             kept_in = sorted(self._in_files)
-            found = remembered(repr(("plain", self._config, kept_in, *wanted)), searched)
+            found = remembered(repr(("plain", self._config, kept_in, *wanted)), kinds_of_best)
             return {name: kind for name, kind in found.items() if name in undecided}
 
         return plain
@@ -357,6 +371,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         ranks: _Ranks,
         on: Any,
         constraints: Mapping[str, ParameterConstraints],
+        batch_size: int | None = None,
     ) -> tuple[ShardingPlan, BestOptions]:
         """The best plan of TorchRec's planner, and the options that it is of."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
@@ -374,15 +389,16 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             quiet_planner,
         )
 
+        batch_size = batch_size or self._batch_size
         proposals = Proposals(ranks.world_size, self._config.search)
         best = BestOptions(proposals)
         with quiet_planner():
             planner = EmbeddingShardingPlanner(
                 topology=on,
-                batch_size=self._batch_size,
+                batch_size=batch_size,
                 enumerator=OrderedEnumerator(
                     topology=on,
-                    batch_size=self._batch_size,
+                    batch_size=batch_size,
                     constraints=constraints,
                     in_files=self._in_files,
                 ),
@@ -462,12 +478,17 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
     def _named_sharded(self, tables: Sequence[str]) -> Iterator[Notice]:
         if tables:
-            where = self._where
+            where, by = self._where, ""
+            if self._batch_size != UNSAID_BATCH:
+                by = (
+                    f", by batches of {self._batch_size} or of the {UNSAID_BATCH} by which its "
+                    "planner goes unless it is told"
+                )
             yield Missed(
                 what=f"{where}: torchrec",
                 why=f"the trainer names an optimizer of {listed(tables, kind='table')}, which "
-                "steps sharded tables alone; TorchRec itself would have each on every rank, step "
-                "it by the dense optimizer, and send neither its ids nor its sums",
+                f"steps sharded tables alone; TorchRec itself would have each on every rank{by}, "
+                "step it by the dense optimizer, and send neither its ids nor its sums",
                 cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
                 f"{_dense(tables[0])}`, or name that type in those that stack.plan is given. With "
                 "other types there it is sharded as now, and no more is said of it.",
