@@ -335,6 +335,22 @@ def test_held_embeddings_have_the_shapes_of_the_batch_and_get_gradients() -> Non
     assert sum(one.numel() for one in held.parameters()) == 17
 
 
+def test_held_embeddings_have_the_ids_of_the_batch_where_a_model_asks_for_them() -> None:
+    tables = [
+        EmbeddingConfig(name=name, embedding_dim=8, num_embeddings=10**9, feature_names=features)
+        for name, features in {"h": ["history", "item"], "i": ["item"]}.items()
+    ]
+    held = on_held_embeddings(
+        EmbeddingCollection(tables=tables, device=torch.device("meta"), need_indices=True),
+        torch.device("cpu"),
+    )
+    batch = sample(4)
+    found = held(batch.features)
+    assert found["history"].weights().equal(batch.features["history"].values())
+    assert set(found) == {"history", "item@h", "item@i"}
+    assert found["item@i"].weights().equal(batch.features["item"].values())
+
+
 def test_an_adapted_model_and_an_output_without_a_loss_are_refused() -> None:
     cpu = torch.device("cpu")
     with pytest.raises(CapabilityError, match="sequences looks up unique samples already"):

@@ -163,9 +163,20 @@ class _HeldEmbeddings(nn.Module):
                 key_dim=found.key_dim(),
             )
         return {
-            name: JaggedTensor(values=_leaf(one.values()), lengths=one.lengths())
+            name: JaggedTensor(
+                values=_leaf(one.values()),
+                lengths=one.lengths(),
+                weights=None if one.weights_or_none() is None else _ids(name, features),
+            )
             for name, one in found.items()
         }
+
+
+def _ids(name: str, features: KeyedJaggedTensor) -> Tensor:
+    """The ids that an embedding is of, as a collection that is asked for them (`need_indices`) has
+    them for weights; where two tables have a feature, it is named `feature@table`."""
+    ids: Tensor = features[name if name in features.keys() else name.rpartition("@")[0]].values()  # noqa: SIM118
+    return ids
 
 
 def _leaf(values: Tensor) -> Tensor:
