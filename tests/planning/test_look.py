@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -361,6 +362,20 @@ def nodes(resumed: bool) -> Loader[KeyedJaggedTensor]:
     return second
 
 
+class ReadsOn:
+    """It reads a file that is open over all epochs."""
+
+    def __init__(self) -> None:
+        self.lines = Path(__file__).open()  # noqa: SIM115
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        for line in self.lines:
+            yield kjt(len(line))
+
+    def __del__(self) -> None:
+        self.lines.close()
+
+
 LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "shuffled": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True),
     "a generator of its own": lambda: DataLoader(
@@ -389,6 +404,7 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "an array that is shuffled": lambda: ShufflesInPlace(np.arange(900)),
     "a tensor that is shuffled": lambda: ShufflesInPlace(torch.arange(900)),
     "what counts in what it holds": CountsInPlace,
+    "what reads on in a file": ReadsOn,
     "of a dataset that does so": lambda: DataLoader(CountsInPlace(), batch_size=None),
     "of a dataset that always loads": lambda: DataLoader(LoadsAlways(), batch_size=None),
     "without end": lambda: DataLoader(tables(), batch_size=None),
@@ -474,6 +490,46 @@ def test_what_is_too_large_to_be_put_back_is_told() -> None:
     data = TensorDataset(torch.from_numpy(numbers), torch.full(numbers.shape, torch.nan))
     with Look(DataLoader(data, batch_size=2)) as look:  # which reading leaves alone
         assert look.first is not None
+
+
+class Infinite(DataLoader[KeyedJaggedTensor]):
+    """Its workers, if any, live over all epochs, as those of vision's trainers do."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__([kjt(number) for number in range(900)], batch_size=None, **options)  # type: ignore[arg-type]
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:  # type: ignore[override]
+        for _ in range(5):
+            yield next(self.iterator)
+
+
+class KeepsIterator:
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        for number in self.numbers:
+            yield kjt(number)
+
+
+KEPT: dict[str, Callable[[], Iterable[Any]]] = {
+    "Infinite.iterator": Infinite,
+    "KeepsIterator.numbers": lambda: KeepsIterator(iter(range(50))),
+    "KeepsIterator.numbers on, an iterator": lambda: KeepsIterator(number for number in range(50)),
+}
+
+
+@pytest.mark.parametrize("told", KEPT)
+def test_an_iterator_that_a_loader_keeps_is_told_of_once_it_has_moved(told: str) -> None:
+    loader = KEPT[told]()
+    with pytest.warns(NoticeWarning, match=f"moved {told}.*stack.peek"), Look(loader) as look:
+        assert values(first_of(look, 3)) == [[0], [1], [2]]
+    loader = KEPT[told]()
+    peeked = Peeked(loader)
+    with Look(peeked) as look:
+        assert values(first_of(look, 3)) == [[0], [1], [2]]
+    assert values(first_of(peeked, 4)) == [[0], [1], [2], [3]]
 
 
 class Prefetches:

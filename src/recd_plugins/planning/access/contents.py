@@ -1,16 +1,19 @@
 """The contents of what a loader's parts hold, which reading may shuffle, fill or count up in place.
 
 A loader that shuffles its list of files, `random.shuffle(self.files)`, binds the same list as
-before, in another order.
+before, in another order. One that keeps an iterator over all epochs binds that, further on.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from operator import is_
+from functools import partial
+from operator import is_, length_hint
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -28,21 +31,29 @@ FEW = 32
 """The most entries of a container in which others are looked for: longer ones are data."""
 SEEN = 4096
 """About so many entries of what is not copied are compared."""
+ITERATORS = (*map(type, map(iter, ([], (), {}, {}.values(), {}.items(), range(0), ""))),)
+"""Iterators that tell how many entries are to come."""
 
 
 class Contents:
     """The entries of the lists, mappings, sets, arrays and tensors that some objects hold, as they
-    were when this was made."""
+    were when this was made; and the positions of their iterators, which nobody can put back."""
 
     def __init__(self, owners: Iterable[object]) -> None:
         """The smallest are copied first, up to `MOST_BYTES`; of the others some entries are
         remembered, so that a change is told."""
         found: dict[int, tuple[str, Any]] = {}
+        self._iterators: list[tuple[str, Any, list[Any]]] = []
+        self._moved: set[str] = set()
         for owner in owners:
             for name, one in vars(owner).items():
                 for held in _containers(one, DEEPEST):
-                    found.setdefault(id(held), (f"{type(owner).__name__}.{name}", held))
-        self._refill: list[Callable[[], None]] = []
+                    called = f"{type(owner).__name__}.{name}"
+                    if (place := _place_of(held)) is None:
+                        found.setdefault(id(held), (called, held))
+                    elif not isinstance(owner, Iterator):  # else it is that one's own
+                        self._iterators.append((called, held, place))
+        self._refill: list[Callable[[], Any]] = []
         self._large: list[tuple[str, Any, list[Any]]] = []
         room = MOST_BYTES
         for name, one in sorted(found.values(), key=lambda pair: _size(pair[1])):
@@ -52,32 +63,65 @@ class Contents:
             else:
                 self._large.append((name, one, _some_of(one)))
 
+    def see_moved(self) -> None:
+        """Find the iterators that have moved, before what they bind is as it was."""
+        self._moved = {
+            name
+            for name, one, before in self._iterators
+            if not _same_entries(_place_of(one) or [], before)
+        }
+
     def restore(self) -> None:
         """They have the same entries in the same order again; a warning names those that have
-        not."""
+        not, and the iterators that have moved."""
         for refill in self._refill:
             refill()
-        changed = {
+        changed = [
             name for name, one, before in self._large if not _same_entries(_some_of(one), before)
-        }
+        ]
         if changed:
-            warnings.warn(
-                f"batches: reading some of them for a plan changed {listed(sorted(changed))} in "
-                f"place, of more than the {MOST_BYTES >> 20} MiB that are put back, so that "
-                "training reads other batches than without a plan, or the same in another order. "
-                "Write `loader = stack.peek(loader)`, plan with that, and train the first pass "
-                "with it.",
-                NoticeWarning,
-                stacklevel=2,
+            _warn(
+                f"changed {listed(sorted(set(changed)))} in place, of more than the "
+                f"{MOST_BYTES >> 20} MiB that are put back, so that training reads other batches "
+                "than without a plan, or the same in another order"
+            )
+        if self._moved:
+            _warn(
+                f"moved {listed(sorted(self._moved))} on, an iterator that the loader keeps, so "
+                "that training does not get what was read"
             )
 
 
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"batches: reading some of them for a plan {what}. Write `loader = stack.peek(loader)`, "
+        "plan with that, and train the first pass with it.",
+        NoticeWarning,
+        stacklevel=2,
+    )
+
+
+def _place_of(one: Any) -> list[Any] | None:
+    """Where an iterator is; none of what is no iterator, or none that tells."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    if isinstance(one, GeneratorType):
+        frame = one.gi_frame
+        return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
+    if isinstance(one, _BaseDataLoaderIter):
+        return [one._num_yielded]
+    return [length_hint(one)] if isinstance(one, ITERATORS) else None
+
+
 def _containers(one: Any, depth: int) -> Iterator[Any]:
-    """What has entries of its own that reading could change, and what is in such things."""
+    """What has entries of its own that reading could change, or is an iterator, and what is in
+    such things."""
     import torch
 
     kind = type(one)
-    if isinstance(one, np.ndarray):
+    if _place_of(one) is not None or _is_read_alone(one):
+        yield one
+    elif isinstance(one, np.ndarray):
         if one.flags.writeable and _has_its_memory_alone(one):
             yield one
     elif kind is torch.Tensor:
@@ -90,6 +134,16 @@ def _containers(one: Any, depth: int) -> Iterator[Any]:
         if depth and len(one) <= FEW:
             for held in _entries(one.values() if isinstance(one, dict) else one):
                 yield from _containers(held, depth - 1)
+
+
+def _is_read_alone(one: Any) -> bool:
+    """Whether it is a file that is read, and not written, and that can tell where it is."""
+    if not isinstance(one, io.IOBase) or one.closed or not one.seekable():
+        return False
+    try:
+        return one.readable() and not one.writable() and one.tell() >= 0
+    except OSError:  # a text that is iterated
+        return False
 
 
 def _has_its_memory_alone(array: Any) -> bool:
@@ -108,8 +162,10 @@ def _size(one: Any) -> int:
     return int(getattr(one, "nbytes", 0)) or sys.getsizeof(one)
 
 
-def _refilling(one: Any) -> Callable[[], None]:
-    """Give it the entries that it has now, if it has others."""
+def _refilling(one: Any) -> Callable[[], Any]:
+    """Give it the entries that it has now, if it has others; a file its place."""
+    if isinstance(one, io.IOBase):
+        return partial(one.seek, one.tell())
     if isinstance(one, np.ndarray):
         array = one.copy()
         return lambda: None if np.array_equal(one, array) else np.copyto(one, array)

@@ -176,6 +176,7 @@ class _Before:
         A position need not know of one that was loaded and not come to yet, so it is loaded where
         binding anew is not enough, as where a part writes into what it binds.
         """
+        self._contents.see_moved()
         self._bind()
         self._contents.restore()
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
