@@ -327,9 +327,9 @@ class EmulatedCuda(TorchDispatchMode):
         return handed
 
     def _check(self, name: str, func: Any, tensors: list[Tensor]) -> None:
-        if name.startswith("c10d::") and _asker().startswith("collectives.py"):
-            if any(not isinstance(one, OnDevice) for one in tensors):
-                raise RuntimeError(f"NCCL takes no tensor of the CPU, as {func} was given")
+        by_ours = name.startswith("c10d::") and _asker().startswith("collectives.py")
+        if by_ours and not all(isinstance(one, OnDevice) for one in tensors):
+            raise RuntimeError(f"NCCL takes no tensor of the CPU, as {func} was given")
         if name in COPIES or name.startswith("c10d::") or len(tensors) < 2:
             return
         elsewhere = [one for one in tensors if not isinstance(one, OnDevice) and one.dim()]
