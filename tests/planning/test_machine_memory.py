@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recd_plugins as rp
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.topology import GB
 from recd_plugins.testing.gloo import GlooPool
 
 MEMINFO = "MemTotal:       24610856 kB\nMemFree:         1000 kB\n"
@@ -67,6 +70,61 @@ def test_a_plan_without_room_is_told_on_rank_0(gloo_pool: GlooPool, share: float
     if about:
         assert about[0].startswith("sharding: torchrec may have no room: by its plan the ranks of")
         assert "Write `host_memory_gb` of a rank under `topology`" in about[0]
+
+
+def said_on_a_gpu(options: dict[str, Any]) -> list[str]:
+    """What is said on a GPU of 24 GB of the plan of a table of 20."""
+    rows = 20 * GB // (64 * 4)
+    table = EmbeddingBagConfig(
+        name="item", embedding_dim=64, num_embeddings=rows, feature_names=["item"]
+    )
+    model = nn.Sequential(EmbeddingBagCollection(tables=[table], device=torch.device("meta")))
+    ids = torch.arange(4096) % 1_000
+    batch = KeyedJaggedTensor(["item"], ids, lengths=torch.ones(4096, dtype=torch.int32))
+    with pytest.MonkeyPatch.context() as patches, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        has = SimpleNamespace(total_memory=24 * GB)
+        patches.setattr(torch.cuda, "is_available", lambda: True)
+        patches.setattr(torch.cuda, "device_count", lambda: 1)
+        patches.setattr(torch.cuda, "current_device", lambda: 0)
+        patches.setattr(torch.cuda, "get_device_properties", lambda device: has)
+        rp.load(options).plan(model, batches=[batch], features=lambda batch: batch)
+    about = [str(one.message) for one in caught if one.category is NoticeWarning]
+    return [line for line in about if "may have no room" in line]
+
+
+REPLICAS: dict[str, Any] = {
+    "plugins": ["recd_scars"],
+    "cache": {"use": "scars", "size": "hit_rate", "hit_rate": 1.0, "hot_batches": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        ({"sharding": "torchrec"}, True),  # by TorchRec's 32 GB it fits, and here too
+        ({"sharding": "torchrec", "train": {"optimizer": {"tables": "adagrad"}}}, False),
+        (REPLICAS, True),
+        (
+            REPLICAS
+            | {
+                "cache": REPLICAS["cache"] | {"home": "host", "memory_gb": 4},
+                "train": {"optimizer": {"tables": "adagrad"}},
+            },
+            True,
+        ),
+    ],
+)
+def test_a_plan_without_room_on_a_gpu_is_told(
+    gloo_pool: GlooPool, options: dict[str, Any], fits: bool
+) -> None:
+    """TorchRec takes a GPU to have 32 GB where nobody says what it has."""
+    more = {"topology": {"device_memory_gb": 80}} if not fits else {}
+    (about,) = gloo_pool.run(said_on_a_gpu, options | more, world_size=1)
+    assert bool(about) != fits
+    if about:
+        assert "by its plan a rank's GPU holds 40 GB of tables, state and replicas" in about[0]
+        assert "the one here has 24 GB of memory. Write `device_memory_gb` under" in about[0]
 
 
 def said_of_mapped_tables(folder: Path) -> list[str]:

@@ -1,11 +1,11 @@
-"""How much memory this machine has, or its container may take."""
+"""How much memory this machine has, or its container may take; and its accelerator."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-__all__ = ["machine_memory"]
+__all__ = ["device_memory", "machine_memory"]
 
 LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 """What a container may take, by either version of control groups; of the first, `max` is all."""
@@ -17,6 +17,15 @@ def machine_memory(root: Path = Path("/")) -> int | None:
     not say."""
     found = [_total(_text(root / "proc/meminfo")), *(_limit(_text(root / at)) for at in LIMITS)]
     return min((size for size in found if size is not None), default=None)
+
+
+def device_memory() -> int | None:
+    """The bytes of memory of this process's CUDA device; none where torch sees none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 def _text(path: Path) -> str:

@@ -1,8 +1,10 @@
-"""What a plan has the ranks of this machine hold in its memory, whatever room there is: TorchRec's
-planner takes a rank to have 128 GB where nobody says what it has."""
+"""What a plan has the ranks of this machine hold in its memory, or a rank on its accelerator,
+whatever room there is: TorchRec's planner takes a rank to have 128 GB of the one and 32 GB of the
+other where nobody says what it has."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["bytes_held", "neighbours"]
+__all__ = ["bytes_held", "most_on_a_device", "neighbours"]
 
 DENSE_COPIES = 2
 """A table that every rank has whole has a gradient of its size."""
@@ -61,3 +63,38 @@ def bytes_held(
                 if here and columns:
                     size += rows * (columns * element + state_bytes(fused[name], columns))
     return size
+
+
+def most_on_a_device(
+    plan: ShardingPlan, model: nn.Module, sharders: Sequence[ModuleSharder[Any]], planner: object
+) -> float:
+    """The bytes that a rank has on its accelerator of tables, of their optimizer's state and of
+    replicas: of the rank that has the most. Of tables in host memory it has what is cached."""
+    fused = fused_by_table(model, sharders)
+    every, each = 0.0, Counter[int]()
+    if isinstance(planner, Tiered) and planner.tier_plan is not None and planner.report is not None:
+        every += planner.report.ledger.replica_memory
+    for path, module, sharder in sharded_modules(model, sharders):
+        places: Any = plan.plan.get(path, {})
+        for name, table in sharder.shardable_parameters(module).items():
+            if name not in places:
+                continue
+            spec, element = places[name].sharding_spec, table.element_size()
+            if spec is None:
+                every += DENSE_COPIES * table.numel() * element
+                continue
+            here = _share_on_device(places[name])
+            for shard in spec.shards:
+                rows, columns = shard.shard_sizes
+                if columns and shard.placement.device().type == "cuda":
+                    width = columns * element + state_bytes(fused[name], columns)
+                    each[shard.placement.rank()] += int(here * rows * width)
+    return every + max(each.values(), default=0)
+
+
+def _share_on_device(place: Any) -> float:
+    """The share of a table's rows that its kernel has on the accelerator."""
+    if place.compute_kernel in ("fused", "dense"):
+        return 1.0
+    cached = place.compute_kernel == "fused_uvm_caching" and place.cache_params is not None
+    return float(place.cache_params.load_factor or 0.0) if cached else 0.0

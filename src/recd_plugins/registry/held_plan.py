@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.errors import check_made
-from recd_plugins.launch.machine_memory import machine_memory
+from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.constraints import not_kept, tables_of
-from recd_plugins.planning.memory_held import bytes_held, neighbours
+from recd_plugins.planning.memory_held import bytes_held, most_on_a_device, neighbours
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
 from recd_plugins.planning.sharders import fused_by_table, left_whole
 from recd_plugins.planning.torchrec_planner import on_machines
@@ -47,11 +47,14 @@ def hold_to_torchrec(
     group: ProcessGroup,
 ) -> None:
     """`PluginError`, which begins with `whose` it is, where TorchRec would not take it, or ranks
-    have different ones; and a notice where this machine has no memory for it."""
+    have different ones; and a notice where this machine, or its GPU, has no memory for it."""
     check_plan(plan, model, planning.sharders(), group.size(), whose, device)
     check_same(plan, group, whose)
     if device == "cuda":
         on_machines(plan, group.size())
+        if has := device_memory():
+            held = most_on_a_device(plan, model, planning.sharders(), planning.planner())
+            usage.too_large_for_a_device(planning.choice, held, has)
     elif has := machine_memory():
         here = neighbours(group.rank(), group.size())
         held = bytes_held(plan, model, planning.sharders(), here, planning.planner())

@@ -209,6 +209,19 @@ class Usage:
                 )
             )
 
+    def too_large_for_a_device(self, planning: Choice, held: float, has: int) -> None:
+        """A plan has some rank hold so many bytes on its accelerator."""
+        if held > has:
+            self._give(
+                TooLarge(
+                    what=f"{planning.where}: {planning.record.name}",
+                    why=f"by its plan a rank's GPU holds {held / GB:,.3g} GB of tables, state and "
+                    f"replicas, and the one here has {has / GB:,.3g} GB of memory",
+                    cure=f"Write `device_memory_gb` under `topology`, {has / GB:.3g} or less, and "
+                    "plans of tables keep to it; give replicas less, or train on more ranks.",
+                )
+            )
+
     def stepped_densely(self, planning: Choice, tables: Sequence[str]) -> None:
         """A plan takes some tables from the optimizer that is named for them."""
         if tables:
