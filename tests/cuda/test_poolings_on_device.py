@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recd_dlrm.poolings import whole_rows
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
+from recd_plugins.compat.pytorch import attends_rows
 
 
 def pooled(pooling: Transformer, values: Tensor, lengths: Tensor) -> list[Tensor]:
@@ -63,3 +64,16 @@ def test_a_few_long_rows_cost_their_own_memory_alone(
 def test_more_rows_than_cuda_launches_are_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_rows, "MOST_ROWS", 4)
     assert len(same_on_both([2, 1, 0, 3, 1, 2, 2, 9, 1, 1], 8, TransformerConfig())) == 3
+
+
+@pytest.mark.parametrize(("capability", "taken"), [((7, 5), False), ((8, 0), True)])
+def test_bfloat16_is_for_gpus_that_have_kernels_for_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], taken: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    values = torch.zeros(3, 8)
+    with attention_of_cuda(), EmulatedCuda():
+        assert attends_rows(on_device(values.bfloat16())) is taken
+        assert attends_rows(on_device(values))
+        assert not attends_rows(on_device(values.double()))
+    assert not attends_rows(values)
