@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -419,6 +421,24 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
     assert "  item: left as it is, factor 1.0" in "\n".join(reasons)
     with pytest.raises(CapabilityError, match="settled before"):
         stack.adapt(looks_up(), batches=Loader())
+
+
+@pytest.mark.filterwarnings("ignore::recd_plugins.notices.NoticeWarning")  # as the timings are
+def test_a_trainer_draws_what_it_draws_without_auto() -> None:
+    """Rank 0 alone times kernels, and would shuffle otherwise than the others from then on."""
+
+    def drawn() -> list[float]:
+        return [torch.rand(()).item(), float(np.random.rand()), random.random()]
+
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(1)
+    expected = drawn()
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(1)
+    stack = stack_of(dedup={"use": "exact", "groups": "auto"})
+    stack.adapt(looks_up(), batches=[sessions(0), sessions(1)])
+    assert "ms of conversion" in stack.explain()  # which was timed
+    assert drawn() == expected
 
 
 def test_what_cannot_be_looked_at() -> None:

@@ -11,7 +11,8 @@ __all__ = ["rows_kernel"]
 
 def rows_kernel(num_rows: int, dim: int, device: torch.device) -> Any:
     """A table that yields rows of float32 by `(ids, offsets)`, and steps them by row-wise Adagrad
-    in backward; on a CPU as bags of one, as those of a job do."""
+    in backward; on a CPU as bags of one, as those of a job do. Random states stay as they were: a
+    rank that times alone would draw other numbers than the others from then on."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -24,12 +25,13 @@ def rows_kernel(num_rows: int, dim: int, device: torch.device) -> Any:
     on_cpu = device.type == "cpu"
     place = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
     where = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
-    table = SplitTableBatchedEmbeddingBagsCodegen(
-        [(num_rows, dim, place, where)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        pooling_mode=PoolingMode.NONE,
-        device=device,
-    )
-    table.init_embedding_weights_uniform(-0.1, 0.1)
+    with torch.random.fork_rng(devices=[] if on_cpu else [device]):
+        table = SplitTableBatchedEmbeddingBagsCodegen(
+            [(num_rows, dim, place, where)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            pooling_mode=PoolingMode.NONE,
+            device=device,
+        )
+        table.init_embedding_weights_uniform(-0.1, 0.1)
     look_up_as_bags(table)
     return table
