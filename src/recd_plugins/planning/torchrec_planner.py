@@ -316,7 +316,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         otherwise than the last plan. It does not keep the model.
 
         Of tables whose optimizer is named, it finds also what TorchRec has on every rank by the
-        batch size that its planner goes by unless it is told.
+        batch size that its planner goes by where nobody names one.
         """
         from recd_plugins.planning.torchrec_search import torchrec_topology
 

@@ -41,7 +41,7 @@ class Contents:
 
     def __init__(self, owners: Iterable[object]) -> None:
         """The smallest are copied first, up to `MOST_BYTES`; of the others some entries are
-        remembered, so that a change is told."""
+        remembered, so that a change is noticed."""
         found: dict[int, tuple[str, Any]] = {}
         self._iterators: list[tuple[str, Any, list[Any]]] = []
         self._moved: set[str] = set()
