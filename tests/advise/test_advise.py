@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -582,6 +582,14 @@ class Known:
     mapped: tuple[str, ...] = ()
     lacks: str = ""
 
+    batch_size: int = 1
+    at_work: float = 0.0
+    """Milliseconds more than `ms` of a step whose ranks work while others wait for bytes."""
+
+    @property
+    def ms_working_meanwhile(self) -> float:
+        return self.ms + self.at_work
+
     @property
     def samples_per_second(self) -> float:
         return 1 / self.ms
@@ -608,11 +616,14 @@ def walked(
     makes_room: str = "",
     takes: float = 0.0,
     varied: str = "",
+    after: Mapping[str, str] = MappingProxyType({}),
+    at_work: str = "",
 ) -> Walk:
     """The walk of additions whose steps are known by which of them are there, but for those that
     are `refused`; from another walk where it is `near` one. Those in `copies` make replicas. If
     some are named that make room in memory, there is none without one of them, and each set of
-    additions `takes` so many bytes. In another way, one that is `varied` writes `v`, too."""
+    additions `takes` so many bytes. In another way, one that is `varied` writes `v`, too. Those in
+    `at_work` take 30 ms more of a step whose ranks work while others wait for bytes."""
 
     class Steps:
         def of(self, values: Mapping[str, Any]) -> Known:
@@ -620,7 +631,7 @@ def walked(
             room = not makes_room or there & {*makes_room}
             lacks = "" if room else f"no room with {', '.join(sorted(there)) or 'nothing'}"
             known = Known(values, step(there), copies=bool(there & set(copies)), lacks=lacks)
-            return replace(known, takes=takes)
+            return replace(known, takes=takes, at_work=30.0 * len(there & {*at_work}))
 
         def plans_tiers(self, values: Mapping[str, Any]) -> bool:
             return False
@@ -632,6 +643,7 @@ def walked(
                 summary="",
                 add=lambda situation, name=name: NotHere("no") if name in refused else {name: 1},
                 needs=tuple(needs.get(name, "")),
+                after=tuple(after.get(name, "")),
                 variants={"otherwise": lambda situation, name=name: {name: 1, "v": 1}}
                 if name in varied
                 else {},
@@ -651,6 +663,35 @@ def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
     assert walk.kept == ("b",)
     assert walk.best.ms == 60
     assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
+
+
+def test_a_gain_that_hangs_on_waiting_for_bytes_is_no_gain() -> None:
+    """It computes more than it saves of what ranks do not work meanwhile."""
+
+    def step(there: Set[str]) -> float:
+        return 80.0 if "a" in there else 100.0
+
+    assert walked(step, "a", {}).kept == ("a",)
+    walk = walked(step, "a", {}, at_work="a")
+    assert walk.kept == ()
+    assert walk.weighed[0].why == (
+        "a step would take 20.0% less time, but if ranks that share processors work while others "
+        "wait for bytes, 110 ms for 100"
+    )
+
+
+def test_another_way_is_tried_with_what_it_comes_after() -> None:
+    """By itself neither pays, and together only in another way of the second."""
+    ms = {"": 100.0, "a": 99.0, "b": 100.0, "ab": 99.0, "bv": 100.0, "abv": 80.0}
+
+    def step(there: Set[str]) -> float:
+        return ms["".join(sorted(there))]
+
+    assert walked(step, "ab", {}, varied="b").kept == ()
+    walk = walked(step, "ab", {}, varied="b", after={"b": "a"})
+    assert walk.kept == ("a", "b")
+    assert walk.best.ms == 80
+    assert walk.weighed[0].why == "b in another way pays with it"
 
 
 def test_an_addition_replaces_what_it_writes_anew_and_nothing_that_it_adds_to() -> None:

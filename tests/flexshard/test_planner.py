@@ -364,7 +364,7 @@ def test_k_follows_from_the_optimizer_where_nobody_says(optimizer: Any, k: float
 
 
 def test_fast_links_leave_everything_to_torchrec() -> None:
-    fast = Topology(inter_node_gbps=1e6, intra_node_gbps=1e6, unique_ns=1000)
+    fast = Topology(inter_node_gbps=1e6, intra_node_gbps=1e6, unique_ns=1000, op_us=1000)
     made = planner()
     plan = made.propose(Histories(), fast, 4)
     assert made.tier_plan is None

@@ -20,7 +20,7 @@ from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
-from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.planning.topology import Cluster, Link, Topology
 
 CLUSTER = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
 PRICES = Prices(cluster=CLUSTER, batch_size=512, k=1.7)
@@ -114,6 +114,34 @@ def test_one_tier_is_coalescing_without_replicas() -> None:
     assert not any("replicas" in one.way for each in search.considered().values() for one in each)
     with pytest.raises(CapabilityError, match="can be at most"):
         PlanSearch(tables, PRICES, budget=-MUCH, tiers=1).run()
+
+
+def test_torchrecs_plan_is_left_only_if_it_is_slower_where_ranks_work_meanwhile_too() -> None:
+    """Coalescing spares bytes and takes operations. Where ranks share a processor, bytes that they
+    would wait for are worth less: a step that is long by its calls stays TorchRec's."""
+    each = tuple(PlannedShard(rank, 0.25, 1.0) for rank in range(4))
+    table = SequenceTable(
+        name="s",
+        rows=zipf(2_000, 4, 1.05),
+        dim=64,
+        collection="s",
+        shards=PlannedShards(kind="row_wise", shards=each),
+    )
+
+    def searched_by(**measured: float) -> PlanSearch:
+        link = Link(gbps=0.1, latency_ms=5)
+        topology = Topology(device="cpu", ranks_per_node=2, a2a_global=link, op_us=50, **measured)
+        prices = dataclasses.replace(PRICES, cluster=Cluster.of(topology, 4))
+        search = PlanSearch({"s": table}, prices, tiers=1)
+        search.run()
+        return search
+
+    alone, shared = searched_by(crowded=1.0), searched_by(crowded=3.0)
+    assert alone.best is not alone.own
+    assert shared.best is shared.own
+    left = shared.ledgers.by({"s": alone.best.tables["s"].sizes})
+    assert left.ms < (1 - LEAVING) * shared.own.ms
+    assert left.ms_working_meanwhile > shared.own.ms_working_meanwhile
 
 
 @pytest.mark.parametrize("budget", [0.0, MUCH])

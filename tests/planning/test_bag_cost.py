@@ -93,6 +93,7 @@ def test_every_number_of_sums_that_are_added_up_on_all_ranks() -> None:
         "ar_global": sums,
         "between_nodes": ids * 4 / 2 + 3 * sums,
         "local": 3 * 320 * 32 * load + 2 * sums,
+        "coalesced": 320,  # sorted by rank
     }
     for name, value in vars(found).items():
         np.testing.assert_allclose(value, expected.get(name, 0.0), err_msg=name)

@@ -16,7 +16,13 @@ from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cost import PAPER_K, Cost, Prices, priced
 from recd_plugins.planning.ledger import FURTHER, Ledger
-from recd_plugins.planning.milliseconds import Lane, marginal_ms, milliseconds, overlapped
+from recd_plugins.planning.milliseconds import (
+    Lane,
+    marginal_ms,
+    milliseconds,
+    overlapped,
+    working_meanwhile,
+)
 from recd_plugins.planning.replica_factor import (
     replica_factor,
     replica_passes,
@@ -49,14 +55,16 @@ def test_a_row_wise_row_crosses_the_network_once_per_access() -> None:
     assert cost.dynamic_memory == 2 * 2 * R
     assert cost.a2a_global == 2 * (2 * R + 8)
     assert cost.between_nodes == 8 * 2 * (2 * R + 8) / 2
-    assert (cost.a2a_intra, cost.ar_global, cost.ar_cross, cost.coalesced) == (0, 0, 0, 0)
+    assert (cost.a2a_intra, cost.ar_global, cost.ar_cross) == (0, 0, 0)
+    assert cost.coalesced == 2, "ids are sorted by rank"
+    assert cost.local == 8 * 2 * R, "looked up and updated there, put in order here"
 
 
 def test_coalesced_it_crosses_once_per_rank_or_node_that_touches_it() -> None:
     per_rank = prices().row_wise(ONE, R, "rank").total(ONE.counts)
     assert per_rank.a2a_global == pytest.approx(appears(B) * (2 * R + 8))
     assert per_rank.dynamic_memory == pytest.approx((2 * appears(B) + 2) * R)
-    assert per_rank.coalesced == 2
+    assert per_rank.coalesced == pytest.approx(2 + appears(B))
     node = prices().row_wise(ONE, R, "node").total(ONE.counts)
     assert node.a2a_global == 0
     assert node.a2a_cross == pytest.approx(appears(B * W) / W * (2 * R + 8))
@@ -159,21 +167,22 @@ def test_every_number_of_every_way_to_place_a_row() -> None:
 
     assert total(ours.row_wise(ONE, R)) == numbers(
         static_memory=R / 12, ids_sent=2, rows_accessed=2, dynamic_memory=4 * R,
-        a2a_global=2 * sent, between_nodes=8 * 2 * sent, local=8 * R, updated=by_any / 12,
+        a2a_global=2 * sent, between_nodes=8 * 2 * sent, local=16 * R, coalesced=2,
+        updated=by_any / 12,
     )  # fmt: skip
     for pooled in (0, 1):
         assert total(ours.row_wise(ONE, R, "rank", pooled)) == numbers(
             static_memory=R / 12, ids_sent=alone, rows_accessed=alone,
             dynamic_memory=(2 * alone + (0 if pooled else 2)) * R, a2a_global=alone * sent,
-            between_nodes=8 * alone * sent, local=(4 * alone + (6 if pooled else 8)) * R,
-            coalesced=2, updated=by_any / 12,
+            between_nodes=8 * alone * sent, local=(8 * alone + (6 if pooled else 8)) * R,
+            coalesced=2 + alone, updated=by_any / 12,
         )  # fmt: skip
         assert total(ours.row_wise(ONE, R, "node", pooled)) == numbers(
             static_memory=R / 12, ids_sent=crossing + alone, rows_accessed=crossing,
             dynamic_memory=(2 * crossing + 2 * alone + (0 if pooled else 2)) * R,
             a2a_cross=crossing * sent, a2a_intra=alone * sent, between_nodes=8 * crossing * sent,
-            local=(4 * crossing + 4 * alone + (6 if pooled else 8)) * R, coalesced=2,
-            updated=by_any / 12,
+            local=(8 * crossing + 4 * alone + (6 if pooled else 8)) * R,
+            coalesced=2 + crossing, updated=by_any / 12,
         )  # fmt: skip
         assert total(ours.replicated(ONE, R, pooled)) == numbers(
             static_memory=K * R, rows_accessed=2, dynamic_memory=0 if pooled else 2 * R,
@@ -458,6 +467,22 @@ def test_what_is_on_the_links_between_nodes_is_no_work_of_a_ranks_own() -> None:
     assert milliseconds(cost, cluster, calls)["local"] == 600
     # 1000 ms and 500; four calls and one of 2 ms, three of 2 ms with 1000, and 600.
     assert Lane.of(cost, cluster, calls) == Lane(traffic=1500, own=10 + 1006 + 600)
+
+
+@pytest.mark.parametrize(
+    ("crowded", "own", "traffic", "ms"),
+    [
+        (1.0, 10, 6, 16),  # a rank that waits has its processor to itself
+        (2.0, 10, 6, 13),  # the other one of the processor works for half of the wait
+        (4.0, 10, 6, 11.5),
+        (2.0, 4, 6, 8),  # as long as there is work
+    ],
+)
+def test_ranks_of_one_processor_may_work_while_another_waits_for_bytes(
+    crowded: float, own: float, traffic: float, ms: float
+) -> None:
+    cluster = Cluster(n_nodes=2, ranks_per_node=4, crowded=crowded)
+    assert working_meanwhile(cluster, own, traffic) == ms
 
 
 @pytest.mark.parametrize(

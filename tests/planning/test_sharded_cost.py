@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.distribution import RowDistribution, appears
-from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.codecs import torchrec_codecs
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
@@ -93,7 +93,12 @@ OF_ONE_RANK = {"static_memory": 40.0, "rows_accessed": 4 * 160.0}
             "table_row_wise",
             PART,
             2,
-            {"ids_sent": 160, "dynamic_memory": 1_024, "between_nodes": 2 * 0.5 * 3_072 + 4_096},
+            {
+                "ids_sent": 160,
+                "coalesced": 160,
+                "dynamic_memory": 1_024,
+                "between_nodes": 2 * 0.5 * 3_072 + 4_096,
+            },
             OF_ONE_RANK
             | {
                 "dynamic_memory": 6 * 2_048,
@@ -281,6 +286,30 @@ def on_four_ranks(first: float, second: float, others: float) -> SequenceTable:
     """Four rows, one on each rank, the first of which are looked up more often."""
     rows = RowDistribution.of([1, 1, 2], [first, second, others], ids=np.arange(4))
     return SequenceTable(name="t", rows=rows, dim=16)
+
+
+def test_each_sharding_type_of_a_collection_has_exchanges_of_its_own() -> None:
+    """Of a collection's sequences TorchRec sends those of whole tables by calls of their own, and
+    those of row-wise ones by others, be they TorchRec's or in tiers; all say at once how many."""
+    rows = uniform(1000, 5)
+    spread = PlannedShards(
+        kind="row_wise", shards=tuple(PlannedShard(rank, 0.25, 1.0) for rank in range(U))
+    )
+    tables = {
+        name: SequenceTable(name=name, rows=rows, dim=16, collection="s", shards=shards)
+        for name, shards in {"a": whole(0), "b": whole(1), "c": spread}.items()
+    }
+
+    def calls(*names: str, coalesced: str = "") -> int:
+        sizes = {
+            name: TableSizes(coalesce="rank") if name in coalesced else AS_TORCHREC
+            for name in names
+        }
+        every = {name: tables[name] for name in names}
+        return Ledger.of(every, sizes, PRICES).home_calls["a2a_global"]
+
+    assert calls("a", "b") == calls("c") == calls("b", "c", coalesced="bc") == 1 + 3
+    assert calls("a", "b", "c") == calls("a", "b", coalesced="b") == 1 + 2 * 3
 
 
 def test_how_many_times_its_share_a_rank_serves() -> None:

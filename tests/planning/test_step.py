@@ -80,7 +80,7 @@ def test_parts_are_those_of_compute_and_of_the_ledger() -> None:
     assert parts["pooling"] == pytest.approx(0.25 * 100 * 10e-3)
     assert parts["expansion"] == pytest.approx(100 * 1e-3)
     assert (parts["conversion"], parts["reading"]) == pytest.approx((0.05, 0.3))
-    assert parts["lookups"] == pytest.approx(4 * 800 * 64 / (4 * GB) * 1000)
+    assert parts["lookups"] == pytest.approx(8 * 800 * 64 / (4 * GB) * 1000)
     payload = 800 * (2 * 64 + 8)
     assert parts["a2a_global"] == pytest.approx(4 * 0.5 + payload / GB * 1000)
     assert parts["dense_reduce"] == pytest.approx(1 + 1000 / 1024 / 0.5)

@@ -181,8 +181,18 @@ class PlanSearch:
                 worth = max(worth, COPYING_BAGS)
             if ledger.ms >= (1 - worth) * self._best.ms:
                 return
+            if self._slower_at_work(ledger):
+                return
         if self.fits(ledger):
             self._best = ledger
+
+    def _slower_at_work(self, ledger: Ledger) -> bool:
+        """Whether it takes longer than TorchRec's own plan where ranks work while others wait for
+        bytes. What a plan spares of these is then worth less, and what it computes as much: one
+        that is not faster by either price is no gain to rely on."""
+        if not self._known or self.budget < 0:  # for memory that must be saved, steps may be slower
+            return False
+        return ledger.ms_working_meanwhile >= self.own.ms_working_meanwhile
 
     def _meet_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
         for ledger in self._candidates(ways):

@@ -82,6 +82,11 @@ class Outlook:
         return self.step.ms - self.hot * self._calls_of_home
 
     @property
+    def ms_working_meanwhile(self) -> float:
+        """The same if ranks that share processors work while others wait for bytes."""
+        return self.step.ms_working_meanwhile
+
+    @property
     def ledger(self) -> Ledger:
         """Exchange and lookups."""
         return self.step.ledger

@@ -390,7 +390,10 @@ class _OnTheWay:
             if isinstance(outlook, NotHere):
                 continue
             lost = -self._gain(outlook, self._top)
-            if lost < self._worth(self.best, outlook) and self._goal.fits(outlook, self._base):
+            spared = lost < self._worth(self.best, outlook) and not self._slower_at_work(
+                outlook, self._base
+            )
+            if spared and self._goal.fits(outlook, self._base):
                 self._kept, self.best = rest, outlook
                 if lost < 0:  # it was in the way of others, which are worth more without it
                     self._top = outlook
@@ -448,7 +451,8 @@ class _OnTheWay:
                 self._note_loss(other, None)
 
     def vary(self) -> None:
-        """Have an addition in another way on top of all that is kept, where that pays."""
+        """Have an addition in another way on top of all that is kept, where that pays; or with
+        those that it comes after, which nothing needed so far."""
         for index, before in enumerate(self.weighed):
             one = before
             if one.verdict not in ("kept", "left out"):
@@ -458,17 +462,22 @@ class _OnTheWay:
                     one.claim, addition=dataclasses.replace(one.claim.addition, add=add)
                 )
                 kept = one.verdict == "kept"
-                trial = in_order(
-                    [*(other for other in self._kept if other is not one.claim), varied]
-                )
-                try:
-                    outlook = self._having(trial, noted=False)
-                except RecdError:
+                rest = [*(other for other in self._kept if other is not one.claim), varied]
+                before_it = [] if kept else self._left_out_before(one.claim)
+                for also in ([], before_it) if before_it else ([],):
+                    trial = in_order([*rest, *also])
+                    try:
+                        outlook = self._having(trial, noted=False)
+                    except RecdError:
+                        continue
+                    if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
+                        continue
+                    if self._better(outlook) if kept else self._pays(outlook):
+                        break
+                else:
                     continue
-                if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
-                    continue
-                if not (self._better(outlook) if kept else self._pays(outlook)):
-                    continue
+                for other in also:
+                    self._settle(other, "kept", f"{one.name} in another way pays with it")
                 gain = self._gain(outlook, self.best)
                 why = f"{what}, by which a step takes {gain:.1%} less"
                 words = f"{before.why}; {why}" if before.verdict == "kept" else why
@@ -482,6 +491,14 @@ class _OnTheWay:
         if self._varied:
             for other in self._kept:  # it was weighed beside what another was before
                 self._note_loss(other, None)
+
+    def _left_out_before(self, claim: ClaimedAddition) -> list[ClaimedAddition]:
+        """Those that an addition comes after and that were left out."""
+        return [
+            one.claim
+            for one in self.weighed
+            if one.verdict == "left out" and one.name in claim.addition.after
+        ]
 
     def _with_those_that_need(self, out: ClaimedAddition) -> list[ClaimedAddition]:
         """It and the kept ones that do nothing without it, or without one of those."""
@@ -548,12 +565,26 @@ class _OnTheWay:
 
     def _pays(self, outlook: Outlook) -> bool:
         """Whether it saves what it must of what is best so far."""
+        if self._slower_at_work(outlook, self.best):
+            return False
         return self._gain(outlook, self.best) > self._worth(outlook, self.best)
 
     def _better(self, outlook: Outlook) -> bool:
         """Whether it is better than what is best so far, of as many additions."""
         worth = self._worth(outlook, self.best)
+        if self._slower_at_work(outlook, self.best):
+            return False
         return self._gain(outlook, self.best) > (BETTER if worth == WORTH else worth)
+
+    def _slower_at_work(self, outlook: Outlook, other: Outlook) -> bool:
+        """Whether a step takes longer than another outlook's if ranks that share processors work
+        while others wait for bytes. What is spared of bytes is then worth less, and what is
+        computed as much: nobody knows how much of a wait is used so, and no gain must hang on it.
+        """
+        if self._goal.objective == "memory" or other.lacks:
+            return False
+        least = other.ms_working_meanwhile / other.batch_size
+        return outlook.ms_working_meanwhile / outlook.batch_size > least * (1 + ROUNDING)
 
     def _worth(self, outlook: Outlook, other: Outlook) -> float:
         """The share of the other that an outlook must save."""
@@ -611,6 +642,12 @@ class _OnTheWay:
         change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
         what = "memory" if self._goal.objective == "memory" else "time"
         why = f"a step would take {change} {what}, and {worth:.0%} must be saved"
+        if gain > worth:
+            now, then = self.best.ms_working_meanwhile, outlook.ms_working_meanwhile
+            why = (
+                f"a step would take {change} {what}, but if ranks that share processors work while "
+                f"others wait for bytes, {then:.3g} ms for {now:.3g}"
+            )
         return "; ".join([why, *new])
 
     def _why_no_room(self) -> str:

@@ -56,6 +56,7 @@ def row_wise_bags(
                     gathered, which are the halves of an all-reduce, or more: d is the topology's
                     `scattered`
     local           3 l pB r + 2 U c f B s, and coding of (U + 1) c f B s / 2
+    coalesced       pB, which are sorted by the rank that has their row
     with c = 1, for TorchRec sends all bags; behind replicas that share of bags which has a row
     without one (`travelling`); and l the `load` of each rank [U], how many times
     its share of lookups it serves.
@@ -76,6 +77,7 @@ def row_wise_bags(
         ar_global=reduced,
         between_nodes=ids * u * (n - 1) / n + prices.cluster.reduced_between_nodes * reduced,
         local=3 * lookups * width * load + 2 * sums + prices.coding(sums * (u + 1) / u / 2),
+        coalesced=lookups,
     )
 
 

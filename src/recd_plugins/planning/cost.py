@@ -86,7 +86,7 @@ class Cost:
     """Bytes of chunks of rows that the rank reads and writes to sum the gradients of replicas, and
     to step these."""
     coalesced: Any = 0.0
-    """Ids that are compared to find equal ones."""
+    """Ids that are compared to find equal ones, or sorted by the rank that has their row."""
     updated: Any = 0.0
     """Rows that TorchRec looks up one by one, each once, whose gradients the rank applies."""
     marked: Any = 0.0
@@ -195,12 +195,15 @@ class Prices:
         rows_accessed   s
         dynamic_memory  2 s r; coalesced (2 s + pB) r, since the answers are spread again
         a2a_global      s (2 e r + 8)
-        local           4 s r; coalesced (4 s + 4 pB) r; with codecs `coding` of s r more
+        local           8 s r; coalesced (8 s + 4 pB) r; with codecs `coding` of s r more
+        coalesced       s; coalesced pB more
         updated         appears(B U) / U
         paged           the same where the table is `mapped`
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
-        appears(B W) / W. Per node, each rank first asks for i = appears(B) rows of a
-        concentrator: the rank of its node with the home's place. That adds ids_sent i,
+        appears(B W) / W. It sorts ids by the rank that has their row. Of what comes back it puts
+        rows in the order of its ids, and gradients in that of ranks, which is half of 8 s r. Per
+        node, each rank first asks for i = appears(B) rows of a concentrator: the rank of its node
+        with the home's place. That adds ids_sent i,
         dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8), and what was a2a_global
         is a2a_cross. Answers that are `pooled` (1) are summed as they are spread: no memory,
         and 3 pB for 4 pB.
@@ -222,8 +225,9 @@ class Prices:
             a2a_cross=across,
             a2a_intra=self._beside(intra * (2 * width + ID_BYTES)),
             between_nodes=payload * u * (n - 1) / n,
-            local=(2 * moved + (4 - pooled) * spread) * width + self.coding(crossing * width),
-            coalesced=0.0 * accesses if coalesce == "none" else accesses,
+            local=(2 * moved + 4 * crossing + (4 - pooled) * spread) * width
+            + self.coding(crossing * width),
+            coalesced=crossing if coalesce == "none" else crossing + accesses,
             updated=updated,
             paged=mapped * updated,
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Prices
-from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped
+from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped, working_meanwhile
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.router_memory import router_bytes
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
@@ -184,10 +184,13 @@ class TableLedger:
         return "row_wise" if self.table.bags and self.sizes.coalesce == "none" else "rows"
 
     @cached_property
-    def exchange(self) -> tuple[str, str, int]:
-        """The exchange with home that it shares: how its rows at home travel, its collection, and
-        its dimension where rows travel that are summed behind."""
-        return self.home_kind, self.table.collection, self.table.dim if self.travels else 0
+    def exchange(self) -> tuple[str, str, str, int]:
+        """The exchange with home that it shares: how its rows at home travel, TorchRec's sharding
+        type, each of which has exchanges of its own, its collection, and its dimension where rows
+        travel that are summed behind."""
+        own = self.table.shards if self.sizes.as_torchrec else None
+        kind = own.kind if own else "row_wise"
+        return self.home_kind, kind, self.table.collection, self.table.dim if self.travels else 0
 
     @property
     def alike(self) -> tuple[str, int, Coalesce]:
@@ -268,9 +271,9 @@ class Ledger:
     @cached_property
     def home_calls(self) -> dict[str, int]:
         """Calls for the tables at home: splits once for all of them, and each exchange's `CALLS`.
-        Tables of one collection, width and way share an exchange. Node coalescing adds the
-        way to concentrators, once for tables of one width, and still makes TorchRec's calls over
-        all ranks: their latency is a2a_global's, only their bytes are a2a_cross's.
+        Tables of one collection, sharding type, width and way share an exchange. Node coalescing
+        adds the way to concentrators, once for tables of one width, and still makes TorchRec's
+        calls over all ranks: their latency is a2a_global's, only their bytes are a2a_cross's.
         """
         by_node = {
             one.table.width
@@ -279,7 +282,7 @@ class Ledger:
         }
         exchanges = {one.exchange for one in self.tables.values()}
         calls = dict.fromkeys(COLLECTIVES, 0)
-        for kind, _, _ in exchanges:
+        for kind, *_ in exchanges:
             for name, count in CALLS.get(kind, CALLS["table_wise"]).items():
                 calls[name] += count
         calls["a2a_global"] += int(calls["a2a_global"] > 0)
@@ -363,12 +366,37 @@ class Ledger:
     @cached_property
     def ms(self) -> float:
         """Expected milliseconds of a step's exchange and lookups."""
+        return overlapped(self.ms_by_collective, self.prices.cluster, *self._lanes)
+
+    @cached_property
+    def ms_working_meanwhile(self) -> float:
+        """The same where ranks that share processors work while others wait for bytes between
+        nodes, in all that they do: with little to exchange, a step takes as long as processors
+        work. Where none share any, or all are of one node, it is `ms`."""
+        if not self.may_work_meanwhile:
+            return self.ms
+        home, replicas = self._lanes
+        return working_meanwhile(self.prices.cluster, home.own + replicas.own, self.traffic)
+
+    @property
+    def may_work_meanwhile(self) -> bool:
+        """Whether ranks share a processor, on which one may work while another waits for bytes."""
+        cluster = self.prices.cluster
+        return not cluster.side_stream and cluster.n_nodes > 1 and cluster.crowded > 1
+
+    @property
+    def traffic(self) -> float:
+        """Milliseconds that its bytes are on links between nodes."""
+        home, replicas = self._lanes
+        return home.traffic + replicas.traffic
+
+    @property
+    def _lanes(self) -> tuple[Lane, Lane]:
+        """Of home, and of replicas."""
         cluster = self.prices.cluster
         # All of these operations are of a rank's one thread, where replicas have no stream.
         operations = 0 if cluster.side_stream else self.operations
-        return overlapped(
-            self.ms_by_collective,
-            cluster,
+        return (
             Lane.of(self._home, cluster, self.home_calls),
             Lane.of(self._copied, cluster, self.replica_calls, operations),
         )

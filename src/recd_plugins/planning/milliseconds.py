@@ -13,7 +13,14 @@ import numpy as np
 from recd_plugins.planning.cost import COLLECTIVES, Cost
 from recd_plugins.planning.topology import GB, Cluster
 
-__all__ = ["Lane", "marginal_ms", "milliseconds", "overlapped", "own_work_ms"]
+__all__ = [
+    "Lane",
+    "marginal_ms",
+    "milliseconds",
+    "overlapped",
+    "own_work_ms",
+    "working_meanwhile",
+]
 
 OVERLAPPING = ("a2a_intra", "ar_cross")
 """Collectives on other links than the global all-to-all's; a topology's `overlap` is about
@@ -106,6 +113,17 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
     work = beside_home + cluster.beside * min(home.own / 2, replicas.traffic)
     links = min(each["a2a_global"] + each["a2a_cross"], sum(each[name] for name in OVERLAPPING))
     return sum(each.values()) - max(work, cluster.overlap * links)
+
+
+def working_meanwhile(cluster: Cluster, own: float, traffic: float) -> float:
+    """Milliseconds of all that a step does, where a processor is never without work while bytes are
+    between nodes, as far as its ranks have any: the least that a step takes for bytes.
+
+    Where c ranks share a processor, and wait for bytes at different times, the others are at their
+    own work and at their calls meanwhile:
+        hidden = (1 - 1 / c) * min(own, traffic)
+    """
+    return own + traffic - (1 - 1 / cluster.crowded) * min(own, traffic)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:

@@ -126,6 +126,7 @@ def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Co
     a2a_intra       2 e c U y: parts of sums are reduced and scattered, their gradients gathered
     a2a_cross       2 e c N y
     local           U / W (3 pB c r) + 2 c U y
+    and of every rank coalesced pB, which are sorted by the rank that has their row.
     """
     n, w, u = _shape(prices)
     lookups, x, y = _moved(prices, table)
@@ -156,6 +157,7 @@ def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Co
         a2a_cross=cross,
         between_nodes=between if n > 1 else 0.0,
         local=local,
+        coalesced=sent,
     )
 
 

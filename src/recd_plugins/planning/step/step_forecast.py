@@ -12,6 +12,7 @@ import numpy as np
 from recd_plugins.errors import DataError
 from recd_plugins.planning.cost import COLLECTIVES, ID_BYTES
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.milliseconds import working_meanwhile
 from recd_plugins.planning.step.compute import Compute
 from recd_plugins.planning.topology import GB
 
@@ -149,6 +150,17 @@ class StepForecast:
     def ms(self) -> float:
         """Milliseconds of a step."""
         return sum(self.parts.values()) - sum(self.hidden.values())
+
+    @property
+    def ms_working_meanwhile(self) -> float:
+        """The same where ranks that share processors work while others wait for bytes of tables
+        between nodes: of all that a step has to do, and not of what `hidden` names. Where none
+        share any, it is `ms`."""
+        ledger = self.ledger
+        if not ledger.may_work_meanwhile:
+            return self.ms
+        own = sum(self.parts.values()) - ledger.traffic - self.hidden["loader"]
+        return working_meanwhile(ledger.prices.cluster, own, ledger.traffic)
 
     @property
     def samples_per_second(self) -> float:
