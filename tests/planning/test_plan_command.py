@@ -104,7 +104,7 @@ def test_a_saved_plan_is_trained_by_and_compared(folder: Path) -> None:
     assert refused.exit_code == 2
     assert f"sharding.plan: {saved} is for 2 nodes of 2 ranks, but here are 4" in refused.stderr
     homes, values = folder / "homes.arrow", {"host_memory_gb": 0.008, "mapped_ns": 0}
-    values |= {"inter_node_gbps": 500, "intra_node_gbps": 500}
+    values |= {"inter_node_gbps": 500, "intra_node_gbps": 500, "unique_ns": 500}
     little = [f"topology.{name}={value}" for name, value in values.items()]
     result = run(folder, "plan", *little, "--save", str(homes), "--against", str(saved))
     assert result.exit_code == 0, result.output
