@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 __all__ = [
     "EagerDispatchMode",
@@ -59,6 +60,7 @@ __all__ = [
     "without_memory",
     "writes_to",
     "written_arguments",
+    "yielded_by",
 ]
 
 # `pytree` and `TorchDispatchMode` are torch's own answer to "take this apart" and "see each
@@ -242,6 +244,11 @@ def device_of(group: ProcessGroup) -> torch.device:
     if backend_of(group, "cpu"):
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def yielded_by(iterator: object) -> int | None:
+    """How many batches an iterator of a DataLoader has yielded; None of what is no such one."""
+    return iterator._num_yielded if isinstance(iterator, _BaseDataLoaderIter) else None
 
 
 def without_memory(kind: type[Tensor], like: Tensor, num_rows: int) -> Any:

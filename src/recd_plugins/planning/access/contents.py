@@ -103,13 +103,13 @@ def _warn(what: str) -> None:
 
 def _place_of(one: Any) -> list[Any] | None:
     """Where an iterator is; none of what is no iterator, or none that tells."""
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
+    from recd_plugins.compat.pytorch import yielded_by
 
     if isinstance(one, GeneratorType):
         frame = one.gi_frame
         return [] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
-    if isinstance(one, _BaseDataLoaderIter):
-        return [one._num_yielded]
+    if (yielded := yielded_by(one)) is not None:
+        return [yielded]
     return [length_hint(one)] if isinstance(one, ITERATORS) else None
 
 
