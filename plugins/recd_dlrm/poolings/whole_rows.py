@@ -1,10 +1,10 @@
 """Jagged rows as CUDA's attention takes them: end to end as they stand, without blocks or padding.
 
-Blocks (`jagged_attention`) cost calls, which a GPU waits for: of a step of RM1 at its full size on
-an H200, 124 blocks were most of what the processor had to launch. So all rows go into one call,
-except where that costs memory: the backward of CUDA's attention keeps the gradients of queries for
-each row as if it were as long as the longest of its call. Beyond `CALL_BYTES` of these, and beyond
-the rows that a call can launch, rows are sorted by length into several calls.
+Blocks (`jagged_attention`) cost calls, which a GPU waits for: a step of RM1 on an H200 had 124, a
+third of what the processor had to launch. So all rows go into one call, except where that costs
+memory: the backward of CUDA's attention keeps the gradients of queries for each row as if it were
+as long as the longest of its call. Beyond `CALL_BYTES` of these, and beyond the rows that a call
+can launch, rows are sorted by length into several calls.
 """
 
 from __future__ import annotations
