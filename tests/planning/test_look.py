@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-from torchdata.nodes import Batcher, Loader, Mapper, MapStyleWrapper, Prefetcher
+from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, MapStyleWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -259,6 +260,14 @@ class ShufflesInPlace:
             yield kjt(int(number))
 
 
+class ShufflesLate(ShufflesInPlace):
+    """A thread that reads it ahead shuffles when the loader has long been asked for its state."""
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        time.sleep(0.03)
+        yield from super().__iter__()
+
+
 class CountsInPlace(IterableDataset[KeyedJaggedTensor]):
     """It counts in what it holds, and keeps the last batches in a buffer."""
 
@@ -345,12 +354,20 @@ class LoadsAlways(IterableDataset[KeyedJaggedTensor]):
         self.first = state["number"]
 
 
+class DrawsLate(RandomSampler):
+    """A thread that reads it ahead draws when the loader has long been asked for its state."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.03)
+        yield from super().__iter__()
+
+
 def nodes(resumed: bool) -> Loader[KeyedJaggedTensor]:
     """Stages of torchdata, whose sampler draws from a generator, the deepest of all."""
 
     def made() -> Loader[KeyedJaggedTensor]:
         samples = list(range(40))
-        sampler = RandomSampler(samples, generator=torch.Generator().manual_seed(3))
+        sampler = DrawsLate(samples, generator=torch.Generator().manual_seed(3))
         batches = Batcher(MapStyleWrapper(samples, sampler), 2)
         return Loader(Prefetcher(Mapper(batches, lambda ids: kjt(*ids)), 2))
 
@@ -395,6 +412,9 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "a wrapper that counts epochs": CountsEpochs,
     "a pipeline of stages": Loads,
     "torchdata's nodes": lambda: nodes(False),
+    "torchdata's nodes, shuffled in place": lambda: Loader(
+        Prefetcher(IterableWrapper(ShufflesLate(list(range(40)))), 2)
+    ),
     "torchdata's nodes, resumed": lambda: nodes(True),
     "a wrapper that says it is one": lambda: SaysItIsOne(DataLoader(Noisy(), batch_size=None)),
     "such a wrapper, workers that persist": lambda: SaysItIsOne(

@@ -72,10 +72,12 @@ class Contents:
         }
 
     def restore(self) -> None:
-        """They have the same entries in the same order again; a warning names those that have
-        not, and the iterators that have moved."""
+        """What was copied has the same entries in the same order again."""
         for refill in self._refill:
             refill()
+
+    def tell(self) -> None:
+        """A warning names what has other entries now, and the iterators that have moved."""
         changed = [
             name for name, one, before in self._large if not _same_entries(_some_of(one), before)
         ]

@@ -142,7 +142,8 @@ class _Before:
         import torch
         from torch.utils.data import DataLoader, Dataset, Sampler
 
-        self._rebind = _random_states()
+        random_states = _random_states()
+        self._rebind = random_states
         self._positions: list[tuple[Any, Any]] = []
         self._contents = Contents(())
         if isinstance(batches, Peeked):
@@ -152,7 +153,7 @@ class _Before:
         loaders = []
         for part in [batches, *_parts(batches)]:
             if isinstance(part, torch.Generator | NUMPY | random.Random):
-                self._rebind.append(_restoring(part))
+                random_states.append(_restoring(part))
             elif isinstance(part, Dataset | Sampler):
                 # Without workers they are iterated themselves, and may go on where they were left.
                 moved.append(part)
@@ -162,7 +163,8 @@ class _Before:
                 loaders.append(part)
             elif _is_moved_by_reading_alone(part):
                 moved.append(part)
-        self._rebind += [_rebinding(part) for part in moved]
+        # Outer stages first, whose threads end with the iterators that they bind, and draw no more.
+        self._rebind = [*map(_rebinding, moved), *random_states]
         self._contents = Contents(part for part in moved if not _lives(part))
         for part in tell:
             with suppress(Exception):  # it knows none before it is read, and so begins anew
@@ -178,15 +180,16 @@ class _Before:
         """
         self._contents.see_moved()
         self._bind()
-        self._contents.restore()
+        self._contents.tell()
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
-        self._bind()  # for a loader may begin to tell where it is
+        self._bind()  # for a loader may begin to read to tell where it is
         for part, before in moved:
             part.load_state_dict(before)
 
     def _bind(self) -> None:
         for rebind in self._rebind:
             rebind()
+        self._contents.restore()
 
 
 def _position(part: Any) -> Any:
