@@ -172,6 +172,31 @@ def test_evaluation_and_int32_lengths_change_nothing(name: str) -> None:
     torch.testing.assert_close(evaluated, trained, rtol=1e-9, atol=1e-9)
 
 
+class Widens(nn.Module):
+    """What CUDA's autocast makes of a norm, or of an exponential."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers.float()
+
+
+@pytest.mark.parametrize("name", ["transformer, no positions", "attention"])
+def test_values_of_16_bits_may_be_pooled_in_32(name: str) -> None:
+    values, lengths, query = (
+        one.bfloat16() if one.is_floating_point() else one for one in rows([4, 0, 7, 2, 7])
+    )
+    pooling = build(name).bfloat16()
+    narrow = pooling(values, lengths, query)
+    if isinstance(pooling, Transformer):
+        pooling.encoder.norm = nn.Sequential(pooling.encoder.norm, Widens())
+    else:
+        assert isinstance(pooling, Attention)
+        pooling.rest.append(Widens())
+    wide = pooling(values, lengths, query)
+    assert (narrow.dtype, wide.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(narrow.float(), wide, rtol=2e-2, atol=2e-2)  # of 8 bits
+    wide.sum().backward()
+
+
 def test_max_sends_the_gradient_of_equal_values_once() -> None:
     values = torch.ones(3, D, requires_grad=True)
     build("max")(values, torch.tensor([3])).sum().backward()

@@ -127,8 +127,9 @@ class Attention(nn.Module):
         hidden = of_query.index_select(0, rows) + of_key
         hidden = hidden + (query.index_select(0, rows) * keys) @ parts.product.T
         weights = self._weights(hidden, rows, lengths.numel())
-        pooled = keys.new_zeros(lengths.numel(), keys.shape[1])
-        return pooled.index_add(0, rows, weights.unsqueeze(1) * keys)
+        weighted = weights.unsqueeze(1) * keys
+        pooled = weighted.new_zeros(lengths.numel(), keys.shape[1])
+        return pooled.index_add(0, rows, weighted)
 
     def _weights(self, hidden: Tensor, rows: Tensor, num_rows: int) -> Tensor:
         """[N]: what the first layer's output [N, H] makes each value of rows [N] count."""

@@ -93,7 +93,8 @@ class Transformer(nn.Module):
             last: Tensor = encoder.norm(_encode(top, x, chunk, only_last=True))
             return last
         encoded: Tensor = encoder.norm(_encode(top, x, chunk))
-        sums = x.new_zeros(len(chunk.lengths), x.shape[1]).index_add(0, chunk.rows, encoded)
+        sums = encoded.new_zeros(len(chunk.lengths), x.shape[1])
+        sums = sums.index_add(0, chunk.rows, encoded)
         return sums / chunk.lengths.unsqueeze(1)
 
 
