@@ -44,6 +44,15 @@ def test_values_equal_a_loop(dtype: torch.dtype, drawn: tuple[list[int], list[in
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_sums_of_16_bits_lose_no_addend(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One by one, ones of bfloat16 add up to 256 at most, and of float16 to 2,048."""
+    sums = sum_cells(torch.ones(4096, *shape, dtype=dtype), torch.zeros(4096).long(), 1)
+    assert sums.dtype == dtype
+    assert sums.unique().tolist() == [4096.0]
+
+
 @given(drawn=samples())
 def test_rows_equal_a_loop(drawn: tuple[list[int], list[int]]) -> None:
     lengths, lookup = drawn

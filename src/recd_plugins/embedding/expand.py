@@ -21,6 +21,7 @@ from torch.autograd.function import FunctionCtx
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.rows.memory import numbers_on
+from recd_plugins.sparse.rows.sums import summed_rows
 
 __all__ = [
     "cells_of",
@@ -128,7 +129,7 @@ class _Sum(torch.autograd.Function):
                 mode="sum",
                 include_last_offset=True,
             )
-        return values.new_zeros(num_cells, *values.shape[1:]).index_add_(0, cells, values)
+        return summed_rows(values, cells, num_cells)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

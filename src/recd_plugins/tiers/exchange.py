@@ -32,6 +32,7 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.sparse.rows.memory import numbers_on
+from recd_plugins.sparse.rows.sums import summed_rows
 from recd_plugins.tiers.collectives import (
     Collectives,
     CollectiveSequence,
@@ -253,8 +254,7 @@ class _ToAskers(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ids: _Concentrated = ctx.ids
         theirs = ids.exchange.gradients_to_asked(gradient.contiguous(), ids.node).wait()
-        summed = theirs.new_zeros(ctx.count, theirs.shape[1])
-        return summed.index_add_(0, ids.inverse, theirs), None
+        return summed_rows(theirs, ids.inverse, ctx.count), None
 
 
 def _ask_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:

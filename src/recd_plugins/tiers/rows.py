@@ -19,6 +19,7 @@ from recd_plugins.compat.torchrec import HasOwnExchange
 from recd_plugins.embedding.tied import tied
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below
+from recd_plugins.sparse.rows.sums import summed_rows
 from recd_plugins.tiers.gradients.entries import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
@@ -225,7 +226,7 @@ def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) ->
     own = gradient if whole else gradient.index_select(0, at)
     if inverse is None:
         return own
-    return own.new_zeros(count, own.shape[1]).index_add_(0, inverse, own)
+    return summed_rows(own, inverse, count)
 
 
 class _Clip(Function):
