@@ -152,7 +152,7 @@ class TrainSettings(Config):
     applies their gradients several times as fast. The weights are the same. What a run explains
     of its plan names the tables, and says of others why not."""
     threads: Annotated[int, Range(ge=0, le=1024)] = 0
-    """CPU threads of a rank; 0 shares the cores evenly."""
+    """CPU threads of a rank, for torch and for Arrow; 0 shares the cores evenly."""
 
     def threads_of_each(self, ranks_here: int) -> int:
         """The CPU threads of each of this machine's ranks."""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 
@@ -53,7 +54,9 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(settings.threads_of_each(locals_))
+    threads = settings.threads_of_each(locals_)  # torchrun has both begin with one
+    torch.set_num_threads(threads)
+    pa.set_cpu_count(threads)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if (store := own_place(settings.hang_after)) is None:
         dist.init_process_group(backend)
