@@ -289,6 +289,29 @@ def test_what_a_batch_does_to_its_parts_is_done_once() -> None:
     assert some.labels.tolist() == [1, 2]
 
 
+@dataclass
+class MakesItsOwn:
+    """It is made of ids, and makes a KJT of them."""
+
+    lists: dict[str, list[list[int]]]
+    labels: Tensor
+    kjt: Any = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kjt, self.size = from_lists(self.lists), len(self.labels)
+
+
+def test_a_kjt_that_a_dataclass_makes_itself_is_converted() -> None:
+    batch = MakesItsOwn(LISTS, torch.arange(4))
+    made = stack_of().converting()(batch)
+    assert isinstance(made.kjt, SparseFeatures)
+    assert alike(made.kjt.to_kjt(), batch.kjt)
+    assert (made.lists, made.labels, made.size) == (LISTS, batch.labels, 4)
+    some = with_parts(batch, {"kjt": made.kjt, "labels": batch.labels[:2], "lists": LISTS})
+    assert (some.kjt, some.size) == (made.kjt, 2)
+
+
 def test_which_kjt_is_meant() -> None:
     kjt, other = from_lists(LISTS), from_lists({"item": [[1]]})
     with pytest.raises(

@@ -213,14 +213,18 @@ def parts_of(value: Any) -> Mapping[Any, Any] | None:
             return dict(zip(names, value, strict=True))
         return dict(enumerate(value))
     if _is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        fields = ((one, getattr(value, one.name, None)) for one in dataclasses.fields(value))
+        return {one.name: part for one, part in fields if one.init or isinstance(part, FEATURES)}
     return _attributes(value) if _by_attribute(value) else None
 
 
 def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     """A copy of what `parts_of` took apart, of other parts."""
     if _is_dataclass(value):
-        made = dataclasses.replace(value, **parts)
+        given = {one.name for one in dataclasses.fields(value) if one.init}
+        made = dataclasses.replace(
+            value, **{name: part for name, part in parts.items() if name in given}
+        )
         if hasattr(made, "__post_init__"):
             for name, part in parts.items():  # it did to these before what it does now once more
                 object.__setattr__(made, name, part)
@@ -269,6 +273,8 @@ def _by_attribute(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] not in NO_BATCHES and bool(_attributes(value))
 
 
+FEATURES = (KeyedJaggedTensor, Bundle)
+"""What of a dataclass is a part of it, though it is made by its `__post_init__`."""
 LEAVES = (Tensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Bundle)
 NO_BATCHES = frozenset(
     ["builtins", "torch", "numpy", "pandas", "pyarrow", "datetime", "pathlib", "enum", "decimal"]
