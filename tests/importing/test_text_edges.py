@@ -59,6 +59,35 @@ def test_a_line_below_a_header_of_several_lines_has_its_number(tmp_path: Path) -
         rows_of(path)
 
 
+TIMES = ColumnTypes(types={"at": pa.timestamp("us")})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["2024/02/31", "2023/02/29 10:00", "2024/04/31 10:00:00", "2024/01/05 10:00:60", "24/01/05"],
+)
+def test_a_time_that_no_calendar_has_is_named(tmp_path: Path, odd: str) -> None:
+    """Arrow takes 2024/02/31 for the 2nd of March, and 24/01/05 for the year 24."""
+    path = text(tmp_path / "data.csv", f"at,b\n2024/02/29 23:59:59,1\n{odd},2\n")
+    (file,) = foreign_files([path], HEADER)
+    (block,) = blocks([file], ())
+    said = rf"data\.csv:3: column 'at': '{odd}' is no time, as .* Mend this value"
+    with pytest.raises(Misfit, match=said):
+        block.rows(["at"], TIMES)
+
+
+def test_times_of_several_forms_are_read_beside_each_other(tmp_path: Path) -> None:
+    times = ["2024/02/29 23:59:59", "2024/1/5 1:02:03", " 2024/12/31 00:00", "2024/02/29", ""]
+    times += ["2024-02-29 23:59:59", "2024-12-31"]
+    path = text(tmp_path / "data.csv", "at,b\n" + "".join(f"{one},a/b\n" for one in times))
+    (file,) = foreign_files([path], HEADER)
+    (block,) = blocks([file], ())
+    read = [one and str(one) for one in block.rows(["at"], TIMES)["at"].to_pylist()]
+    right = ["2024-02-29 23:59:59", "2024-01-05 01:02:03", "2024-12-31 00:00:00"]
+    right += ["2024-02-29 00:00:00", None, "2024-02-29 23:59:59", "2024-12-31 00:00:00"]
+    assert read == right
+
+
 def test_a_row_that_a_carriage_return_parts_from_the_header_is_read(tmp_path: Path) -> None:
     path = text(tmp_path / "data.csv", "a,b\r1,2\n3,4\n")
     assert rows_of(path) == [["a", "b"], ["1", "2"], ["3", "4"]]

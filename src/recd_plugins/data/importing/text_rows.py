@@ -25,6 +25,8 @@ CONTROLS = [bytes([one]) for one in range(31, 0, -1) if one not in b"\t\n\r"]
 """Characters that text hardly has."""
 TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
 """The forms that times of text may have, beside those of ISO 8601."""
+PARTS_OF_TIME = r"^\s*\d{4}/\d+/(?P<day>\d+)(?:\s+\d+:\d+(?::(?P<second>\d+))?)?\s*$"
+"""Those of such a form in which Arrow lets numbers run over."""
 GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
 """A number whose commas may part thousands, or one without."""
 INVALID = re.compile(r"invalid value '(.*)'")
@@ -78,6 +80,10 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
     if integers and _has_hexadecimals(text):
         for name, texts in zip(integers, parsed(integers).columns, strict=True):
             _check_decimal(lines, name, texts)
+    times = {name: pa.string() for name in columns if pa.types.is_timestamp(read[name])}
+    if times and b"/" in text:
+        for name, texts in zip(times, parsed(times).columns, strict=True):
+            _check_dates(lines, name, texts, table[name])
     named = [
         name
         for name in read_as.named.intersection(columns)
@@ -132,6 +138,24 @@ def _check_decimal(lines: Lines, name: str, texts: pa.ChunkedArray) -> None:
     if odd >= 0:
         where = f"{lines.file.path}:{lines.line_of_row(odd + 1)}"
         reason = f"{texts[odd].as_py()[:40]!r} is no decimal number"
+        raise Misfit(f"{where}: column {name!r}: {reason}. {MEND}", name)
+
+
+def _check_dates(lines: Lines, name: str, texts: pa.ChunkedArray, times: pa.ChunkedArray) -> None:
+    """`Misfit` where a time of `TIME_FORMS` is none of a calendar or a clock, as 2024/02/31, which
+    Arrow takes for the 2nd of March, and 24/01/05, which it takes for the year 24."""
+    parts = pc.extract_regex(texts, PARTS_OF_TIME)
+    slashed = pc.and_(pc.match_substring(texts, "/"), pc.is_valid(times))
+    day, second = (pc.struct_field(parts, part) for part in ("day", "second"))
+    second = pc.if_else(pc.equal(second, ""), "0", second)
+    alike = pc.and_(
+        pc.equal(day.cast(pa.int64()), pc.day(times)),
+        pc.equal(second.cast(pa.int64()), pc.second(times)),
+    )
+    odd = pc.index(pc.and_(slashed, pc.invert(pc.fill_null(alike, False))), True).as_py()
+    if odd >= 0:
+        where = f"{lines.file.path}:{lines.line_of_row(odd + 1)}"
+        reason = f"{texts[odd].as_py()[:40]!r} is no time, as 2024/05/31 13:05:00 is"
         raise Misfit(f"{where}: column {name!r}: {reason}. {MEND}", name)
 
 
