@@ -1,5 +1,6 @@
 """Rungs 1 (values) and 2 (properties): codes with zeros before them, as 007, are names of their own
 wherever they stand in text, as they are in Parquet; a schema that says numbers takes them for such.
+Blanks around a number make no other of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from strangers_files import text
 
 from recd_plugins.config import parse
+from recd_plugins.data.conform.hashing import hash_texts
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing import whole_lines
@@ -76,7 +78,7 @@ def test_what_quotes_are_in_text_without_any_is_a_part_of_its_field() -> None:
     assert first_padded(b"07", ",", quotes=True, named=~named) == (0, 0)
 
 
-FEATURE = {"name": "zip", "ids": "hash", "num_ids": 1_000_000}
+FEATURE: dict[str, Any] = {"name": "zip", "ids": "hash", "num_ids": 1_000_000}
 
 
 def imported(path: Path, to: Path, **feature: Any) -> tuple[Imported, list[dict[str, Any]]]:
@@ -128,6 +130,22 @@ def test_a_code_far_behind_the_sample_has_the_id_that_it_has_in_parquet(
     table = pa.table({"label": [one % 2 for one in range(600)], "zip": values})
     pq.write_table(table, tmp_path / "a.parquet")
     assert rows == imported(tmp_path / "a.parquet", tmp_path / "of parquet", **scored)[1]
+
+
+@pytest.mark.parametrize("spelled", [" {0}", "{0}  ", '" -{0}"', "\t{0} "])
+def test_a_number_with_blanks_around_it_has_one_id_whatever_stands_in_other_rows(
+    tmp_path: Path, spelled: str
+) -> None:
+    """Beside a text it had another id than in a file of numbers alone, without a word."""
+    bare = text(tmp_path / "bare.csv", "label,zip\n0,12\n1,-12\n0,7\n1,0\n")
+    lines = "".join(f"{one % 2},{spelled.format(12)}\n" for one in range(3))
+    path = text(tmp_path / "a.csv", f"label,zip\n{lines}1,unknown\n0, x 1\n")
+    _, (plain, below_zero, *_) = imported(bare, tmp_path / "of numbers")
+    _, rows = imported(path, tmp_path / "made")
+    right = below_zero if "-" in spelled else plain
+    assert [row["zip"] for row in rows[:3]] == [right["zip"]] * 3
+    known = hash_texts(np.frombuffer(b" x 1", np.uint8), np.array([0, 4])) % FEATURE["num_ids"]
+    assert rows[4]["zip"] == known.tolist()
 
 
 @pytest.mark.usefixtures("small_samples")
