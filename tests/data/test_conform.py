@@ -208,6 +208,7 @@ def test_scored_ids_are_ids_and_weights(
         (pa.array([3, -1, None, 0]).cast(pa.decimal128(20, 0)), [[3], [], [], []]),
         (pa.array([Decimal(3), Decimal(-1), None, Decimal(0)]), [[3], [], [], []]),
         (pa.array(np.array([3, -1, 0, 5], np.float16)), [[3], [], [], [5]]),
+        (pa.array([3.0, -1.0, -0.0, 0.0]), [[3], [], [], []]),
         (pa.array([False, True, None, False]), [[], [1], [], []]),
     ],
 )

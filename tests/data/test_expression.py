@@ -8,6 +8,7 @@ import operator
 import pickle
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -95,6 +96,42 @@ def test_integers_compare_with_numbers_of_other_ranges(text: str, kept: list[int
     )
     mask = expression(text, "where").mask(rows, {})
     assert [row for row, one in enumerate(mask) if one] == kept
+
+
+@pytest.mark.parametrize(("unit", "second"), [("s", 1), ("ms", 1_000)])
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("time < 2024-05-01T00:00:00.0005", [0, 1]),
+        ("time <= 2024-05-01T00:00:00.0005", [0, 1]),
+        ("time >= 2024-05-01T00:00:00.0005", [2]),
+        ("time > 2024-05-01T00:00:00.0005", [2]),
+        ("time == 2024-05-01T00:00:00.0005", []),
+        ("time in (2024-05-01T00:00:00.0005, 2024-05-01T00:00:01)", [2]),
+        ("time != 2024-05-01T00:00:00.0005", [0, 1, 2]),
+        ("time == 2024-05-01", [1]),
+    ],
+)
+def test_a_time_between_two_that_a_unit_counts_is_neither(
+    unit: str, second: int, text: str, kept: list[int]
+) -> None:
+    """It was the one before it, so that `<` left out rows, and `==` kept some."""
+    rows = pa.table({"time": [MAY // 1_000 * second + one * second for one in (-1, 0, 1)]})
+    mask = expression(text, "where").mask(rows, {"time": unit})
+    assert [row for row, one in enumerate(mask) if one] == kept
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+@pytest.mark.parametrize("zero", ["0", "-0.0", "0.0"])
+@pytest.mark.parametrize("many", [1, 9])
+def test_both_zeros_are_among_values_however_many(kind: Any, zero: str, many: int) -> None:
+    """Of nine values, which are looked up, -0.0 was none."""
+    rows = pa.table({"x": pa.array(np.array([0.0, -0.0, 1.0, np.nan], kind.to_pandas_dtype()))})
+    values = ", ".join([zero, *(str(one) for one in range(2, many + 1))])
+    kept = expression(f"x in ({values})", "where").mask(rows, {}).tolist()
+    assert kept == [True, True, False, False]
+    kept = expression(f"x not in ({values})", "where").mask(rows, {}).tolist()
+    assert kept == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

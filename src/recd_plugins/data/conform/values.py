@@ -27,6 +27,7 @@ __all__ = [
     "integers",
     "is_list",
     "missing",
+    "one_zero",
     "plain",
     "plain_type",
     "with_nulls",
@@ -165,6 +166,14 @@ def missing(array: pa.Array) -> npt.NDArray[np.bool_]:
     return mask
 
 
+def one_zero(numbers: pa.Array | pa.ChunkedArray) -> Any:
+    """The same numbers with 0 for -0.0, which is equal to it, but which Arrow finds nowhere when it
+    looks for 0 among several."""
+    if not pa.types.is_floating(numbers.type):
+        return numbers
+    return pc.add(numbers, pa.scalar(0.0, numbers.type))
+
+
 def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
     """The same values, but null where they are one of the marks: an integer, or what spells it."""
     array = plain(array)
@@ -174,7 +183,7 @@ def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
     found = [value for value in values if value is not None]
     if not found:
         return array
-    marked = pc.is_in(array, value_set=pa.concat_arrays(found))
+    marked = pc.is_in(one_zero(array), value_set=pa.concat_arrays(found))
     return pc.if_else(marked, pa.scalar(None, array.type), array)
 
 

@@ -93,7 +93,8 @@ def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column:
             return _beside_integers(_digits(value.astimezone(UTC), unit), kind)
         since = value - datetime.datetime(1970, 1, 1, tzinfo=UTC)
         micros = since // datetime.timedelta(microseconds=1)
-        return _beside_integers(micros * PER_SECOND[unit] // 1_000_000, kind)
+        counted, within = divmod(micros * PER_SECOND[unit], 1_000_000)
+        return _beside_integers(counted + 0.5 if within else counted, kind)
     raise NotComparable(
         f"column {column!r} is {kind}, which does not compare with a date: that does a date, a "
         "timestamp, and the number that the schema names as the time."

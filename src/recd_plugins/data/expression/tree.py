@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugins.data.conform.values import one_zero
 from recd_plugins.data.expression.literals import Literal, as_bound, beside
 
 __all__ = [
@@ -156,8 +157,8 @@ class Among(Leaf):
     def of(self, columns: Mapping[str, pa.ChunkedArray], bound: Bound) -> pa.ChunkedArray:
         column, values = columns[self.column], bound[self].values
         if len(values) > MANY and len({value.type for value in values}) == 1:
-            several = pa.array(list(values), values[0].type)
-            found = pc.is_in(beside(column, several.type), value_set=several)
+            several = one_zero(pa.array(list(values), values[0].type))
+            found = pc.is_in(one_zero(beside(column, several.type)), value_set=several)
             return pc.if_else(pc.is_valid(column), found, None)
         each = (pc.equal(beside(column, value.type), value) for value in values)
         return reduce(pc.or_kleene, each)
