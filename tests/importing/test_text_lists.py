@@ -35,6 +35,54 @@ def split(
     return found
 
 
+@pytest.mark.parametrize("nothing", ["nan", "None", "-", "NA", "?"])
+@pytest.mark.parametrize(
+    ("printed", "kind"),
+    [
+        (str, pa.int64()),
+        (lambda one: ",".join(map(str, one)), pa.int64()),
+        (lambda one: "|".join(map(str, one)), pa.int64()),
+        (lambda one: " ".join(map(str, [*one, *one])), pa.int64()),
+        (lambda one: "|".join(f"{n}.5" for n in one), pa.float64()),
+        (lambda one: ";".join(f"{n}:0.5" for n in one), None),
+        (lambda one: str([f"a{n}" for n in one]), pa.string()),
+        (lambda one: " ".join(f"N{n}" for n in [*one, *one]), pa.string()),
+    ],
+)
+def test_what_stands_for_nothing_among_lists_is_a_null(
+    tmp_path: Path, printed: Any, kind: pa.DataType | None, nothing: str
+) -> None:
+    """All lists were texts then, each with one id: the history was lost, without a word."""
+    lists = [printed(one) for one in NUMBERS]
+    plain, odd = (
+        "".join(f'{one % 2},"{each}"\n' for one, each in enumerate(rows))
+        for rows in (lists, [nothing if one % 9 == 5 else row for one, row in enumerate(lists)])
+    )
+    found = []
+    for name, lines in (("plain.csv", plain), ("odd.csv", odd)):
+        files = foreign_files([text(tmp_path / name, "clicked,seen\n" + lines)])
+        read_as = survey(files).read_as
+        assert kind is None or read_as.types["seen"] == pa.list_(kind)
+        (block,) = blocks(files, ["seen"])
+        found.append(block.rows(["seen"], read_as)["seen"].to_pylist())
+    whole, less = found
+    assert all(whole)
+    assert less == [None if one % 9 == 5 else row for one, row in enumerate(whole)]
+
+
+def test_behind_the_sample_nothing_is_a_null_among_lists_of_numbers_and_a_word_among_words(
+    tmp_path: Path,
+) -> None:
+    lines = "".join(f"{one % 2},{one}|7,a|b{one % 5}\n" for one in range(9))
+    files = foreign_files([text(tmp_path / "a.csv", "clicked,seen,tags\n" + lines)])
+    read_as = survey(files).read_as
+    later = foreign_files([text(tmp_path / "b.csv", "clicked,seen,tags\n0,-,NA\n1,4,a|c\n")])
+    (block,) = blocks(later, ["seen", "tags"])
+    rows = block.rows(["seen", "tags"], read_as).to_pylist()
+    assert rows == [{"seen": None, "tags": ["NA"]}, {"seen": [4], "tags": ["a", "c"]}]
+    assert survey(later).read_as.types["tags"] == pa.list_(pa.string())
+
+
 @pytest.mark.parametrize(
     "printed",
     [

@@ -14,7 +14,7 @@ from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.sample import Sample
 from recd_plugins.data.importing.struct_fields import is_pair
 from recd_plugins.data.importing.text_form import MORE_NULLS, TextForm
-from recd_plugins.data.importing.text_lists import split_texts
+from recd_plugins.data.importing.text_lists import BRACKETED, less_texts, split_texts
 from recd_plugins.data.importing.text_rows import GROUPED, TIME_FORMS, without_commas
 from recd_plugins.errors import DataError
 
@@ -65,9 +65,11 @@ def typed(
             elif separator:
                 parted[name] = separator
                 try:
-                    column = _lists(column, separator)
+                    column, spelled = _lists(column, separator)
                 except pa.ArrowInvalid as error:
                     raise DataError(f"{file.path}: column {name!r} {error}.") from None
+                if spelled:
+                    nulls[name] = tuple(spelled)
             elif file.format == "text":
                 bare = without_commas(column, are == "decimals") if are else column
                 numbers, spelled = _numbers_or_times(bare)
@@ -105,25 +107,23 @@ def _with_weights(kind: pa.DataType) -> pa.DataType:
 
 def _numbers_or_times(texts: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Sequence[str]]:
     """Texts in the narrowest type that holds all of them, and what else stands for nothing."""
-    present = texts.drop_null()
-    if not len(present):
+    if texts.null_count == len(texts):
         return texts, ()
-    spelled = [one for one in MORE_NULLS if pc.any(pc.equal(present, one)).as_py()]
+    spelled = _nothing_spelled(texts)
     if {"nan", "NaN"}.intersection(spelled):  # among integers they make no fractions
-        less = pc.if_else(pc.is_in(texts, pa.array(spelled)), pa.scalar(None, pa.string()), texts)
-        integers = _as_narrow(less)
+        integers = _as_narrow(less_texts(texts, spelled))
         if integers is not None and pa.types.is_integer(integers.type):
             return integers, spelled
     for also in ((), spelled) if spelled else ((),):
-        less = (
-            pc.if_else(pc.is_in(texts, pa.array(also)), pa.scalar(None, pa.string()), texts)
-            if also
-            else texts
-        )
-        found = _as_narrow(less)
+        found = _as_narrow(less_texts(texts, also))
         if found is not None:
             return found, also
     return texts, ()
+
+
+def _nothing_spelled(texts: pa.ChunkedArray) -> list[str]:
+    """What else than `NULLS` may stand for nothing among these."""
+    return [one for one in MORE_NULLS if pc.any(pc.equal(texts, one)).as_py()]
 
 
 def _commas_are(
@@ -203,8 +203,9 @@ def _times(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def _separator(texts: pa.ChunkedArray, file: ForeignFile) -> str:
-    """The separator of elements, where texts look like lists; nothing where they do not."""
-    present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
+    """The separator of elements, where texts look like lists, but for those that stand for nothing;
+    nothing where they do not."""
+    present = comma_numbers(texts.drop_null().slice(0, 20_000))
     if not len(present):
         return ""
     brackets = all_match(present, r"^\[[^{}]*\]$")  # of JSON objects it is no list
@@ -243,8 +244,7 @@ def all_match(texts: pa.ChunkedArray, pattern: str) -> bool:
 def _scored_separator(texts: pa.ChunkedArray) -> str:
     """The separator of ids and weights, where texts look like lists of them; nothing where they do
     not: a lone 12:30 is a time."""
-    present = pc.utf8_trim_whitespace(texts.drop_null().slice(0, 20_000))
-    bare = pc.utf8_trim(present, "[]")
+    bare = pc.utf8_trim(comma_numbers(texts.drop_null().slice(0, 20_000)), "[]")
     for separator in SEPARATORS:
         escaped = "\\" + separator if separator == "|" else separator
         pattern = f"^({SCORED}({escaped}{SCORED})*{escaped}?)?$"
@@ -294,11 +294,17 @@ def id_type(ids: pa.ChunkedArray) -> pa.DataType:
     return pa.float64() if all_match(ids.drop_null(), WHOLE_FLOAT) else pa.string()
 
 
-def _lists(texts: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
-    lists = split_texts(texts, separator, pa.list_(pa.string()))
+def _lists(texts: pa.ChunkedArray, separator: str) -> tuple[pa.ChunkedArray, Sequence[str]]:
+    """The lists, and what stands for none: among numbers, codes, or lists in brackets, what does so
+    in a column of numbers. Among words it is one."""
+    spelled = _nothing_spelled(texts)
+    less = less_texts(texts, spelled)
+    lists = split_texts(less, separator, pa.list_(pa.string()))
     elements = _as_narrow(pa.chunked_array([chunk.flatten() for chunk in lists.chunks]))
     if elements is not None and pa.types.is_integer(elements.type):
-        return split_texts(texts, separator, pa.list_(pa.int64()))
+        return split_texts(less, separator, pa.list_(pa.int64())), spelled
     if elements is not None and pa.types.is_floating(elements.type):
-        return split_texts(texts, separator, pa.list_(pa.float64()))
-    return lists
+        return split_texts(less, separator, pa.list_(pa.float64())), spelled
+    if spelled and not any(all_match(less.drop_null(), one) for one in (BRACKETED, CODES)):
+        return split_texts(texts, separator, pa.list_(pa.string())), ()
+    return lists, spelled

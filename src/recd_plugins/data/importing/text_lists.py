@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
-from recd_plugins.data.importing.text_form import NULLS
+from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS
 
-__all__ = ["HEXADECIMAL", "split_texts", "with_lists"]
+__all__ = ["BRACKETED", "HEXADECIMAL", "less_texts", "split_texts", "with_lists"]
 
 TEXTS = pa.list_(pa.string())
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
@@ -46,12 +46,21 @@ def with_lists(
     for name, separator in read_as.parted.items():
         if name in columns:
             kind = read_as.types.get(name, pa.string())
+            texts = less_texts(table[name], read_as.nulls.get(name, ()))
             try:
-                lists = split_texts(table[name], separator, kind, named=name in read_as.named)
+                lists = split_texts(texts, separator, kind, named=name in read_as.named)
             except pa.ArrowInvalid as error:
                 raise Misfit(f"{where}: column {name!r}: {error}. {MEND}", name) from None
             table = table.set_column(columns.index(name), name, lists)
     return table
+
+
+def less_texts(texts: pa.ChunkedArray, nothing: Sequence[str]) -> pa.ChunkedArray:
+    """The texts with nulls for some of them."""
+    if not nothing:
+        return texts
+    found = pc.is_in(texts, value_set=pa.array(nothing, pa.string()))
+    return pc.if_else(found, pa.scalar(None, texts.type), texts)
 
 
 def split_texts(
@@ -61,10 +70,12 @@ def split_texts(
     an id and a weight have a colon between the two.
 
     An element that is empty, or spells that there is nothing, is a null; behind a last separator
-    there is none. `ArrowInvalid` where one is not of the type, as 007 is no number where elements
-    are `named`.
+    there is none. Where no element is a text, `-`, NA and the like are no list. `ArrowInvalid`
+    where one is not of the type, as 007 is no number where elements are `named`.
     """
     code = CODE if named else HEXADECIMAL
+    if not pa.types.is_string(kind.value_type):
+        texts = less_texts(texts, MORE_NULLS)
     chunks = []
     for chunk in texts.chunks:
         careful = separator == "," and _has_odd_quotes(chunk)
