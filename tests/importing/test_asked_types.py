@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from strangers_files import PACKINGS, text
 
@@ -22,6 +23,7 @@ from recd_plugins.data.importing.survey import Survey, survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
 
 
@@ -172,6 +174,35 @@ def test_a_session_without_a_value_in_the_sample_is_a_number_until_one_is_none(
     path = column(tmp_path / "a.csv", ["NULL"] * 200 + ["5"])
     asked = {"session_id": "x", "nulls": {"x": {"value": 3}}}
     assert [row["x"] for row in imported(path, **asked)[1]] == [3] * 200 + [5]
+
+
+@pytest.mark.parametrize("flags", [["True", "False"], ["true", "false", ""]])
+def test_true_and_false_that_are_hashed_have_the_ids_that_they_have_beside_texts(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    """They were 1 and 0 on a day that had no other text, without a word."""
+    feature = {"name": "x", "ids": "hash", "num_ids": 1_000_000}
+    _, rows, _ = imported(column(tmp_path / "a.csv", flags * 20), sparse=[feature])
+    mixed = column(tmp_path / "b.csv", [*flags * 20, "unknown"])
+    _, beside_texts, _ = imported(mixed, sparse=[feature])
+    assert rows == beside_texts[:-1]
+    as_is = {"name": "x", "num_ids": 2}
+    _, numbers, _ = imported(column(tmp_path / "c.csv", flags[:2] * 20), sparse=[as_is])
+    assert [row["x"] for row in numbers] == [[1], [0]] * 20
+
+
+@pytest.mark.parametrize("ids", [["true", "false"], ["True", "False"]])
+def test_a_vocabulary_knows_true_and_false_of_a_later_file(tmp_path: Path, ids: list[str]) -> None:
+    vocabulary = tmp_path / "x.parquet"
+    first = column(tmp_path / "a.csv", [*ids * 20, "unknown"])
+    write_vocabulary(survey(foreign_files([first])), ["x"], vocabulary, most=10)
+    feature = {"name": "x", "ids": "vocabulary", "num_ids": 10, "vocabulary": str(vocabulary)}
+    _, rows, notes = imported(column(tmp_path / "b.csv", ids * 20), sparse=[feature])
+    assert {*rows[0]["x"], *rows[1]["x"]} == {1, 2}
+    assert not notes
+    again = tmp_path / "y.parquet"
+    write_vocabulary(survey(foreign_files([tmp_path / "b.csv"])), ["x"], again, most=10)
+    assert {*pq.read_table(again)["value"].to_pylist()} == {*ids}
 
 
 def test_a_column_may_have_a_name_in_braces(tmp_path: Path) -> None:

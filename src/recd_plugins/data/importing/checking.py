@@ -301,7 +301,7 @@ def _read_as(
         looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
         if schema is None:
             return looked_at.read_as
-        return types_asked(looked_at, schema).naming(schema.hashed)
+        return types_asked(looked_at, schema).naming(schema.hashed, files[0])
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()

@@ -54,9 +54,17 @@ class ColumnTypes:
     named: frozenset[str] = frozenset()
     """The columns whose values name something: there 007 is another than 7."""
 
-    def naming(self, columns: Collection[str]) -> ColumnTypes:
-        """The same, but that values of these columns name something."""
-        return replace(self, named=frozenset(columns))
+    def naming(self, columns: Collection[str], file: ForeignFile) -> ColumnTypes:
+        """The same, but that values of these columns name something: in text True is then a text,
+        as it is beside others."""
+        named = frozenset(columns)
+        if file.format != "text":
+            return replace(self, named=named)
+        types = {
+            name: pa.string() if name in named and pa.types.is_boolean(kind) else kind
+            for name, kind in self.types.items()
+        }
+        return replace(self, named=named, types=types)
 
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
         """The same, but for a column that is of another type after all."""

@@ -56,7 +56,7 @@ def write_vocabulary(
             "more, or --others fewer."
         )
 
-    read_as = found.read_as.naming(columns)
+    read_as = found.read_as.naming(columns, found.files[0])
     while True:
         try:
             counts = _counts(found, columns, read_as, missing or {}, progress)
