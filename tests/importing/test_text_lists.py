@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
+from imported_tables import recd, rows_of
 from strangers_files import text
 from typer.testing import CliRunner
 
@@ -68,6 +70,43 @@ def test_what_stands_for_nothing_among_lists_is_a_null(
     whole, less = found
     assert all(whole)
     assert less == [None if one % 9 == 5 else row for one, row in enumerate(whole)]
+
+
+@pytest.mark.parametrize(
+    ("separator", "odd"), [("|", "a||b"), (";", "x|y"), (",", "many"), (" ", "a few")]
+)
+def test_texts_that_are_no_lists_since_some_are_none_are_whole_in_later_files_too(
+    tmp_path: Path, separator: str, odd: str
+) -> None:
+    """A day without such a text had lists of other ids, by the same schema, without a word."""
+    lists = [separator.join(map(str, one)) for one in NUMBERS[:39] * 5]
+    lines = [f'{one % 2}\t"{each}"' for one, each in enumerate(lists)]
+    first = text(tmp_path / "1.tsv", "\n".join(["label\tseen", *lines, f"1\t{odd}"]))
+    later = text(tmp_path / "2.tsv", "\n".join(["label\tseen", *lines]))
+    schema = tmp_path / "schema.yaml"
+    recd("data", "schema", first, "--out", schema)
+    said = "'seen' is taken for texts, since some are no lists, as most are: if all are, say "
+    assert f"{said}`text: {{lists: {{seen: {separator!r}}}}}`" in schema.read_text()
+    recd("data", "import", first, tmp_path / "one", "--schema", schema)
+    kept = tmp_path / "one" / "schema.yaml"
+    assert "no problem" in recd("data", "check", later, "--schema", kept)
+    recd("data", "import", later, tmp_path / "two", "--schema", kept)
+    assert rows_of(tmp_path / "two").equals(rows_of(tmp_path / "one").slice(0, len(lines)))
+    assert yaml.safe_load(kept.read_text())["text"] == {"lists": {"seen": ""}}
+    assert (tmp_path / "two" / "schema.yaml").read_text().split("text:")[1] == (
+        kept.read_text().split("text:")[1]
+    )
+
+    form = TextForm(lists={"seen": separator})
+    assert survey(foreign_files([later]), form=form).read_as.whole == {}
+    assert survey(foreign_files([later])).read_as.types["seen"] == pa.list_(pa.int64())
+
+
+def test_browsers_and_sentences_are_whole_without_a_doubt(tmp_path: Path) -> None:
+    fields = ["Mozilla/5.0 (X11; Linux; rv:2)", "red shoes, size 9", "curl"]
+    lines = "".join(f'{one % 2}\t"{fields[one % 3]}"\n' for one in range(90))
+    found = survey(foreign_files([text(tmp_path / "a.tsv", "label\tagent\n" + lines)]))
+    assert (found.read_as.whole, found.doubts) == ({}, ())
 
 
 def test_behind_the_sample_nothing_is_a_null_among_lists_of_numbers_and_a_word_among_words(

@@ -39,7 +39,7 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
         name, kind = column.name, types[column.name]
         asked = _type_in(schema, name)
         if name in scored and not _are_pairs(kind):
-            parted[name] = found.form.lists.get(name, parted.get(name, "|"))
+            parted[name] = found.form.lists.get(name) or parted.get(name, "|")
             types[name] = _pairs_of(column, asked)
         elif not column.values and with_ids(kind, pa.string()) == kind:
             types[name] = with_ids(

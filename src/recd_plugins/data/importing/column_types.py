@@ -41,6 +41,9 @@ class ColumnTypes:
     may be a country."""
     parted: Mapping[str, str] = field(default_factory=dict)
     """The columns that are lists, with what parts their elements."""
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """The columns of texts that are no lists, with what parts most of these, if it does: those of
+    another file may all look like lists."""
     decimal_commas: frozenset[str] = frozenset()
     """The columns of numbers as 3,5."""
     thousands: frozenset[str] = frozenset()
@@ -88,7 +91,8 @@ class ColumnTypes:
                 name: separator
                 for name, separator in sorted(self.parted.items())
                 if name in columns and not pa.types.is_struct(self.types[name].value_type)
-            },
+            }
+            | {name: "" for name in sorted(self.whole) if name in columns},
             decimal_commas=read_so(self.decimal_commas),
             thousands=read_so(self.thousands),
         )

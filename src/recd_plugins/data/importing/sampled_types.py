@@ -36,6 +36,8 @@ CODES = rf"^({CODE}( {CODE})*)?$"
 WHOLE_FLOAT = r"^\s*-?\d+(\.0*)?\s*$"
 FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
 """Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
+SOME, MOST = 0.2, 0.5
+"""The shares of texts that are lists of several, and that look like lists, in a column of them."""
 BRACED = r"^(\{[^{}:]*\}|set\(\)|\(\s*-?\d+(\s*,\s*-?\d+)*\s*,?\s*\))$"
 """An array of Postgres or a set, or a tuple of numbers: {3,5} or (3, 5)."""
 
@@ -51,6 +53,7 @@ def typed(
     parted: dict[str, str] = {}
     commas: dict[str, CommasAre] = {}
     nulls: dict[str, tuple[str, ...]] = {}
+    whole: dict[str, str] = {}
     names = dict.fromkeys((*file.names, *found.columns))
     for name in (one for one in names if one in found.columns):
         column = found.columns[name]
@@ -59,7 +62,8 @@ def typed(
             are = _commas_are(name, column, file, form, ids)
             separator = " " if name in file.lists else "" if are else _separator(column, file)
             separator = form.lists.get(name, separator)
-            if scored := _scored_separator(column):
+            scored = "" if form.lists.get(name) == "" else _scored_separator(column)
+            if scored:
                 parted[name] = scored
                 column = _scored_lists(column, scored)
             elif separator:
@@ -82,6 +86,8 @@ def typed(
                     nulls[name] = tuple(spelled)
             else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
                 column = _times(column) or column
+            if pa.types.is_string(column.type):
+                whole |= {name: ""} if name in form.lists else _nearly_lists(name, column)
         columns[name] = column
         types[name] = column.type if file.format == "parquet" else _with_weights(column.type)
     read_as = ColumnTypes(
@@ -90,6 +96,7 @@ def typed(
         parted=parted,
         decimal_commas=frozenset(name for name, are in commas.items() if are == "decimals"),
         thousands=frozenset(name for name, are in commas.items() if are == "thousands"),
+        whole=whole,
         nested=found.keys.nested,
         mixed=frozenset(found.keys.mixed),
         mappings=frozenset(found.keys.mappings),
@@ -224,13 +231,33 @@ def _separator(texts: pa.ChunkedArray, file: ForeignFile) -> str:
         if brackets:
             element = r"[^,]*"
         pattern = f"^({element}({escaped}{element})*{escaped}?)?$"
-        if several >= 0.2 and all_match(bare, pattern):
+        if several >= SOME and all_match(bare, pattern):
             return separator
     if not brackets and all_match(bare, CODES):
         several = pc.mean(pc.match_substring(bare, " ")).as_py()
         four = pc.any(pc.match_substring_regex(bare, FOUR_CODES)).as_py()
         return " " if four and several >= 0.2 else ""
     return "," if brackets else ""
+
+
+def _nearly_lists(name: str, texts: pa.ChunkedArray) -> dict[str, str]:
+    """The column with what parts most of its texts, if they look like lists: those of another file
+    may all do so."""
+    present = comma_numbers(texts.drop_null().slice(0, 20_000))
+
+    def share(pattern: str) -> float:
+        return pc.mean(pc.match_substring_regex(present, pattern)).as_py() or 0.0
+
+    if share(r"^\[[^{}]*\]$") >= MOST:
+        return {name: ","}
+    for separator in SEPARATORS:
+        sign = "\\|" if separator == "|" else separator
+        element = r"[^|;\t]+" if separator in "|;\t" else r"\s*-?\d+\s*"
+        browsers = separator == ";" and share(r"\([^()|]*;")
+        pattern = f"^{element}({sign}{element})*{sign}?$"
+        if not browsers and share(f"{sign}.") >= SOME and share(pattern) >= MOST:
+            return {name: separator}
+    return {}
 
 
 def all_match(texts: pa.ChunkedArray, pattern: str) -> bool:

@@ -75,6 +75,12 @@ def survey(
                 "dataset, takes nulls for it there"
             )
     doubts += _comma_doubts(found, read_as, form)
+    doubts += [
+        f"{name!r} is taken for texts, since some are no lists, as most are: if all are, say "
+        f"`text: {{lists: {{{name}: {separator!r}}}}}` in the schema"
+        for name, separator in sorted(read_as.whole.items())
+        if name not in form.lists
+    ]
     doubts += _nearly_numbers(columns) if files[0].format == "text" else ()
     twice = dict.fromkeys(name for file in files for name in file.renamed)
     doubts += [
@@ -101,9 +107,6 @@ def _check_known(form: TextForm, known: Collection[str]) -> None:
                     f"text.{key} of the schema: no column is called {name!r}; "
                     f"{nearest(name, known)}"
                 )
-    for name, separator in form.lists.items():
-        if not separator:
-            raise DataError(f"text.lists of the schema: say what parts the elements of {name!r}.")
 
 
 def _check_headers(found: Sample) -> None:

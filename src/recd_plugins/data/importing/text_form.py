@@ -31,8 +31,8 @@ class TextForm(Config):
     escapes: bool | None = None
     r"""Whether \" within quotes is a quote, as "" is; by default as lines show."""
     lists: Mapping[str, str] = field(default_factory=dict)
-    """The columns that are lists, and what parts the elements of each; others are if they look
-    so."""
+    """The columns that are lists, and what parts the elements of each, or '' for one of texts that
+    are no lists; others are if they look so."""
     decimal_commas: tuple[str, ...] = ()
     """The columns of numbers as 3,5; others are if they look so."""
     thousands: tuple[str, ...] = ()
