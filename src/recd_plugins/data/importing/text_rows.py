@@ -29,8 +29,6 @@ PARTS_OF_TIME = r"^\s*\d{4}/\d+/(?P<day>\d+)(?:\s+\d+:\d+(?::(?P<second>\d+))?)?
 """Those of such a form in which Arrow lets numbers run over."""
 GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
 """A number whose commas may part thousands, or one without."""
-BLANKS_AROUND = r"^(?:[ \t]+(-?\d+)[ \t]*|(-?\d+)[ \t]+)$"
-"""A whole number with blanks before it or behind it."""
 INVALID = re.compile(r"invalid value '(.*)'")
 SEVERAL = re.compile(r"'-?\d+([|;])\d+(?:\1\d+)*'")
 """A list of whole numbers, where one is meant."""
@@ -116,9 +114,10 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
 def _bare_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts, whole numbers among them without the blanks around them: where all are numbers,
     Arrow takes these away, and a number has one id whatever stands in other rows."""
-    if not pc.any(pc.match_substring_regex(texts, BLANKS_AROUND)).as_py():
+    bare = pc.ascii_trim(texts, " \t")
+    if bare.equals(texts):  # as most are, which is seen fast
         return texts
-    return pc.replace_substring_regex(texts, BLANKS_AROUND, r"\1\2")
+    return pc.if_else(pc.match_substring_regex(bare, r"^-?\d+$"), bare, texts)
 
 
 def _parted_by_one(lines: Lines) -> tuple[pa.Buffer, str]:
