@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.tracing import trace_own_thread_alone
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
@@ -46,6 +47,7 @@ class BatchTransform:
     ) -> None:
         """All ids that it leaves in a batch are held to `bounds`, if there are any. `who` opens the
         messages of the converter: its record and its place in registry.yaml."""
+        trace_own_thread_alone()  # a thread may read ahead, as that of hot batches does
         self._who = f"{who}: "
         self._bounds = bounds
         self._steps = [

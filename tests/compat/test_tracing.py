@@ -1,0 +1,73 @@
+"""Rung 1: transforms run in a thread while a pipeline of TorchRec's traces its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.train_pipeline import Tracer
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.transform import BatchTransform
+
+
+class PlusOne(nn.Module):
+    """Each id and one, by a module within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.register_buffer("one", torch.ones((), dtype=torch.int64))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=self.inner(features.values() + self.one),
+            lengths=features.lengths(),
+        )
+
+
+class Model(nn.Module):
+    """Calls `meanwhile` halfway."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.meanwhile = meanwhile
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        self.meanwhile()
+        return self.second(x)
+
+
+def test_a_thread_transforms_batches_while_another_one_traces() -> None:
+    features = KeyedJaggedTensor(
+        keys=["item"], values=torch.tensor([4, 7, 7]), lengths=torch.tensor([2, 1])
+    )
+    batch = Batch(torch.zeros(2, 0), features, torch.zeros(2), torch.ones(2))
+    plus_one: Any = PlusOne()
+    transform = BatchTransform([(["item"], plus_one)])
+    made: list[Batch] = []
+    with ThreadPoolExecutor(1) as thread:
+        model = Model(lambda: made.append(thread.submit(transform, batch).result()))
+        nodes = [(node.op, node.target) for node in Tracer().trace(model).nodes]
+    assert made[0].features["item"].values().tolist() == [5, 8, 8]
+    assert nodes == [
+        ("placeholder", "x"),
+        ("call_module", "first"),
+        ("call_module", "second"),
+        ("output", "output"),
+    ]
+
+
+def test_a_module_that_the_tracing_thread_calls_is_still_held_to_be_of_the_model() -> None:
+    BatchTransform([])
+    stray = PlusOne()
+    with pytest.raises(NameError, match="module is not installed as a submodule"):
+        Tracer().trace(Model(lambda: stray(None)))
