@@ -156,8 +156,9 @@ def test_what_cannot_weigh_refuses() -> None:
         (build_attention(AttentionConfig(), Context()), "Attention"),
         (build_max(ReduceConfig(), Context()), "Reduce"),
     ):
-        with pytest.raises(RegistryError, match=rf"pooling.history: {name} does not weigh"):
+        with pytest.raises(RegistryError, match=rf"pooling.history: {name} does not weigh") as told:
             built("sum", pooling)
+        assert "or by a step of `preprocess`" in str(told.value)
     features = _unweighted(batch_of(6).features)
     embedded = built("sum").net.sequences(features)
     with pytest.raises(DataError, match="'history' is scored, but its ids come without weights"):

@@ -235,7 +235,8 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
             raise RegistryError(
                 f"{type(pooling).__name__} does not weigh the ids of {feature.name!r}, which are "
                 "scored: only sums and means of weighted embeddings mean anything to it. Choose "
-                "`sum` or `mean`, or take `scored` out of the feature's entry of the schema.",
+                "`sum` or `mean`, or leave its ids without weights: they have them by `scored` of "
+                "its entry of the schema, or by a step of `preprocess`, as compute_score.",
                 where=f"pooling.{feature.name}",
             )
         pooled.append(Pooled(feature.name, pooling, query, feature.scored))
