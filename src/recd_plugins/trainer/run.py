@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     threads = settings.threads_of_each(locals_)  # torchrun has both begin with one
     torch.set_num_threads(threads)
     pa.set_cpu_count(threads)
+    _open_as_many_files_as_allowed()
     backend = "nccl" if device.type == "cuda" else "gloo"
     if (store := own_place(settings.hang_after)) is None:
         dist.init_process_group(backend)
@@ -68,6 +70,14 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
             yield device
     finally:
         dist.destroy_process_group()
+
+
+def _open_as_many_files_as_allowed() -> None:
+    """A batch of a reader's workers is a file for each of its tensors until nobody holds it: a
+    window of hot batches may be more than the 1,024 that a process begins with."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS says that there is no limit, and has one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[str, Any]:

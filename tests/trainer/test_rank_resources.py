@@ -1,0 +1,46 @@
+"""Rung 1 (values): the threads and open files that a rank may have, whoever started it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from probe_plugin import probe_registry
+
+from recd_plugins import load
+from recd_plugins.launch.environment import rank_environment
+from recd_plugins.trainer.run import process_group
+
+
+@pytest.fixture(autouse=True)
+def lone_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only rank of a job, and has afterwards what it had before."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    threads, decoding = torch.get_num_threads(), pa.cpu_count()
+    for name, text in rank_environment(0, 1, ranks_per_node=2, port=0).items():
+        monkeypatch.setenv(name, text)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    torch.set_num_threads(threads)
+    pa.set_cpu_count(decoding)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(3, 3), (0, max(1, (os.cpu_count() or 1) // 2))])
+def test_torch_and_arrow_have_the_threads_of_a_rank(asked: int, given: int, tmp_path: Path) -> None:
+    """torchrun has a rank begin with one of each; `threads: 0` shares the cores evenly."""
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    with process_group(load(probe_registry(tmp_path, threads=asked))):
+        assert (torch.get_num_threads(), pa.cpu_count()) == (given, given)
+
+
+def test_a_rank_opens_as_many_files_as_it_may(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
+    with process_group(load(probe_registry(tmp_path))):
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
