@@ -281,6 +281,26 @@ def test_constraints_that_a_plan_does_not_keep_are_named(gloo_pool: GlooPool) ->
     assert "is not used: there is no such table; did you mean 'item'? Known: history" in unknown
 
 
+@pytest.mark.parametrize(
+    ("constraint", "asks"),
+    [
+        ({"sharding_types": ["row_wise"]}, "row_wise"),
+        ({"sharding_types": ["table_wise"], "compute_kernels": ["fused_uvm"]}, "table_wise with"),
+    ],
+)
+def test_constraints_of_a_trainer_that_leave_nothing_to_its_sharder_are_named(
+    constraint: dict[str, Any], asks: str
+) -> None:
+    """As they do on a CPU what is asked for on CUDA: TorchRec offers no row-wise bags there."""
+    made = planner(given={"item": ParameterConstraints(**constraint)})
+    with pytest.raises(RegistryError) as caught:
+        made.propose(Probe(), Topology(), 2)
+    says = str(caught.value)
+    assert says.startswith("stack.plan(constraints={'item': ...}): no sharding type and kernel is")
+    assert f"they ask for {asks}" in says
+    assert "on cpu its sharder, EmbeddingBagCollectionSharder, offers data_parallel (dense)" in says
+
+
 def warned_of_in_planning() -> list[str]:
     """On a rank: what TorchRec's planner makes Python warn of."""
     with warnings.catch_warnings(record=True) as found:

@@ -25,6 +25,7 @@ __all__ = [
     "TableConstraint",
     "carry_given",
     "check_known",
+    "check_offered",
     "not_kept",
     "parameter_constraints",
     "tables_of",
@@ -292,6 +293,37 @@ def check_known(given: Mapping[str, ParameterConstraints]) -> None:
                 "leave out. Have the planner that they are made for plan this model, without "
                 "stack.plan; or make the table one of TorchRec's."
             )
+
+
+def check_offered(
+    constraints: Mapping[str, ParameterConstraints],
+    given: Collection[str],
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    device: str,
+) -> None:
+    """`RegistryError` where a trainer's constraints, which are among these, leave a table no
+    sharding type and kernel that its sharder offers."""
+    for _, module, sharder in sharded_modules(model, sharders):
+        offered = {
+            kind: sharder.compute_kernels(kind, device) for kind in sharder.sharding_types(device)
+        }
+        for name in sharder.shardable_parameters(module):
+            if name not in given or name not in constraints:
+                continue
+            kinds = constraints[name].sharding_types or [*offered]
+            kernels = constraints[name].compute_kernels
+            if not any(
+                kind in offered and (not kernels or {*kernels} & {*offered[kind]}) for kind in kinds
+            ):
+                asked = " with ".join(" or ".join(one) for one in (kinds, kernels) if one)
+                offers = ", ".join(f"{kind} ({', '.join(k)})" for kind, k in offered.items())
+                raise RegistryError(
+                    f"stack.plan(constraints={{{name!r}: ...}}): no sharding type and kernel is "
+                    f"left to the table: they ask for {asked}, and on {device} its sharder, "
+                    f"{type(sharder).__name__}, offers {offers}. Allow one of these, or give "
+                    "stack.plan a sharder that offers what is asked for, `sharders=[...]`."
+                )
 
 
 def with_given(

@@ -17,6 +17,7 @@ from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
     TableConstraint,
     carry_given,
+    check_offered,
     parameter_constraints,
     with_given,
 )
@@ -254,7 +255,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             data_parallel={*data_parallel, *dense},
         )
         self._check_not_twice(found)
-        return found | with_given(found, self._given, held)
+        given = with_given(found, self._given, held)
+        free = given.keys() - set(held)
+        check_offered(given, free, model, ranks.sharders, ranks.device)
+        return found | given
 
     def _smaller_than_a_batch(
         self,
