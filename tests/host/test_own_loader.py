@@ -364,6 +364,7 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert "Hand stack.plan the model that is trained, not a copy" in copied[0]
     assert len(joined) == 1
     assert "so that pages are looked up for all samples. Hand the collection" in joined[0]
+    assert "made of its batch's ids or another one of the batch" in joined[0]
     assert whole == []
     assert len(two) == len(wrapped) == len(bare) == len(lone) == 1
     assert "or by another plan, so that no table has its tiers. Write" in two[0]

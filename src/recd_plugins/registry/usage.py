@@ -334,10 +334,12 @@ class Usage:
                 self._give(
                     _unused(
                         self._registry.one("dedup"),
-                        "the model reads the ids of its batch itself and makes a KeyedJaggedTensor "
-                        f"of them, so that {', '.join(expanded)} are looked up for all samples",
-                        "Hand the collection the features as the batch holds them; or take "
-                        "`dedup` out: `sharding: flexshard` sends each id of a rank once without.",
+                        "the model hands its collection another KeyedJaggedTensor than the one "
+                        "that is converted, made of its batch's ids or another one of the batch, "
+                        f"so that {', '.join(expanded)} are looked up for all samples",
+                        "Hand the collection the features as the batch holds them; where a batch "
+                        "holds several, say by `features` which are converted; or take `dedup` "
+                        "out: `sharding: flexshard` sends each id of a rank once without.",
                     )
                 )
 
