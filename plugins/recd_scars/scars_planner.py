@@ -64,6 +64,9 @@ __all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
 
 FROM_BYTES = 1 << 26
 """Bytes for finding hot samples that a plan tells of."""
+TRIED = 10
+"""Windows without a hot batch, after which they are told of: the plan's rows are in too few
+samples."""
 
 
 class ScarsPlanner(TierPlanner, OrdersBatches):
@@ -111,6 +114,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     @property
     def options_in(self) -> str:
         return self.slot if self._policy is None else self._policy.options_in
+
+    @property
+    def asked_by(self) -> tuple[str, ...]:
+        return (self.slot,) if self._policy is None else (self.slot, *self._policy.asked_by)
 
     def take(self, context: Context) -> None:
         super().take(context)
@@ -217,6 +224,18 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                     "`cache.hot_batches: false`.",
                 )
             )
+        config = self._config
+        own = config.hot_batches or config.force or config.home != "memory"
+        if self._policy is not None and not own:
+            found.append(
+                Unused(
+                    what="cache: scars",
+                    why="with `size: plan` rows, tiers and coalescing are those of "
+                    f"`sharding: {self._policy.name}`, and `cache` has no hot batches, no home of "
+                    "tables and no `force`, which alone it would add",
+                    cure="Take `cache` out, or set `cache.hot_batches: true`.",
+                )
+            )
         return found
 
     def unordered(self) -> Iterable[Notice]:
@@ -235,11 +254,13 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         never, ahead = sorted(self.never_hot), 2 * self._config.window
         if firsts and not never:
             return ()
+        if not firsts:
+            return self._none_was_hot()
         # Pipelines and loaders read ahead, though not by windows: what was yielded after a hot
         # batch says that it came to the model. One who keeps batches may have them all before the
         # first is trained: so many steps too must have been.
         since = sum(one.since_hot for one in self._yielded)
-        if not firsts or since < ahead or trained < min(firsts) + ahead:
+        if since < ahead or trained < min(firsts) + ahead:
             return None
         kind = Missed if self.tier_plan and set(never) < set(self.tier_plan.tables) else Unused
         return [
@@ -249,6 +270,27 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 f"them, so that hot batches are looked up as any others in {', '.join(never)}",
                 cure="Hand the collection the KeyedJaggedTensor that the batch holds, or set "
                 "`cache.hot_batches: false`.",
+            )
+        ]
+
+    def _none_was_hot(self) -> Iterable[Notice] | None:
+        """The notice of that, once it may be said of the rows that have copies."""
+        planned = self.tier_plan.tables.values() if self.tier_plan else ()
+        if not any(len(one.replicated) for one in planned):
+            for one in self._yielded:
+                one.begin()  # rows may be given copies yet
+            return None
+        window, count = self._config.window, sum(one.every for one in self._yielded)
+        if count < TRIED * window:
+            return None
+        more = "`sharding.budget_gb`" if self._policy else "`size: budget`, `budget_gb`"
+        return [
+            Unused(
+                what="cache: hot_batches",
+                why=f"none of the first {count} batches was hot: among every {window} of a rank, "
+                "some rank had no batch of samples all of whose rows have copies",
+                cure=f"Set `cache.hot_batches: false`, which leaves batches in the loader's order; "
+                f"or give the cache more rows, {more}, or a larger `cache.window`.",
             )
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots.batch_check import kind_of
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -591,3 +593,27 @@ def test_who_loses_the_marks_is_told_once_a_hot_batch_came_to_the_model(
     assert told_at(monkeypatch, late, unused=True) == (0, 8)
     assert told_at(monkeypatch, [HOT] * 3, [HOT] * 3, [HOT] * 3) is not None
     assert told_at(monkeypatch, cold, cold) is None
+
+
+def test_hot_batches_that_never_come_are_told_of_after_ten_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not while no row has a copy, as before replicas are moved first, nor once one was hot."""
+    monkeypatch.setattr(ScarsPlanner, "features_of", FEATURES)
+    cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "window": 2}
+
+    def told(plan: TierPlan, *rows: int) -> list[str]:
+        """What is said of batches of a row each by this plan, and where."""
+        planner: Any = rp.load({"plugins": ["recd_scars"], "cache": cache}).planner()
+        planner.tier_plan, planner._cluster = plan, SimpleNamespace(never_hot=set())
+        batches = planner.order([kjt_of([row] * 6) for row in rows], 0, 1, OwnBatches())
+        for trained, _ in enumerate(batches, 1):
+            if (found := planner.ordered_in_vain(trained)) is not None:
+                return [f"{trained}: {one}" for one in found]
+        return ["nothing"]
+
+    (said,) = told(SOME, *[COLD] * 24)
+    assert said.startswith("20: cache: hot_batches is not used: none of the first 20 batches was")
+    assert "Set `cache.hot_batches: false`" in said
+    assert told(SOME, *[COLD] * 6, HOT, HOT, *[COLD] * 24) == []
+    assert told(dataclasses.replace(SOME, tables={}), *[COLD] * 24) == ["nothing"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ import torch
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -21,6 +23,8 @@ import recd_scars
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cost import Prices
@@ -33,6 +37,7 @@ from recd_plugins.planning.topology import GB, Cluster, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Loader
+from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
@@ -492,6 +497,49 @@ def test_a_trainers_profile_counts_where_nothing_else_is_to_be_counted() -> None
     made.propose(Probe(), Topology(), 4)
     assert made.tier_plan is not None
     assert made.tier_plan == known.tier_plan
+
+
+def told_of_both(sharding: dict[str, Any], **cache: Any) -> list[str]:
+    """What is said of a plan that FlexShard makes of the rows, and SCARS of all else."""
+    table = EmbeddingBagConfig(
+        name="item", embedding_dim=16, num_embeddings=50_000, feature_names=["item"]
+    )
+    model = nn.ModuleDict({"bags": EmbeddingBagCollection([table], device=torch.device("meta"))})
+    lookups = np.arange(1, 50_001) ** -1.1
+    rows = RowDistribution.of(np.ones(50_000), 8 * lookups / lookups.sum(), ids=np.arange(50_000))
+    profile = Profile(rows={"item": rows})
+    both = {
+        "plugins": ["recd_flexshard", "recd_scars"],
+        "sharding": {"use": "flexshard", **sharding},
+        "cache": {"use": "scars", "size": "plan", **cache},
+        "train": {"batch_size": 256},
+    }
+    slow = Topology(ranks_per_node=2, inter_node_gbps=0.001, intra_node_gbps=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoticeWarning)
+        planner: Any = load(both).planned_for(model, 4, slow, profile)
+    return [str(one) for one in planner.notices() if one.what == "cache: scars"]
+
+
+def test_who_plans_rows_by_two_slots_is_told_to_take_out_both() -> None:
+    """Without the cache, FlexShard would plan as before; and `cache.budget_gb` is an error."""
+    (none,) = told_of_both({})
+    assert "but what is fastest exchanges more bytes than TorchRec's own plan" in none
+    assert "Take `cache` and `sharding` out, or give replicas memory" in none
+    assert "by `sharding.budget_gb`." in none
+    rows = {"goal": "budget", "budget_gb": 0, "coalesce": "rank", "tables": ["item"]}
+    (slower,) = told_of_both(rows)
+    assert slower.startswith("cache: scars makes steps slower")
+    assert "Take `cache` and `sharding` out of registry.yaml for TorchRec's own plan." in slower
+
+
+def test_a_cache_that_leaves_all_to_the_sharding_slot_is_told() -> None:
+    *_, idle = told_of_both({}, hot_batches=False)
+    assert idle.startswith("cache: scars is not used: with `size: plan` rows, tiers and coalescing")
+    assert "are those of `sharding: flexshard`" in idle
+    for own in ({}, {"force": True}, {"home": "mapped"}):
+        says = told_of_both({}, **{"hot_batches": not own, **own})
+        assert not any("are those of" in one for one in says)
 
 
 def test_hot_batches_can_be_had_or_not() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder
 
-__all__ = ["OWN", "LeftTables", "of_weighted_means"]
+__all__ = ["OWN", "LeftTables", "in_backticks", "of_weighted_means"]
 
 OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
@@ -38,11 +38,13 @@ class LeftTables:
     """The tables that a policy is for and tiers cannot be in front of, each with the reason; and
     the notices of a plan that gives replicas to none."""
 
-    def __init__(self, slot: str, name: str, kind: str) -> None:
-        """Of the planner `name` in `slot`, which gives replicas to a `kind` of table."""
+    def __init__(self, what: str, kind: str, *, asked_by: Sequence[str], options_in: str) -> None:
+        """Of the planner that is `what` registry.yaml switches on, which gives replicas to a `kind`
+        of table. It plans nothing without the slots that it is `asked_by`, and its tables and
+        memory are options of another slot, if not of its own."""
         self.why: Mapping[str, str] = {}
-        self._slot, self._kind = slot, kind
-        self._what = f"{slot}: {name}"
+        self._what, self._kind = what, kind
+        self._all, self._options_in = in_backticks(asked_by), options_in
 
     def begin(
         self,
@@ -112,7 +114,7 @@ class LeftTables:
         return Unused(
             what=self._what,
             why="the model has no EmbeddingCollection or EmbeddingBagCollection",
-            cure=f"Plan the model that has them, or take `{self._slot}` out.",
+            cure=f"Plan the model that has them, or take {self._all} out.",
         )
 
     def all_left(self) -> Unused:
@@ -124,7 +126,7 @@ class LeftTables:
         return Unused(
             what=self._what,
             why="; ".join(f"{_left_alone(names)}, for {why}" for why, names in reasons.items()),
-            cure=f"{' '.join(cures)} Or take `{self._slot}` out.",
+            cure=f"{' '.join(cures)} Or take {self._all} out.",
         )
 
     def constrained(self, tables: Collection[str]) -> Unused:
@@ -143,7 +145,7 @@ class LeftTables:
             what=self._what,
             why=f"no {self._kind} may have replicas: its `tables` leaves "
             f"{listed(every, kind='table')} out",
-            cure=f"Name some under `{self._slot}.tables`, if it has that option.",
+            cure=f"Name some under `{self._options_in}.tables`, if it has that option.",
         )
 
     def all_data_parallel(self) -> Unused:
@@ -152,7 +154,7 @@ class LeftTables:
             what=self._what,
             why=f"{OWN} plan has every {self._kind} that may have replicas data-parallel, so that "
             "none of their rows travels",
-            cure=f"Take `{self._slot}` out, or name other sharding types in the constraints.",
+            cure=f"Take {self._all} out, or name other sharding types in the constraints.",
         )
 
     def none_pays(
@@ -167,15 +169,15 @@ class LeftTables:
                 why=f"by its prices for {so_many(world_size, 'rank')} replicas or coalescing of "
                 f"ids would pay in {listed(tables, kind='table')}, but what is fastest {over}, so "
                 f"that {left}",
-                cure=f"stack.explain() shows what each way takes. Take `{self._slot}` out, or give "
-                "it memory where that is what lacks, by `budget_gb`.",
+                cure=f"stack.explain() shows what each way takes. Take {self._all} out, or give "
+                f"replicas memory where that is what lacks, by `{self._options_in}.budget_gb`.",
             )
         return Unused(
             what=self._what,
             why=f"by its prices for {so_many(world_size, 'rank')} no replica and no coalescing of "
             f"ids pays in {listed(tables, kind='table')}, so that {left}",
-            cure=f"stack.explain() and `recd explain` show the prices. Take `{self._slot}` out, or "
-            "tell it what the network is: `topology` in registry.yaml.",
+            cure=f"stack.explain() and `recd explain` show the prices. Take {self._all} out, or "
+            "say what the network is: `topology` in registry.yaml.",
         )
 
 
@@ -212,6 +214,11 @@ def of_weighted_means(model: nn.Module, weighted: Collection[str] = ()) -> Itera
                 given = module.is_weighted() or not {*weighted}.isdisjoint(one.feature_names)
                 if given and one.pooling is PoolingType.MEAN:
                     yield one.name
+
+
+def in_backticks(slots: Sequence[str]) -> str:
+    """Slots of registry.yaml, in a sentence."""
+    return " and ".join(f"`{slot}`" for slot in slots)
 
 
 def _left_alone(tables: Sequence[str]) -> str:

@@ -50,7 +50,7 @@ from recd_plugins.planning.planner_bases import (
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.tiers.left_tables import OWN, LeftTables, of_weighted_means
+from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
 from recd_plugins.tiers.table_profiles import TableProfiles
 
 if TYPE_CHECKING:
@@ -122,7 +122,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """What exchanges carry of rows, sums and gradients, by the sharders' codecs:
         `Prices.carried`."""
         self._profiles = TableProfiles(self.options_in, profile, profile_batches)
-        self._left = LeftTables(self.slot, self.name, self.kind)
+        self._left = LeftTables(
+            f"{self.slot}: {self.name}",
+            self.kind,
+            asked_by=self.asked_by,
+            options_in=self.options_in,
+        )
         self.explanation = "No plan has been made yet."
         self._held: tuple[str, ...] = ()
         """The tables that are row-wise in the last plan, whatever the planner behind would do."""
@@ -139,6 +144,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The slot whose options name the tables, and a saved profile or plan: its own, unless
         another planner says these things."""
         return self.slot
+
+    @property
+    def asked_by(self) -> tuple[str, ...]:
+        """The slots of registry.yaml that ask for what it plans: without all of these the plan is
+        that of the planner behind."""
+        return (self.slot,)
 
     def take(self, context: Context) -> None:
         mine = self.context
@@ -257,7 +268,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if own is not None and slower and (plan is None or not self._forced):
             homes.mapped = least
             self._leave_all()
-            cure = f"stack.explain() has the prices; take `{self.slot}` out where that is right."
+            out = in_backticks(self.asked_by)
+            cure = f"stack.explain() has the prices; take {out} out where that is right."
             what = f"{self.slot}: {self.name}"
             self._notices.append(Unused(what=what, why=slower, cure=cure))
             return f"{reason}\n{slower}", own
@@ -422,7 +434,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         why = f"by the prices of this topology its plan is {how}"
         slower = f"{self.name}: this plan is {how}, by the prices of this topology"
         if forced:
-            cure = f"Take `{self.slot}` out of registry.yaml for TorchRec's own plan."
+            out = in_backticks(self.asked_by)
+            cure = f"Take {out} out of registry.yaml for TorchRec's own plan."
             self._notices.append(Slower(what=what, why=why, cure=cure))
             return f"{slower}; it is taken as asked."
         cure = f"Set `{self.slot}.force: true` to take it; `topology` says what links do."
