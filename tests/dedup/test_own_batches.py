@@ -477,6 +477,22 @@ def test_what_cannot_be_looked_at() -> None:
         auto().adapt(model, batches=[stack_of().convert(from_lists(LISTS))])
 
 
+def test_batches_without_samples_say_nothing_of_groups() -> None:
+    """Rank 0 may have some: a rank that has none left still trains with the others."""
+    none = KeyedJaggedTensor(
+        keys=["seen", "item", "bought"],
+        values=torch.zeros(0, dtype=torch.int64),
+        lengths=torch.zeros(0, dtype=torch.int64),
+    )
+    stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
+    stack.adapt(looks_up(), batches=[none, sessions(0), none, none])
+    assert stack.convert(sessions(1)).dedup.groups == (("seen", "bought"),)
+    assert stack.convert(none).to_kjt().stride() == 0
+    auto = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
+    with pytest.raises(DataError, match="or no batch has a sample"):
+        auto.adapt(looks_up(), batches=[none, none])
+
+
 def test_groups_are_as_large_as_batches_show() -> None:
     stack = stack_of(dedup={"use": "exact", "groups": [["seen"], ["item"]]})
     stack.adapt(looks_up(), batches=[sessions(0), sessions(1)])

@@ -41,7 +41,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionModule,
     MCHManagedCollisionModule,
 )
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from trio import MINOR
 
 from recd_plugins.compat.mean_division import divided_wrongly
@@ -334,14 +334,16 @@ class Compared:
         return [key for key in theirs if not torch.allclose(ours[key], theirs[key], rtol=1e-5)]
 
 
-def features_of(tables: Tables, seed: int, *, variable: bool = False) -> KeyedJaggedTensor:
+def features_of(
+    tables: Tables, seed: int, *, variable: bool = False, samples: int = 5
+) -> KeyedJaggedTensor:
     """Bags of 0 to 3 ids, of one feature none; keys in another order than the tables'."""
     keys = sorted({feature for _, features, _ in tables.values() for feature in features})[::-1]
     draw = torch.Generator().manual_seed(seed)
-    sizes = [2 + number if variable else 5 for number in range(len(keys))]
+    sizes = [2 + number if variable else samples for number in range(len(keys))]
     none = torch.arange(len(keys)).eq(seed % len(keys)).repeat_interleave(torch.tensor(sizes))
     lengths = torch.randint(0, 4, (sum(sizes),), generator=draw).masked_fill(none, 0)
-    inverse = [torch.randint(0, size, (5,), generator=draw) for size in sizes]
+    inverse = [torch.randint(0, max(1, size), (5,), generator=draw) for size in sizes]
     return KeyedJaggedTensor(
         keys=keys,
         values=torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw),
@@ -375,6 +377,29 @@ def test_every_way_that_tables_are_sharded(gloo_pool: GlooPool) -> None:
     for wrong, differ in gloo_pool.run(in_every_way, alone=True):
         assert not wrong
         assert not any(differ)
+
+
+def without_samples(tables: Tables) -> list[list[str]]:
+    """Of two batches without a sample, the first and a later one, which the unsharded collection
+    does not take; and of those between."""
+    compared = Compared(tables)
+    wrong = []
+    for seed, samples in enumerate((0, 5, 0, 5)):
+        features = features_of(tables, seed, samples=samples)
+        if samples:
+            wrong.append(compared.differ(features))
+            continue
+        found: KeyedTensor = compared.sharded.module["bags"](features).wait()
+        widths = dict(zip(found.keys(), found.length_per_key(), strict=True))
+        bags = found.to_dict()
+        wrong.append([key for key, one in bags.items() if one.shape != (0, widths[key])])
+    return wrong
+
+
+@pytest.mark.parametrize("tables", [IN_ORDER, MANY], ids=["in order", "many"])
+def test_a_batch_may_have_no_sample(gloo_pool: GlooPool, tables: Tables) -> None:
+    """TorchRec can divide none where a table that takes means is row-wise; else it can."""
+    assert gloo_pool.run(without_samples, tables) == [[[]] * 4] * 2
 
 
 def of_variable_sizes(tables: Tables) -> list[list[str]]:

@@ -89,9 +89,25 @@ class _DividesMeansAlone(ShardedEmbeddingBagCollection):
     of all others; none before the first output."""
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
-        if isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key():
-            features = _expanded_in_order(features, table_feature_names(self)[0])
+        if isinstance(features, KeyedJaggedTensor):
+            if features.variable_stride_per_key():
+                features = _expanded_in_order(features, table_feature_names(self)[0])
+            elif not features.stride():
+                return self._of_no_sample(ctx, features)
         return super().input_dist(ctx, features)
+
+    def _of_no_sample(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
+        """The exchange of a batch without samples, of which TorchRec can make no divisor."""
+        first = self._has_uninitialized_input_dist
+        self._has_mean_pooling_callback = False
+        try:
+            sent = super().input_dist(ctx, features)
+        finally:
+            self._has_mean_pooling_callback = True
+        if first:
+            self._init_mean_pooling_callback(features.keys(), None)
+        ctx.divisor = torch.ones(0, sum(self._embedding_dims), device=features.device())
+        return sent
 
     def output_dist(self, ctx: Any, output: Any) -> Any:
         ctx.divisor = self._corrected(ctx.divisor)

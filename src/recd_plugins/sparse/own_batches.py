@@ -114,7 +114,8 @@ def sample_size(first: Any, features: FeaturesOf | None) -> int:
 def sampled_features(
     batches: Iterable[Any], features: FeaturesOf | None
 ) -> tuple[KeyedJaggedTensor, ...]:
-    """The KJTs of a loader's first batches: a few, and no more than show what repeats."""
+    """The KJTs of a loader's first batches: a few, and no more than show what repeats. Batches
+    without samples show nothing."""
     if iter(batches) is batches:
         raise DataError(
             "batches: an iterator would lose those that are looked at. Hand over the loader, of "
@@ -128,12 +129,16 @@ def sampled_features(
                 "batches: these are converted already, so that how they repeat no longer shows. "
                 "Hand over a loader of batches that are not."
             )
+        if not _samples(kjt):
+            continue
         found.append(kjt.to(CPU))
         samples, ids = (sum(map(count, found)) for count in (_samples, _ids))
         if len(found) >= MOST_BATCHES or samples >= MOST_SAMPLES or ids >= MOST_IDS:
             break
     if not found:
-        raise DataError("batches: there are none to look at: the loader is empty.")
+        raise DataError(
+            "batches: there are none to look at: the loader is empty, or no batch has a sample."
+        )
     return tuple(found)
 
 
