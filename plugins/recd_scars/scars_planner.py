@@ -65,8 +65,7 @@ __all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
 FROM_BYTES = 1 << 26
 """Bytes for finding hot samples that a plan tells of."""
 TRIED = 10
-"""Windows without a hot batch, after which they are told of: the plan's rows are in too few
-samples."""
+"""Windows without a hot batch after which a notice reports that there is none."""
 
 
 class ScarsPlanner(TierPlanner, OrdersBatches):
@@ -274,7 +273,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         ]
 
     def _none_was_hot(self) -> Iterable[Notice] | None:
-        """The notice of that, once it may be said of the rows that have copies."""
+        """The notice of that, once enough windows were read while rows had copies; none before."""
         planned = self.tier_plan.tables.values() if self.tier_plan else ()
         if not any(len(one.replicated) for one in planned):
             for one in self._yielded:
