@@ -126,6 +126,7 @@ class Fetching:
         began = time.monotonic()
         position = self._next
         with self._lock:
+            waits = position not in self._ready
             while position not in self._ready:
                 self._raise_what_is_wrong(position, began)
                 self._arrived.wait(TICK)
@@ -135,7 +136,8 @@ class Fetching:
             self._next = position + 1
             if self._next % self._run == 0 and not self._is_comfortable:
                 self._room.notify_all()
-        self.stalled += time.monotonic() - began
+        if waits:
+            self.stalled += time.monotonic() - began
         return batch
 
     def is_answered(self) -> bool:
