@@ -19,6 +19,7 @@ import torch
 from forked import start_server
 from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
+from recd_plugins.compat.copied_server import copy_as_fork_server
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.local_reader import LOADING
 from recd_plugins.data.table import Table, write_table
@@ -217,6 +218,7 @@ def test_workers_end_with_their_iterator_also_after_an_error(table, transform, m
 
 
 def read_then_die(folder: Path, pids: Connection) -> None:
+    copy_as_fork_server()  # its workers' server, which would import what is here already
     batches = iter(open_loader(Table.open(folder), batch_size=4, workers=2))
     next(batches)
     pids.send([worker.pid for worker in multiprocessing.active_children()])

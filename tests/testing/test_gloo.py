@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS, GlooPool, RanksFailed
+from recd_plugins.compat.copied_server import copy_as_fork_server
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +90,21 @@ def listening() -> list[str]:
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+class Late(NamedTuple):
+    """A pool whose ranks hang, with a deadline that passes while other tests run."""
+
+    pool: GlooPool
+    before: list[int]
+    hung: Future[list[None]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def late() -> Iterator[Late]:
+    with GlooPool() as pool, ThreadPoolExecutor(1) as executor:
+        before = pool.run(os.getpid)
+        yield Late(pool, before, executor.submit(pool.run, hang_on_one, deadline=10.0))
 
 
 def test_a_call_returns_what_each_rank_returned_and_ranks_are_reused(gloo_pool: GlooPool) -> None:
@@ -172,16 +190,6 @@ def test_every_rank_is_heard_and_new_ranks_take_over(gloo_pool: GlooPool) -> Non
     assert not set(before) & set(gloo_pool.run(os.getpid))
 
 
-def test_a_deadline_shows_the_stacks_of_all_and_new_ranks_take_over(gloo_pool: GlooPool) -> None:
-    before = gloo_pool.run(os.getpid)
-    with pytest.raises(RanksFailed, match=r"deadline of 10 s expired") as caught:
-        gloo_pool.run(hang_on_one, deadline=10.0)
-    assert "in hang_on_one" in caught.value.ranks[1]
-    assert "in all_reduce" in caught.value.ranks[0]
-    after = gloo_pool.run(os.getpid)
-    assert not set(before) & set(after)
-
-
 def test_ranks_that_die_are_reported_before_the_deadline(gloo_pool: GlooPool) -> None:
     gloo_pool.run(os.getpid, world_size=3)
     with pytest.raises(RanksFailed) as caught:
@@ -246,7 +254,7 @@ def write_pid(folder: Path, seconds: float) -> None:
 
 
 def leave_a_pool_open(folder: Path, seconds: float) -> None:
-    PRELOADED_FOR_TESTS.clear()  # this pool's server is new, and imports of it show nothing
+    copy_as_fork_server()  # a server of its own at once, for what it would import shows nothing
     GlooPool().run(write_pid, folder, seconds, world_size=1)
 
 
@@ -270,6 +278,15 @@ def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
     for name in parents:
         rank = int((tmp_path / name / "pid").read_text())
         wait_until(partial(gone, rank), 60)
+
+
+def test_a_deadline_shows_the_stacks_of_all_and_new_ranks_take_over(late: Late) -> None:
+    error = late.hung.exception()
+    assert isinstance(error, RanksFailed)
+    assert "deadline of 10 s expired" in str(error)
+    assert "in hang_on_one" in error.ranks[1]
+    assert "in all_reduce" in error.ranks[0]
+    assert not set(late.before) & set(late.pool.run(os.getpid))
 
 
 def gone(pid: int) -> bool:

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
+from recd_plugins.launch import ranks as launched
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.trainer import stop_signal
 from recd_plugins.trainer import watchdog as watch
@@ -187,9 +188,14 @@ class Run(NamedTuple):
 def runs(
     gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Run]]:
-    """`RUNS`, side by side, each on ranks of its own: all that they do is wait."""
+    """`RUNS`, side by side, each on ranks of its own: all that they do is wait. Rank 0 ends with
+    all that is said, and nobody asks what becomes of the other."""
     begun = {}
-    with ExitStack() as pools, ThreadPoolExecutor(len(RUNS)) as executor:
+    with (
+        patch.object(launched, "GRACE", 0.0),
+        ExitStack() as pools,
+        ThreadPoolExecutor(len(RUNS)) as executor,
+    ):
         for name, (function, options) in RUNS.items():
             pool = pools.enter_context(GlooPool(deadline=gloo_pool.deadline))
             pool.run(os.getpid)  # its ranks are there
