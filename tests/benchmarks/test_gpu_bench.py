@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.gpu.__main__ import PARTS, main
+from benchmarks.gpu.__main__ import PARTS, ROOT, main
 from benchmarks.gpu.parts import Part, Setting, ran
 from benchmarks.harness import Figure
 from benchmarks.kept import RESULTS
+from recd_plugins.cli import doctor
 from recd_plugins.testing.gloo import RanksFailed
 
 
@@ -38,10 +39,21 @@ def test_one_failure_costs_one_row() -> None:
 
 
 def test_what_is_not_timed_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ["vbe", "doctor"]
-    alone = main(["--device", "cpu", "--quick", "--part", *parts])
+    """What it says is `recd doctor`'s, as each check says it here; the CPU has no `vbe`."""
+    said = {
+        "versions": doctor._versions(),
+        "packages": doctor._packages(),
+        "build": doctor._build(),
+        "devices": doctor._devices(),
+        "names": doctor._names(),
+        "collectives": "all-to-all and all-reduce over 2 ranks",
+        "registry": doctor._registry(ROOT / "registry.yaml").replace(f"{ROOT}/", ""),
+    }
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert main(["--device", "cpu", "--quick", "--part", *parts]) == alone
+    assert main(["--device", "cpu", "--quick", "--part", "vbe", "doctor"]) == [
+        Figure(name=f"doctor: {name}", value=1.0, unit="", target=1, note=text[:200])
+        for name, text in said.items()
+    ]
 
 
 def test_without_a_gpu_nothing_runs_unasked(
