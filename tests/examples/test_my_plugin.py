@@ -102,11 +102,25 @@ def test_it_trains(binaries: Path, tmp_path: Path) -> None:
     assert summary["test"]["ne"] < 0.5
 
 
+TESTS = """
+import os
+import sys
+import pytest
+import recd_plugins.testing.preload
+from recd_plugins.compat.copied_server import copy_as_fork_server
+if child := os.fork():  # which has one thread, so that it can be copied
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+copy_as_fork_server()
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+"""pytest, whose ranks are forked from what has imported already all that they need."""
+
+
 def test_its_own_tests_pass_with_the_kit_as_installed(binaries: Path, tmp_path: Path) -> None:
     printed = run(
         binaries / "python",
-        "-m",
-        "pytest",
+        "-c",
+        TESTS,
         "-q",
         "-p",
         "no:cacheprovider",
