@@ -131,7 +131,8 @@ def test_gentle_threads_load_the_first_window_alone_and_are_less_urgent(table, m
     monkeypatch.setattr(BatchReader, "_gather", gathered)
     assert len([*source.batches(0, 0)]) == order.num_batches
     assert [what for what, _ in seen[:2]] == (["decode", "gather"] if gently else ["decode"] * 2)
-    less = GENTLY if gently and sys.platform == "linux" else 0
+    most = 19 - _urgency()  # a run that is as little urgent as can be has no threads that are less
+    less = min(GENTLY, most) if gently and sys.platform == "linux" else 0
     assert {urgency - _urgency() for _, urgency in seen} == {less}
 
 
