@@ -10,9 +10,10 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from threading import Event, Semaphore, Thread
+from threading import Event, Semaphore, Thread, current_thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from recd_dsi.service.coordinator import (
     watch_members,
 )
 from recd_dsi.service.fetching import LANES
-from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.maker import AHEAD, Maker, _Announced
@@ -591,19 +592,40 @@ def test_a_coordinator_that_has_just_begun_believes_its_clients() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_a_rank_reads_itself_where_all_workers_hang(tables: Path) -> None:
+def test_a_rank_reads_itself_where_all_workers_hang_and_asks_them_beside(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no answer of theirs between its batches, and goes back to those that wake."""
     reader = {"use": "service", "workers": 2, "hedge": 0.2, "patience": 0.5, "prefetch_mib": 1}
-    theirs = stack_of(tables, {"use": "local"}, batch_size=256).loader(0, 1)
-    loader = stack_of(tables, reader, batch_size=256).loader(0, 1)
+    theirs = stack_of(tables, {"use": "local"}).loader(0, 1)
+    loader = stack_of(tables, reader).loader(0, 1)
     assert isinstance(loader, ServiceLoader)
-    backend = loader.fleet().backend
+    fleet = loader.fleet()
+    backend = fleet.backend
     assert backend is not None
-    until(lambda: None not in backend.pids and len(loader.fleet().remotes()) == 2)
-    for pid in backend.pids:
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+    until(lambda: None not in backend.pids and len(fleet.remotes()) == 2)
+    pids = [pid for pid in backend.pids if pid is not None]
+    answers, asked_by = Remote.answers, set[str]()
+
+    def send(number: int) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    def answers_whom(self: Remote) -> bool:
+        asked_by.add(current_thread().name)
+        return answers(self)
+
+    monkeypatch.setattr(Remote, "answers", answers_whom)
+    send(signal.SIGSTOP)
+    batches = iter(loader)
     with pytest.warns(NoticeWarning, match="rank 0 reads by itself"):
-        there = list(loader)
+        there = list(islice(batches, 12))
+    assert loader.read_here == 12
+    loader._options = replace(loader._options, hedge=120.0, patience=240.0)  # they are there now
+    send(signal.SIGCONT)
+    until(lambda: "recd-ask" not in {thread.name for thread in enumerate_threads()})
+    there += batches
     for left, right in zip(theirs, there, strict=True):
         assert_same_batch(left, right)
-    assert loader.read_here > 0
+    assert loader.read_here < len(loader)
+    assert current_thread().name not in asked_by

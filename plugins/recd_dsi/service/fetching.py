@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -140,10 +140,25 @@ class Fetching:
             self.stalled += time.monotonic() - began
         return batch
 
-    def is_answered(self) -> bool:
-        """Whether a worker that has not refused answers by now."""
-        there = [one for one in self._fleet.remotes() if one not in self._refused]
-        return any(remote.up and remote.answers() for remote in there)
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[threading.Event]:
+        """Ask workers that have not refused, beside a trainer that reads by itself, which a worker
+        that hangs would keep for `PING`; the event is set once one answers."""
+        heard, ended = threading.Event(), threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                there = [one for one in self._fleet.remotes() if one not in self._refused]
+                if any(remote.up and remote.answers() for remote in there):
+                    heard.set()
+                    return
+                ended.wait(TICK)
+
+        threading.Thread(target=ask, daemon=True, name="recd-ask").start()
+        try:
+            yield heard
+        finally:
+            ended.set()
 
     def close(self) -> None:
         """Ask for nothing any more."""

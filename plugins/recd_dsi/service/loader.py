@@ -132,15 +132,17 @@ class ServiceLoader:
                 continue
             finally:
                 source.close()
+            assert self.fetching is not None  # which nobody answered
             try:
-                for batch in self._from_here(epoch, self._batch):
-                    self._go_on()
-                    self.read_here += 1
-                    yield batch
-                    if self._epoch != epoch:
-                        return
-                    if self.fetching is not None and self.fetching.is_answered():
-                        break
+                with self.fetching.asking() as heard:
+                    for batch in self._from_here(epoch, self._batch):
+                        self._go_on()
+                        self.read_here += 1
+                        yield batch
+                        if self._epoch != epoch:
+                            return
+                        if heard.is_set():
+                            break
             except DamagedStripe as error:
                 self._without(error)
 
