@@ -81,7 +81,8 @@ class Service:
             "prefetch_mib": 1,
             "hedge": 0.3,
             "when_none_answers": "fail",
-            "patience": 120,
+            # A run that may end waits no longer for a worker that no longer starts.
+            "patience": 10 if fault.may_end else 120,
         }
         self.registry = registry_of(folder, kind, reader)
         self.delivery = load(self.registry).delivery()
