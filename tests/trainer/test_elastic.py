@@ -126,6 +126,28 @@ def test_samples_that_ranks_cannot_share_come_back_with_them(
     assert (position["loader"]["epoch"], position["loader"]["batches"]) == (1, 3)
 
 
+def test_streams_that_ranks_cannot_share_come_back_with_them(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
+    """Four streams: three ranks have three, from the next epoch on."""
+    for ranks, steps in ((4, 3), (3, 5), (3, 6), (4, 9)):
+        options = ["reader.streams=4", f"train.steps={steps}"]
+        (summary, *_) = gloo_pool.run(attempt, str(folder), "streams", options, world_size=ranks)
+        assert (summary["step"], summary["world_size"]) == (steps, ranks), summary
+    job = json.loads((folder / "streams/checkpoints/step-00000006/job.json").read_text())
+    assert job["registry"]["reader"]["streams"] == 3
+    (place,) = {
+        (position["loader"]["epoch"], position["loader"]["batches"])
+        for rank in range(3)
+        for position in [
+            json.loads((folder / f"streams/checkpoints/step-00000006/rank-{rank}.json").read_text())
+        ]
+    }
+    assert place == (1, 3)
+    last = json.loads((folder / "streams/checkpoints/step-00000009/rank-0.json").read_text())
+    assert (last["loader"]["epoch"], last["loader"]["batches"]) == (2, 3)
+
+
 SLOW_LINKS = "topology={ranks_per_node: 1, inter_node_gbps: 0.01}"
 """Links on which replicas are worth their operations."""
 OPTIMIZER = ["train.optimizer.tables=sgd", "train.optimizer.dense=sgd"]

@@ -214,6 +214,17 @@ def test_fixed_streams_go_on_with_the_same_batches(
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=LOSS)
 
 
+def test_ranks_that_cannot_share_the_streams_have_others(folder: Path, gloo_pool: GlooPool) -> None:
+    command = ["reshard", str(folder / "part"), str(folder / "three"), "--ranks", "3"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "goes on with the start of epoch 1, in 3 streams; what an epoch had left" in done.stdout
+    assert done.stdout.endswith("train.batch_size=32 reader.streams=3\n")
+    options = [*SHORT, "reader.streams=3", "train.steps=5"]
+    (on, *_) = gloo_pool.run(run, str(folder), "three", options, True, world_size=3)
+    assert (on["step"], on["world_size"]) == (5, 3), on
+
+
 def test_a_run_goes_on_with_the_ids_and_tables_that_it_began_with(
     folder: Path, tmp_path: Path, gloo_pool: GlooPool
 ) -> None:

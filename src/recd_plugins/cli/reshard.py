@@ -38,7 +38,7 @@ def reshard(
 
     Tables, dense parameters and optimizer states are what they were, under any plan. Batches go
     on where they were if reader.streams is set and the samples of a step stay as many; else
-    with the next epoch.
+    with the next epoch, in other streams where the ranks cannot share those.
     """
     with reported(debug):
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
@@ -50,7 +50,7 @@ def reshard(
         with progress() as show:
             found = write(source, target, ranks, batch_size, show)
     if as_json:
-        names = ("step", "ranks_before", "ranks", "batch_size", "exact", "begins_epoch")
+        names = ("step", "ranks_before", "ranks", "batch_size", "streams", "exact", "begins_epoch")
         values = {name: getattr(found, name) for name in names}
         print(json.dumps({"path": str(found.checkpoint), **values}))
         return
@@ -59,4 +59,5 @@ def reshard(
         f"({found.ranks_before} before) of "
         f"{so_many(found.batch_size, 'sample')}\n{found.goes_on()}\nrecd train --resume --ranks "
         f"{found.ranks} train.run={target} train.batch_size={found.batch_size}"
+        + ("" if found.streams is None else f" reader.streams={found.streams}")
     )

@@ -212,6 +212,23 @@ class Registry:
             source=dataclasses.replace(self.source, values=values),
         )
 
+    def with_streams(self, streams: int | None) -> Registry:
+        """The same composition, whose reader has so many streams; itself where that is None, or as
+        many as it has."""
+        if streams is None:
+            return self
+        reader, values = self.one("reader"), dict(self.source.values)
+        config: Any = reader.config
+        if config.streams == streams:
+            return self
+        reader = dataclasses.replace(reader, config=dataclasses.replace(config, streams=streams))
+        values["reader"] = {**values["reader"], "streams": streams}
+        return dataclasses.replace(
+            self,
+            choices={**self.choices, "reader": (reader,)},
+            source=dataclasses.replace(self.source, values=values),
+        )
+
     def having(self, values: Mapping[str, Any]) -> Registry:
         """Other values in the same place, checked; `RecdError` says what is wrong with them."""
         source = Source.read(values, ())

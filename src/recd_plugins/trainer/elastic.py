@@ -133,14 +133,15 @@ class Launchers:
             write_whole(_file(run), json.dumps(self.names) + "\n")
 
 
-def taken_over(checkpoint: Path, batch_size: int) -> OtherRanks | None:
-    """The checkpoint as the ranks of a restarted job see it, of `batch_size` samples each; None
-    where they are as many as its own, and have as many samples."""
+def taken_over(checkpoint: Path, batch_size: int, streams: int | None) -> OtherRanks | None:
+    """The checkpoint as the ranks of a restarted job see it, of `batch_size` samples each, whose
+    reader has so many `streams`, if that is fixed; None where they are as many as its own, and have
+    as many samples."""
     saved = read_job(checkpoint)
     world_size = dist.get_world_size()
     if (world_size, batch_size) == (saved["world_size"], _batch_size(saved)):
         return None
-    return for_ranks(checkpoint, world_size, batch_size)
+    return for_ranks(checkpoint, world_size, batch_size, streams)
 
 
 def restarted_batch_size(checkpoint: Path, settings: TrainSettings) -> int:

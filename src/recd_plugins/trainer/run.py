@@ -26,7 +26,7 @@ from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
-from recd_plugins.trainer.checkpoints.other_ranks import resumed_position
+from recd_plugins.trainer.checkpoints.other_ranks import resumed_position, shared_streams
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.elastic import (
     Launchers,
@@ -138,10 +138,15 @@ def _resumed(
     other = None
     if restarted:
         size = restarted_batch_size(latest, settings)
-        other = taken_over(latest, size)
+        registry = stack.registry
+        streams = shared_streams(registry.source.values, dist.get_world_size())
+        other = taken_over(latest, size, streams)
         if size != settings.batch_size:
-            stack = Stack(stack.registry.with_batch_size(size))
-            settings = stack.registry.train
+            registry = registry.with_batch_size(size)
+        registry = registry.with_streams(streams)
+        if registry is not stack.registry:
+            stack = Stack(registry)
+            settings = registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)

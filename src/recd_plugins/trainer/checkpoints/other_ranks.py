@@ -17,7 +17,7 @@ from typing import Any
 
 from recd_plugins.data.pins import copy_pins
 from recd_plugins.data.table import Progress, silent
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.trainer.checkpoints.files import (
@@ -39,6 +39,7 @@ __all__ = [
     "for_ranks",
     "reshard",
     "resumed_position",
+    "shared_streams",
 ]
 
 LEFT_OUT = "left_out"
@@ -64,6 +65,8 @@ class OtherRanks:
     """The epoch with which training goes on otherwise; none if the reader counts none."""
     job: Mapping[str, Any]
     """The content that job.json would have."""
+    streams: int | None = None
+    """The reader's streams from then on, where the ranks cannot share those that it had."""
     position: Mapping[str, Any]
     """The position from which the loader of every rank goes on."""
 
@@ -96,19 +99,22 @@ class OtherRanks:
             return "goes on with the batches that would have come next"
         if self.begins_epoch is None:
             return "goes on where its reader begins: it counts no epochs"
+        streams = "" if self.streams is None else f", in {so_many(self.streams, 'stream')}"
         return (
-            f"goes on with the start of epoch {self.begins_epoch}; what an epoch had left is "
-            "skipped"
+            f"goes on with the start of epoch {self.begins_epoch}{streams}; what an epoch had left "
+            "is skipped"
         )
 
 
-def for_ranks(checkpoint: Path, ranks: int, batch_size: int | None = None) -> OtherRanks:
+def for_ranks(
+    checkpoint: Path, ranks: int, batch_size: int | None = None, streams: int | None = None
+) -> OtherRanks:
     """The checkpoint for so many ranks, of `batch_size` samples each (by default as before).
 
     The epoch goes on where it was if that is the same place for any rank: no batch of it has
     been trained; or `reader.streams` is set and a multiple of `ranks`, no workers read, and
     `batch_size` times ranks is unchanged. Else the next epoch begins, and what was left of this
-    one is skipped.
+    one is skipped. The reader has so many `streams` then, if it had others.
     """
     job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
@@ -118,9 +124,13 @@ def for_ranks(checkpoint: Path, ranks: int, batch_size: int | None = None) -> Ot
         raise RegistryError(f"reshard: {ranks} ranks of {size} samples train nothing. Name more.")
     if size != size_before:
         registry.setdefault("train", {})["batch_size"] = size
+    others = streams if streams not in (None, _streams(registry)) else None
+    if others is not None:
+        registry["reader"] = {**registry["reader"], "streams": others}
     position = read_rank(checkpoint, 0)["loader"]
     epoch = _begins(position)
-    exact = ranks * size == before * size_before and _any_ranks(registry, position, ranks)
+    same = others is None and ranks * size == before * size_before
+    exact = same and _any_ranks(registry, position, ranks)
     if exact:
         positions = [read_rank(checkpoint, rank)["loader"] for rank in range(before)]
         position = _leaving_out(position, {one for each in positions for one in _left_out(each)})
@@ -133,6 +143,7 @@ def for_ranks(checkpoint: Path, ranks: int, batch_size: int | None = None) -> Ot
         exact=exact,
         begins_epoch=None if exact else epoch,
         job={**job, "world_size": ranks, "registry": registry},
+        streams=others,
         position=position if exact else {BEGINS: epoch},
     )
 
@@ -173,11 +184,27 @@ def _place(position: Mapping[str, Any]) -> tuple[int, bool] | None:
 
 def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: int) -> bool:
     """Whether a position of the local reader is the same for so many ranks."""
-    reader = registry.get("reader")
-    streams: int = (reader.get("streams") or 0) if isinstance(reader, Mapping) else 0
+    streams = _streams(registry) or 0
     held = position.get("within") or position  # the reader's own, where data grow
     made_for = held.get("made_for", {"workers": 1})
     return streams > 0 and streams % ranks == 0 and not made_for["workers"]
+
+
+def shared_streams(registry: Mapping[str, Any], ranks: int) -> int | None:
+    """The streams of the reader of so many ranks: those that the registry names, or about as many
+    where the ranks cannot share these; None where it names none."""
+    if (streams := _streams(registry)) is None:
+        return None
+    reader = registry["reader"]
+    of_ranks = reader.get("use", "local") != "local"  # others have no consumers in a rank
+    consumers = ranks * (1 if of_ranks else max(1, reader.get("workers") or 0))
+    return streams if streams % consumers == 0 else consumers * max(1, round(streams / consumers))
+
+
+def _streams(registry: Mapping[str, Any]) -> int | None:
+    reader = registry.get("reader")
+    streams = reader.get("streams") if isinstance(reader, Mapping) else None
+    return streams if isinstance(streams, int) else None
 
 
 def _left_out(position: Mapping[str, Any]) -> Iterator[int]:
@@ -214,7 +241,8 @@ def reshard(
     check_whole(checkpoint)
     for rank in range(read_job(checkpoint)["world_size"]):
         read_rank(checkpoint, rank)
-    found = for_ranks(checkpoint, ranks, batch_size)
+    streams = shared_streams(read_job(checkpoint)["registry"], ranks)
+    found = for_ranks(checkpoint, ranks, batch_size, streams)
     written = target / "checkpoints" / checkpoint.name
     part = written.with_suffix(".part")
     with _oserror_of(written), written_alone(part, written):
