@@ -203,6 +203,22 @@ def test_transforms_run_on_unique_samples() -> None:
         stack_of(preprocess=[{"use": "first_x", "features": "histroy", "n": 1}]).convert(kjt)
 
 
+def test_keys_come_in_one_order_whatever_is_deduplicated() -> None:
+    """A model may cut its KJT by places: with features that are made of others, too."""
+    steps = [
+        {"use": "n_gram", "into": "pairs", "of": ["brands"], "n": 2, "modulo": 9, "keep": True},
+        {"use": "union", "into": "both", "left": "history", "right": "brands"},
+        {"use": "enumerate", "into": "places", "of": "item", "longest": 3},
+    ]
+    kjt = from_lists(LISTS)
+    plain = stack_of(dedup=None, preprocess=steps).convert(kjt)
+    for use in ("exact", "partial"):
+        made = stack_of(dedup={"use": use, "groups": GROUPS}, preprocess=steps).convert(kjt)
+        assert made.keys() == plain.keys()
+        for ours, theirs in zip(made.split([2, 6]), plain.split([2, 6]), strict=True):
+            assert alike(ours, theirs)
+
+
 class Pair(NamedTuple):
     features: Any
     labels: Tensor

@@ -38,6 +38,8 @@ class Conversion:
         self._transforms = tuple(transforms)
         self._dedup, self._who = dedup, who
         self._by_keys: dict[tuple[str, ...], BatchTransform] = {}
+        self._order: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """By a batch's keys, those that come out, in their order where nothing is deduplicated."""
 
     def __call__(
         self, features: KeyedJaggedTensor | SparseFeatures
@@ -66,18 +68,22 @@ class Conversion:
             _check_each_once(keys)
         if dedup is None:
             return plain
-        made = SparseFeatures.of(plain, dedup)
-        return dataclasses.replace(made, order=keys) if set(made.keys()) == set(keys) else made
+        made, order = SparseFeatures.of(plain, dedup), self._order[keys]
+        return dataclasses.replace(made, order=order) if {*made.keys()} == {*order} else made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_keys": {}}
+        return {**self.__dict__, "_by_keys": {}, "_order": {}}
 
     def _transform(self, keys: Sequence[str]) -> BatchTransform:
         check_own(self._transforms)
         steps = steps_of(self._transforms, schema_of_keys(keys)) if self._transforms else []
-        groups = getattr(self._dedup, "groups", ())
+        groups, order = getattr(self._dedup, "groups", ()), tuple(keys)
         for step in steps:
             groups = step.groups(groups)  # it refuses what unique samples do not allow
+            if step.changes_keys:
+                taken = tuple(name for name in order if name in step.takes)
+                order = (*(name for name in order if name not in taken), *step.names(taken))
+        self._order[tuple(keys)] = order
         return BatchTransform(row_wise(steps), self._dedup, who=self._who)
 
 
