@@ -219,6 +219,27 @@ def test_keys_come_in_one_order_whatever_is_deduplicated() -> None:
             assert alike(ours, theirs)
 
 
+@pytest.mark.parametrize("use", ["exact", "partial"])
+@pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.int32])
+def test_weights_of_other_types_come_as_they_are(use: str, weights: torch.dtype) -> None:
+    kjt = from_lists(LISTS)
+    kjt = KeyedJaggedTensor(
+        keys=kjt.keys(),
+        values=kjt.values(),
+        lengths=kjt.lengths(),
+        weights=torch.arange(len(kjt.values())).remainder(2).to(weights),
+    )
+    steps = [
+        {"use": "first_x", "features": "history", "n": 1},
+        {"use": "union", "into": "both", "left": "history", "right": "brands"},
+    ]
+    dedup = {"use": use, "groups": GROUPS, "validate": True}
+    made, plain = (stack_of(dedup=d, preprocess=steps).convert(kjt) for d in (dedup, None))
+    assert alike(made.to_kjt(), plain)
+    assert plain.weights().dtype == weights
+    assert alike(stack_of(dedup=dedup).convert(kjt).to_kjt(), kjt)
+
+
 class Pair(NamedTuple):
     features: Any
     labels: Tensor

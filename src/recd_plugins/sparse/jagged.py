@@ -76,6 +76,8 @@ def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJagge
     )
 
 
+PERMUTED = (torch.float32, torch.float64)
+"""The types of weights that fbgemm gathers on the CPU."""
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -146,10 +148,13 @@ class WeightedJagged:
         lengths = self.lengths
         if self.values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
             lengths = lengths.long()
-        lengths, values, weights = torch.ops.fbgemm.permute_1D_sparse_data(
-            rows.to(torch.int32), lengths, self.values, self.weights, num_values
-        )
-        return WeightedJagged(values, lengths, weights)
+        permute, rows = torch.ops.fbgemm.permute_1D_sparse_data, rows.to(torch.int32)
+        if self.weights is None or self.weights.dtype in PERMUTED or self.weights.is_cuda:
+            chosen, values, weights = permute(rows, lengths, self.values, self.weights, num_values)
+        else:  # of ids it takes any type
+            chosen, values, _ = permute(rows, lengths, self.values, None, num_values)
+            _, weights, _ = permute(rows, lengths, self.weights, None, num_values)
+        return WeightedJagged(values, chosen, weights)
 
     def columns(self) -> list[Tensor]:
         """The columns that must agree, bit by bit, where two rows are one: ids, and weights if

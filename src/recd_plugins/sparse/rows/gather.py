@@ -123,6 +123,8 @@ def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another, on any device."""
     if not values.is_cpu:
         return values[spread_places(starts, lengths)]
+    if values.dtype in (torch.float16, torch.bfloat16):  # numba has neither
+        return spread_rows(values.view(torch.int16), starts, lengths).view(values.dtype)
     spread = _spread(
         values.contiguous().numpy(), starts.contiguous().numpy(), lengths.contiguous().numpy()
     )
