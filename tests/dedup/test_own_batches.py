@@ -326,6 +326,42 @@ def test_what_a_batch_does_to_its_parts_is_done_once() -> None:
     assert some.labels.tolist() == [1, 2]
 
 
+class Stored:
+    """Whatever it is given lies in a store, which its attributes are read of."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__["store"] = parts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.__dict__["store"][name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__["store"][name] = value
+
+
+class Sealed:
+    """It cannot be written to once it is made."""
+
+    def __init__(self, kjt: Any, labels: Tensor) -> None:
+        self.__dict__.update(kjt=kjt, labels=labels)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} is sealed")
+
+
+@pytest.mark.parametrize("kind", [Stored, Sealed])
+def test_a_batch_is_converted_whatever_its_class_makes_of_assignments(kind: Any) -> None:
+    kjt, labels = from_lists(LISTS), torch.arange(4)
+    batch = kind(kjt=kjt, labels=labels)
+    made = stack_of().converting()(batch)
+    assert type(made) is kind
+    assert isinstance(made.kjt, SparseFeatures)
+    assert alike(made.kjt.to_kjt(), kjt)
+    assert (made.labels, batch.kjt) == (labels, kjt)
+
+
 @dataclass
 class MakesItsOwn:
     """It is made of ids, and makes a KJT of them."""

@@ -243,7 +243,7 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
             made[name] = part
     else:
         for name, part in parts.items():
-            setattr(made, name, part)
+            object.__setattr__(made, name, part)  # as it lies there, whatever its class makes of it
     return made
 
 
