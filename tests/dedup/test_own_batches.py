@@ -451,6 +451,27 @@ def test_a_converted_loader_has_the_state_of_its_loader() -> None:
     assert (first.labels.tolist(), second.labels[0].item()) == ([*range(8)], 8)
 
 
+class Shuffled:
+    """A loader that draws its order anew for each epoch that it is told of."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Pair]:
+        order = random.Random(self.epoch).sample(range(32), 32)
+        return map(collate, [order[first : first + 8] for first in range(0, 32, 8)])
+
+
+def test_what_a_converted_loader_is_given_is_its_loaders() -> None:
+    loader = Shuffled()
+    converted = stack_of().converted(loader)
+    converted.epoch = 3
+    assert loader.epoch == converted.epoch == 3
+    expected = [batch.labels.tolist() for batch in loader]
+    assert [batch.labels.tolist() for batch in converted] == expected
+    del converted.epoch
+    assert loader.epoch == 0
+
+
 def test_what_a_worker_is_sent_is_small() -> None:
     """A copy of the converter, whatever the stack has seen: no table, no batch, no plan."""
     stack = stack_of(

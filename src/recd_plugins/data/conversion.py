@@ -134,16 +134,18 @@ class Converting:
 
 
 class ConvertedLoader:
-    """A loader whose batches are converted; whatever else it has, as `state_dict`, is its own."""
+    """A loader whose batches are converted; whatever else it has, or is given, as `state_dict` or a
+    number of its epoch, is its own."""
+
+    _loader: Iterable[Any]
+    _convert: Callable[[Any], Any]
 
     def __init__(self, loader: Iterable[Any], convert: Callable[[Any], Any]) -> None:
-        self._loader = loader
-        self._convert = convert
         # Frameworks ask by protocols whether a loader has a state, which see, since Python 3.12,
         # what an object itself has.
-        for name in ("state_dict", "load_state_dict"):
-            if hasattr(loader, name):
-                setattr(self, name, getattr(loader, name))
+        states = (name for name in ("state_dict", "load_state_dict") if hasattr(loader, name))
+        self.__dict__.update({name: getattr(loader, name) for name in states})
+        self.__dict__.update(_loader=loader, _convert=convert)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self._loader)
@@ -155,3 +157,9 @@ class ConvertedLoader:
         if name.startswith("__") or name == "_loader":
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
