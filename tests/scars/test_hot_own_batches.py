@@ -255,6 +255,13 @@ def test_weights_in_some_batches_alone_are_refused() -> None:
     del KINDS["odd"]
 
 
+def test_what_an_order_is_given_is_its_loaders() -> None:
+    stage = stage_of("dataclass")
+    stage.epoch = 3
+    assert stage.epoch == 3
+    assert "epoch" not in vars(stage)
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own call
 def test_a_stateful_loader_resumes_exactly() -> None:
     whole = [(mark_in(batch), rows_of(batch)) for batch in stage_of("kjt", StatefulDataLoader)]

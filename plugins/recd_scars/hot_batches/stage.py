@@ -164,6 +164,13 @@ class HotBatchesWithoutState:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What a trainer assigns, as a number of the epoch, is its own loader's."""
+        if name.startswith("_") or name == "yielded" or self._own is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
     def _batches(self, window: BatchWindow, ahead: _Ahead) -> Iterator[Any]:
         for index in range(self._index, len(window)):
             ahead.take(TAKEN)
