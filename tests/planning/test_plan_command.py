@@ -87,6 +87,37 @@ def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     assert "these are not the same. Take profiles of one table" in refused.stderr
 
 
+@pytest.mark.slow
+def test_a_plan_is_compared_with_the_files_of_before_that_it_replaces(folder: Path) -> None:
+    files = folder / "replaced.arrow", folder / "replaced_profile.arrow"
+    goal = "sharding.goal=min_communication"
+    saves = ("--save", str(files[0]), "--save-profile", str(files[1]))
+    run(folder, "plan", goal, *saves)
+    before = TierPlan.load(files[0])
+    compares = ("--against", str(files[0]), "--drift", str(files[1]))
+    result = run(
+        folder, "plan", goal, "sharding.tiers=2", "dataset.seed=7", *compares, *saves, "--json"
+    )
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    for name, change in values["against"].items():
+        assert change["per_node"][:2] == [len(before.tables[name].per_node), 0]
+    assert any(drift["now"] < drift["best"] for drift in values["drift"].values())
+
+
+def test_a_file_of_before_that_is_none_is_told_before_files_are_replaced(folder: Path) -> None:
+    kept, none = folder / "kept.arrow", folder / "no_plan.arrow"
+    kept.write_text("as it was")
+    none.write_text("no plan")
+    for option in ("--against", "--drift"):
+        saves = ("--save", str(kept), "--save-profile", str(kept))
+        goal = "sharding.goal=min_communication"
+        refused = run(folder, "plan", goal, option, str(none), *saves)
+        assert refused.exit_code == 2
+        assert str(none) in refused.stderr
+        assert kept.read_text() == "as it was"
+
+
 @in_mapped_files
 def test_a_saved_plan_is_trained_by_and_compared(folder: Path) -> None:
     saved, goal = folder / "again.arrow", "sharding.goal=min_communication"

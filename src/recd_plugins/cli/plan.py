@@ -27,9 +27,10 @@ from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
+    from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.access.distribution import Drift
     from recd_plugins.planning.explain.plan_report import PlanReport
-    from recd_plugins.planning.tier_plan import TableChange
+    from recd_plugins.planning.tier_plan import TableChange, TierPlan
     from recd_plugins.registry.choices import Registry
     from recd_plugins.slots import Planner
     from recd_plugins.stack import Stack
@@ -93,13 +94,14 @@ def plan(
         check_writable(save, "--save")
         check_writable(save_profile, "--save-profile")
         check_writable(figure, "--figure", PICTURES)
+        before, saved = _of_before(drift, against)
         with progress() as show:
             stack.prepare(show)
         hide_other_warnings()
         planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
+        drifted = {} if before is None else _drifted(planner, before, f"--drift: {drift}")
+        changed = {} if saved is None else _changed(planner, saved)
         report = _write(planner, stack.registry, save, save_profile, figure)
-        drifted = {} if drift is None else _drifted(planner, drift)
-        changed = {} if against is None else _changed(planner, against)
         if as_json:
             values = None if report is None else report.values()
             changes = {
@@ -187,10 +189,21 @@ def _write(
     return tiered.report
 
 
-def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
+def _of_before(drift: Path | None, against: Path | None) -> tuple[Profile | None, TierPlan | None]:
+    """The profile and the tier plan of before: read before any work, and before what is to be
+    written, which may be the same files."""
+    from recd_plugins.planning.access.access_profile import Profile
+    from recd_plugins.planning.tier_plan import TierPlan
+
+    return (
+        None if drift is None else Profile.load(drift),
+        None if against is None else TierPlan.load(against),
+    )
+
+
+def _drifted(planner: Planner, old: Profile, where: str) -> dict[str, Drift]:
     """The drift of each table's hottest rows: of as many as it has replicas."""
     from recd_plugins.errors import CapabilityError, DataError
-    from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.access.distribution import drift
     from recd_plugins.planning.planner_bases import Tiered
 
@@ -199,7 +212,7 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
             "--drift: no row has a replica in this plan, or nothing was counted for it. `recd "
             "plan` says why."
         )
-    old, new = Profile.load(before), planner.profile
+    new = planner.profile
     sizes = {
         name: len(one.replicated) + len(one.per_node)
         for name, one in planner.tier_plan.tables.items()
@@ -209,16 +222,15 @@ def _drifted(planner: Planner, before: Path) -> dict[str, Drift]:
         try:
             found[name] = drift(old[name], new[name], rows)
         except DataError as error:
-            raise DataError(f"--drift: {before}: table {name!r} {error}") from error
+            raise DataError(f"{where}: table {name!r} {error}") from error
     return found
 
 
-def _changed(planner: Planner, before: Path) -> Mapping[str, TableChange]:
+def _changed(planner: Planner, old: TierPlan) -> Mapping[str, TableChange]:
     """The changes of each table of either plan; one without replicas has no tiers."""
     from recd_plugins.planning.planner_bases import Tiered
-    from recd_plugins.planning.tier_plan import TierPlan, plan_changes
+    from recd_plugins.planning.tier_plan import plan_changes
 
-    old = TierPlan.load(before)
     tiered = planner if isinstance(planner, Tiered) else Tiered()
     if not tiered.homes_by_table:
         old = dataclasses.replace(old, mapped=())
