@@ -200,3 +200,16 @@ def test_a_key_of_a_schema_with_nothing_behind_it_is_told(tmp_path: Path) -> Non
     file = text(tmp_path / "s.yaml", "sparse:\n- {name: item, num_ids: 9, nulls: }\n")
     with pytest.raises(RegistryError, match=r"nulls.*by default it is 'empty'"):
         load_schema(file)
+
+
+@pytest.mark.parametrize("said", ["csv", "3", "[delimiter]", "[{delimiter: ','}]"])
+def test_what_a_schema_says_of_text_is_a_mapping(tmp_path: Path, said: str) -> None:
+    file = text(tmp_path / "s.yaml", f"label: click\ntext: {said}\n")
+    with pytest.raises(RegistryError, match=r"s\.yaml: text: must be a mapping .* but is "):
+        load_schema(file)
+
+
+def test_a_misspelt_text_of_a_schema_is_told_its_name(tmp_path: Path) -> None:
+    file = text(tmp_path / "s.yaml", "label: click\ntexts: {header: false}\n")
+    with pytest.raises(RegistryError, match="unknown option 'texts'; did you mean 'text'"):
+        load_schema(file)

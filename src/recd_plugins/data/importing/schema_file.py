@@ -11,7 +11,7 @@ from recd_plugins.config import parse
 from recd_plugins.config.yaml_text import read_yaml, text_of, to_yaml
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError, RegistryError, shown
 from recd_plugins.notices import Notices
 from recd_plugins.storage.uri import Location, Uri
 
@@ -54,8 +54,15 @@ def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
 def parsed(options: Mapping[str, Any], where: str) -> tuple[ForeignSchema, TextForm]:
     """A schema, and what its key `text` says of how text is read."""
     schema = {name: value for name, value in options.items() if name != "text"}
-    form: TextForm = parse(TextForm, options.get("text") or {}, f"{where}: text")
-    return parse(ForeignSchema, schema, where), form
+    said = options.get("text") or {}
+    if not isinstance(said, dict):
+        raise RegistryError(
+            f"must be a mapping of how text is read, as {{delimiter: ';', header: false}}, but is "
+            f"{shown(said)}.",
+            f"{where}: text",
+        )
+    form: TextForm = parse(TextForm, said, f"{where}: text")
+    return parse(ForeignSchema, schema, where, beside=["text"]), form
 
 
 def _located(feature: ForeignFeature, folder: Location) -> ForeignFeature:
