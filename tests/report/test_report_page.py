@@ -170,6 +170,32 @@ def test_a_file_that_no_command_printed_is_named(tmp_path: Path) -> None:
             read_sources([str(file)])
 
 
+@pytest.mark.parametrize("line", [b"3", b'{"kind": "train"}', b'{"step": 1}', b"\xff"])
+def test_a_line_that_is_none_of_metrics_is_named(tmp_path: Path, line: bytes) -> None:
+    run = write_run(tmp_path / "run", 1.0)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(DataError, match=r"run: a file of the run is damaged: .*leave the run out"):
+        read_sources([str(run)])
+
+
+@pytest.mark.parametrize("beside", [[], ["whole"]])
+def test_what_cannot_be_drawn_of_a_source_is_said_and_nothing_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: list[str]
+) -> None:
+    """As of a run of another version."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "whole", 1.0)
+    run = write_run(tmp_path / "other", 1.0)
+    (run / "summary.json").write_text(json.dumps({"cost": {"reading_ms": ["decode"]}}))
+    Path("report.html").write_text("before")
+    told = CliRunner().invoke(app, ["report", *beside, "other", "--figure", "curves.png"])
+    assert told.exit_code == 2, told.output
+    assert told.stderr.startswith("error: other: holds what cannot be drawn (ValueError: ")
+    assert Path("report.html").read_text() == "before"
+    assert not Path("curves.png").exists()
+
+
 def drawn(address: str, width: int, folder: Path) -> tuple[str, str]:
     """The page as a browser has it in the end, and what its console says."""
     assert CHROMIUM is not None

@@ -47,7 +47,7 @@ def report(
     memory it is, forecast beside fact, the registry and the machine; several are laid side by side.
     """
     with reported(debug):
-        from recd_plugins.report.page import page
+        from recd_plugins.report.page import naming_source, page
         from recd_plugins.report.repeats import not_drawn
         from recd_plugins.report.sources import read_sources
         from recd_plugins.trainer.measure.runs_compared import reading, row, spread
@@ -63,12 +63,14 @@ def report(
                 stacklevel=2,
             )
         logs = sources.runs
-        write_whole(out, page(sources))
-        if figure is not None:
-            _save(logs, figure)
-        rows = {log.name: row(log) for log in logs}
-        quartiles = {log.name: spread(log) for log in logs}
-        parts = {log.name: reading(log) for log in logs}
+        with naming_source(sources):
+            text = page(sources)
+            rows = {log.name: row(log) for log in logs}
+            quartiles = {log.name: spread(log) for log in logs}
+            parts = {log.name: reading(log) for log in logs}
+            if figure is not None:
+                _save(logs, figure)
+        write_whole(out, text)
     if as_json:
         found = {"page": str(out), "runs": rows, "quartiles": quartiles, "reading_ms": parts}
         print(json.dumps(found))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from statistics import median
 
-from recd_plugins.errors import so_many
+from recd_plugins.errors import DataError, RecdError, is_of_the_system, shown, so_many
 from recd_plugins.report import (
     forecasts,
     hot_rows,
@@ -22,7 +23,7 @@ from recd_plugins.report.kit import TIMES, Figure, escaped, number
 from recd_plugins.report.sources import Sources
 from recd_plugins.trainer.measure.runs_compared import COLUMNS, RATES, RunLog, row, spread
 
-__all__ = ["SECTIONS", "body", "framed", "page"]
+__all__ = ["SECTIONS", "body", "framed", "naming_source", "page"]
 
 Figures = Callable[[Sources], Iterator[Figure]]
 
@@ -66,6 +67,43 @@ def framed(title: str, inside: str, script: str) -> str:
 
 
 def body(sources: Sources) -> str:
+    with naming_source(sources):
+        return _body(sources)
+
+
+@contextmanager
+def naming_source(sources: Sources) -> Iterator[None]:
+    """Inside, an error by what a source holds becomes a `DataError` that names it: another version
+    may have written it."""
+    try:
+        yield
+    except RecdError:
+        raise
+    except Exception as error:
+        if is_of_the_system(error):
+            raise
+        raise DataError(
+            f"{_undrawable(sources)}: holds what cannot be drawn ({type(error).__name__}: "
+            f"{shown(str(error))}), as what another version wrote, or somebody changed. Leave it "
+            "out, or write it anew by this version; --debug shows where it was met."
+        ) from error
+
+
+def _undrawable(sources: Sources) -> str:
+    """The name of the first source of which no page can be made alone; all, where each can."""
+    alone = [
+        *(Sources(runs=[run]) for run in sources.runs),
+        *(Sources(printed=[printed]) for printed in sources.printed),
+    ]
+    for one in alone:
+        try:
+            _body(one)
+        except Exception:
+            return one.title
+    return sources.title
+
+
+def _body(sources: Sources) -> str:
     drawn = [(at, heading, list(draw(sources))) for at, heading, draw in SECTIONS]
     drawn = [one for one in drawn if one[2]]
     made = "".join(provenance.texts(sources))

@@ -124,7 +124,7 @@ def _printed(path: Path, name: str) -> Printed:
         kind = next(kind for kind, (keys, _) in KINDS.items() if set(keys) <= set(values))
         if kind == "stats" and not all(isinstance(one, dict) for one in values["stats"].values()):
             raise ValueError("what a measure finds is a mapping")
-    except (ValueError, TypeError, AttributeError, StopIteration) as error:
+    except (ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         commands = ", ".join(f"`{command} --json`" for _, command in KINDS.values())
         raise DataError(
             f"{path}: is neither a run's folder nor what a command printed. Name a folder as "

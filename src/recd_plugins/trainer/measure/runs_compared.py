@@ -96,13 +96,21 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
             f"{folder}: holds no metrics.jsonl, so no run. Name a folder that train.run named, "
             "as runs/latest."
         )
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    try:
-        lines = [json.loads(line) for line in whole]
-        kept = {one: _kept(folder / f"{one}.json") for one in KEPT}
-    except ValueError as error:
-        raise DataError(f"{folder}: a file of the run is damaged: {error}.") from error
     registry = folder / "registry.yaml"
+    try:
+        every = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = [
+            _line(line, number)
+            for number, line in enumerate(every, start=1)
+            if line.endswith("\n")  # the last one may yet be written
+        ]
+        kept = {one: _kept(folder / f"{one}.json") for one in KEPT}
+        chosen = registry.read_text(encoding="utf-8") if registry.exists() else ""
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{folder}: a file of the run is damaged: {error}. Take it from a copy of the run, or "
+            "leave the run out."
+        ) from error
     return RunLog(
         name=name or folder.name,
         lines=lines,
@@ -110,8 +118,15 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
         plan=kept["plan"],
         timeline=kept["timeline"].get("ranks", ()),
         environment=kept["environment"],
-        registry=registry.read_text(encoding="utf-8") if registry.exists() else "",
+        registry=chosen,
     )
+
+
+def _line(line: str, number: int) -> Mapping[str, Any]:
+    values = json.loads(line)
+    if not isinstance(values, dict) or not {"kind", "step"} <= values.keys():
+        raise ValueError(f"line {number} of metrics.jsonl has no `kind` and `step` of metrics")
+    return values
 
 
 def _kept(file: Path) -> Mapping[str, Any]:
