@@ -23,7 +23,7 @@ from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.uri import GLOB, Location
-from recd_plugins.storage.whole_file import write_whole
+from recd_plugins.storage.whole_file import whole_file, write_whole
 
 __all__ = ["check_pins", "copy_pins", "write_pins"]
 
@@ -45,7 +45,9 @@ def copy_pins(run: Path, to: Path) -> None:
     """Have a run that goes on with what another has trained pin the same files; none where that
     began before there were any."""
     with contextlib.suppress(FileNotFoundError):
-        write_whole(to / PINS, (run / PINS).read_text())
+        kept = (run / PINS).read_bytes()  # damaged or not: who checks them says so
+        with whole_file(to / PINS) as part:
+            part.write_bytes(kept)
 
 
 def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
