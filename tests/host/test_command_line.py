@@ -186,3 +186,10 @@ def test_what_is_printed_to_a_full_disk_is_a_message(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *told], stderr=subprocess.PIPE, text=True)
     assert closed.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--ranks=x"], ["plan", "--rank=1"]])
+def test_where_the_terminal_is_said_to_have_no_columns_all_is_printed(arguments: list[str]) -> None:
+    told = [sys.executable, "-m", "recd_plugins", *arguments]
+    done = subprocess.run(told, capture_output=True, text=True, env=os.environ | {"COLUMNS": "0"})
+    assert arguments[-1].partition("=")[0] in done.stdout + done.stderr

@@ -54,6 +54,8 @@ def main() -> None:
     """The entry point of the `recd` script."""
     notices_as_lines(on_errors=True)
     hide_logs()
+    if os.environ.get("COLUMNS") == "0":  # rich would draw all in no width, and so nothing
+        del os.environ["COLUMNS"]
     with printing():
         app()
 
