@@ -19,7 +19,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data import rewrite as rewriting
 from recd_plugins.data.layout import coalesced, layout_of
 from recd_plugins.data.read_log import note_reading, popularity
-from recd_plugins.data.rewrite import RewriteConfig, flattened, rewrite
+from recd_plugins.data.rewrite import RewriteConfig, columns_after, flattened, rewrite
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import random_table
@@ -175,6 +175,9 @@ def test_what_cannot_be_rewritten_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             rewrite(source, tmp_path / "r", config)
+        if config.flatten:
+            with pytest.raises(DataError, match=message):
+                columns_after(source, config, lambda *_: None)
 
 
 def test_popularity_counts_jobs_of_the_latest_days(tmp_path: Path) -> None:

@@ -196,6 +196,10 @@ def _check(
                 f"{file}: has other columns than {next(iter(files))}. Rewrite them as tables of "
                 "their own."
             )
+    _check_maps(arrow, config)
+
+
+def _check_maps(arrow: pa.Schema, config: RewriteConfig) -> None:
     for name in config.flatten:
         if name not in arrow.names:
             raise DataError(f"no column {name!r} to flatten; {nearest(name, arrow.names)}")
@@ -214,9 +218,10 @@ def columns_after(
     """The columns that a rewrite makes."""
     facts = found_files(source)
     first, known = next(iter(facts.items()))
-    names = arrow_schema(footer_of(first, known.names), first, known).names
+    arrow = arrow_schema(footer_of(first, known.names), first, known)
+    _check_maps(arrow, config)
     made: list[str] = []
-    for name in names:
+    for name in arrow.names:
         if name in config.flatten:
             made += [f"{name}_{key}" for key in _map_keys(facts, name, progress)]
         else:
