@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from imported_tables import recd
 from strangers_files import PACKINGS, clicks, text, write
 from typer.testing import CliRunner
 
@@ -253,3 +255,22 @@ def test_bytes_in_views_that_are_no_text_are_surveyed(tmp_path: Path, of: Any) -
     pq.write_table(pa.table({"label": [0, 1] * 20, "blobs": blobs}), path)
     (found,) = (one for one in survey(foreign_files([path])).columns if one.name == "blobs")
     assert (found.rows, found.nulls, found.is_list) == (40, 10, True)
+
+
+def test_what_is_written_of_files_replaces_none_of_them(tmp_path: Path) -> None:
+    """Neither one that is named, nor one that a shell puts behind the option, as for `*.csv`."""
+    log, table = tmp_path / "log.csv", tmp_path / "log.parquet"
+    log.write_text("item,clicked\n" + "3,1\n4,0\n" * 9)
+    pq.write_table(pa.table({"item": [3, 4]}), table)
+    counted = ("data", "vocabulary", "--column", "item")
+    for file, told in (
+        (log, recd("data", "schema", log, "--out", log, fails=2)),
+        (log, recd(*counted, table, "--save", log, fails=2)),
+        (table, recd(*counted, table, "--save", tmp_path / ".." / tmp_path.name / table.name,
+                     fails=2)),
+    ):  # fmt: skip
+        assert re.search(
+            f"{file.name} (must end in|is there already, and is no|is read here)", told
+        )
+    assert log.read_text().startswith("item,clicked")
+    assert pq.read_table(table).num_rows == 2

@@ -21,7 +21,7 @@ from recd_plugins.cli.options import (
     reported,
     text_form,
 )
-from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.output_paths import YAML, check_writable
 from recd_plugins.errors import so_many
 from recd_plugins.storage.whole_file import write_whole
 
@@ -60,7 +60,7 @@ def schema(
         from recd_plugins.data.importing.survey import survey
         from recd_plugins.data.importing.table_files import foreign_files
 
-        check_writable(out, "--out")
+        check_writable(out, "--out", YAML)
         form = text_form(delimiter, header, encoding, names)
         found = survey(foreign_files(paths, form), form=form)
         proposal = propose(found)

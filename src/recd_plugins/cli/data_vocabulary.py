@@ -23,7 +23,9 @@ from recd_plugins.cli.options import (
     reported,
     text_form,
 )
-from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.output_paths import check_not_read, check_writable
+from recd_plugins.errors import RegistryError
+from recd_plugins.storage.uri import Location
 
 __all__ = ["vocabulary"]
 
@@ -86,6 +88,7 @@ def vocabulary(
     """
     with reported(debug):
         check_writable(save, "--save")
+        _check_holds_nothing_else(save)
 
         from recd_plugins.data.importing.schema_file import load_schema_and_form
         from recd_plugins.data.importing.survey import survey
@@ -99,6 +102,7 @@ def vocabulary(
             form = given.over(own)
             missing = {name: asked.feature(name).missing for name in column}
         files = foreign_files(paths, form, given=given)
+        check_not_read(save, "--save", [one.path for one in files])
         found = survey(files, column, alone=True, form=form, ids=column)
         with progress() as show:
             made = write_vocabulary(
@@ -116,3 +120,18 @@ def vocabulary(
         return
     print(f"{made.own:,} of {made.values:,} values have ids of their own, in {save}")
     print(f"next, in the schema: {{ids: vocabulary, vocabulary: {save}, num_ids: {made.num_ids}}}")
+
+
+def _check_holds_nothing_else(save: Location) -> None:
+    """`RegistryError` where a file is there that no vocabulary is, as a log that a shell put behind
+    the option for `*.csv`."""
+    from recd_plugins.data.importing.formats import PARQUET
+
+    if isinstance(save, Path) and save.exists():
+        with save.open("rb") as file:
+            begins = file.read(len(PARQUET[0]))
+        if begins and begins not in PARQUET:
+            raise RegistryError(
+                f"--save: {save} is there already, and is no Parquet file, which a vocabulary is. "
+                "Name another file, or remove it."
+            )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from recd_plugins.errors import RegistryError
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
 
-__all__ = ["PICTURES", "check_makable", "check_writable"]
+__all__ = ["PICTURES", "YAML", "check_makable", "check_not_read", "check_writable"]
 
 PICTURES = (".png", ".pdf", ".svg")
 """How a picture's file may end."""
+YAML = (".yaml", ".yml")
+"""How a file of YAML may end."""
 
 
 def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...] = ()) -> None:
@@ -30,6 +35,19 @@ def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...]
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
     check_makes_files(path, option)
+
+
+def check_not_read(path: Location | None, option: str, read: Iterable[Location]) -> None:
+    """`RegistryError` where a file that is to be written is one of those that the command reads."""
+    if path is None:
+        return
+    for one in read:
+        both = isinstance(path, Path) and isinstance(one, Path)
+        if one == path or (both and path.exists() and path.samefile(str(one))):
+            raise RegistryError(
+                f"{option}: {path} is read here, and what is written would replace it. Name "
+                "another file."
+            )
 
 
 def check_makable(folder: Location, option: str) -> None:
