@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def check_not_read(path: Location | None, option: str, read: Iterable[Location])
     if path is None:
         return
     for one in read:
-        both = isinstance(path, Path) and isinstance(one, Path)
-        if one == path or (both and path.exists() and path.samefile(str(one))):
+        here = isinstance(path, Path) and isinstance(one, Path) and path.exists()
+        if one == path or (here and os.path.samefile(str(path), str(one))):
             raise RegistryError(
                 f"{option}: {path} is read here, and what is written would replace it. Name "
                 "another file."

@@ -54,14 +54,14 @@ def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
 def parsed(options: Mapping[str, Any], where: str) -> tuple[ForeignSchema, TextForm]:
     """A schema, and what its key `text` says of how text is read."""
     schema = {name: value for name, value in options.items() if name != "text"}
-    said = options.get("text") or {}
-    if not isinstance(said, dict):
+    of_text = options.get("text") or {}
+    if not isinstance(of_text, dict):
         raise RegistryError(
             f"must be a mapping of how text is read, as {{delimiter: ';', header: false}}, but is "
-            f"{shown(said)}.",
+            f"{shown(of_text)}.",
             f"{where}: text",
         )
-    form: TextForm = parse(TextForm, said, f"{where}: text")
+    form: TextForm = parse(TextForm, of_text, f"{where}: text")
     return parse(ForeignSchema, schema, where, beside=["text"]), form
 
 
