@@ -596,6 +596,31 @@ def test_an_iterator_is_looked_into_once_it_keeps_what_is_read() -> None:
         assert look.first is None
 
 
+def over_each_other(buffers: int, kind: str) -> Iterator[Any]:
+    """Batches in a few buffers, which are filled again and again."""
+    ids = [np.zeros(3, np.int64) if kind == "array" else torch.zeros(3) for _ in range(buffers)]
+    for number in range(100):
+        one: Any = ids[number % buffers]
+        one[:] = number + 1
+        yield {"key": kjt(number), "ids": one[: 1 + number % 3]}
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_loader_that_writes_over_what_is_kept_is_told_so(kind: str) -> None:
+    told = r"writes batches over earlier ones.*batch\['ids'\].*stack\.peek keeps batches"
+    with Look(Peeked(over_each_other(2, kind))) as look:
+        assert len(first_of(look, 2)) == 2
+    with pytest.raises(DataError, match=told), Look(Peeked(over_each_other(2, kind))) as look:
+        first_of(look, 3)
+
+
+def test_a_loader_may_yield_a_batch_many_times() -> None:
+    batches = Peeked([{"ids": torch.tensor([1.0, torch.nan])}] * 5)
+    with Look(batches) as look:
+        assert len(list(look)) == 5
+    assert len(list(batches)) == 5
+
+
 def test_one_process_reads_the_batches_of_a_few_ranks() -> None:
     def read(rank: int, world_size: int) -> Iterable[tuple[int, int]]:
         return [(rank, batch) for batch in range(world_size)]

@@ -42,7 +42,7 @@ from recd_plugins.testing.batches import from_lists, to_lists
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.sharder import TierCluster
 from recd_plugins.trainer.measure.traffic import TrafficCounter
-from recd_scars.hot_batches import HotBatches
+from recd_scars.hot_batches import HotBatches, HotBatchesWithoutState
 from recd_scars.scars_planner import ScarsPlanner
 
 ROWS = 96
@@ -290,6 +290,43 @@ def test_batches_of_a_loader_without_a_state_have_none() -> None:
     plain = made.order(DataLoader(range(ROWS), collate_fn=kjt_of), 0, 1, OwnBatches())
     with pytest.raises(AttributeError, match="a DataLoader, has no state_dict"):
         plain.state_dict()
+
+
+class OneBuffer:
+    """A loader that has memory for one batch, and fills it again for each."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.ids, self.lengths = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.batches):
+            self.ids.fill_(number % 5)
+            kjt = KeyedJaggedTensor(["heard", "liked"], self.ids, lengths=self.lengths)
+            yield {"clicked": torch.zeros(4), "ids": kjt}
+
+
+@pytest.mark.parametrize("plan", [ALL, SOME, None], ids=["all", "some", "none"])
+def test_a_loader_that_writes_over_a_window_is_told_so(plan: TierPlan | None) -> None:
+    stage = HotBatchesWithoutState(
+        OneBuffer(6), Plans(plan), rank=0, world_size=1, window=4, own=OwnBatches()
+    )
+    told = r"writes batches over earlier ones.*batch\['ids'\].*hot_batches: false"
+    with pytest.raises(DataError, match=told):
+        list(stage)
+
+
+def test_a_loader_that_writes_over_what_was_trained_is_its_own_affair() -> None:
+    class Buffers(OneBuffer):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            loaders = [iter(OneBuffer(self.batches)) for _ in range(8)]
+            return (next(loaders[number % 8]) for number in range(self.batches))
+
+    stage = HotBatchesWithoutState(
+        Buffers(40), Plans(ALL), rank=0, world_size=1, window=4, own=OwnBatches()
+    )
+    found = [one["ids"].values().tolist() for one in stage]
+    assert found == [one["ids"].values().tolist() for one in Buffers(40)]
 
 
 def uneven_ranks() -> str:

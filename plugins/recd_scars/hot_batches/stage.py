@@ -8,7 +8,7 @@ window at most, and each sample comes once an epoch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.api import CapabilityError, DataError
-from recd_plugins.api.batch import OwnBatches
+from recd_plugins.api.batch import KeptBatches, OwnBatches
 from recd_plugins.api.planning import TierPlan
 from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
@@ -120,6 +120,8 @@ class HotBatchesWithoutState:
         self._formed: Formed | None = None
         """The way in which it was formed; none at its start."""
         self._pool: ThreadPoolExecutor | None = None
+        self._kept: KeptBatches | None = None
+        """Those of a trainer's own loader that were read and not yielded yet."""
         self.yielded = Yielded()
 
     def __len__(self) -> int:
@@ -131,6 +133,8 @@ class HotBatchesWithoutState:
         elif self._index:  # left within a window: the trainer's loader begins anew
             self._index, self._formed = 0, None
         self._loaded = False
+        if self._own is not None:
+            self._kept = KeptBatches("cache: hot_batches", ", or set `cache.hot_batches: false`")
         batches = iter(self._loader)
         pool = self._pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
         try:
@@ -180,6 +184,8 @@ class HotBatchesWithoutState:
             else:
                 self._start, self._index, self._formed = window.start, index + 1, window.formed
             self.yielded.count(hot=window.is_hot(index))
+            if self._kept is not None:
+                self._kept.take()
             yield batch
 
     def _ahead(
@@ -192,6 +198,7 @@ class HotBatchesWithoutState:
             self._window if formed is None else formed.num_batches,
             self._state,
             partial(self._made, self._hot_rows(), formed),
+            self._kept,
         )
         if self._own is None:
             ahead.read_in_thread()
@@ -307,11 +314,12 @@ class _Ahead:
         count: int,
         state: Callable[[], dict[str, Any] | None],
         make: Callable[..., BatchWindow | None],
+        kept: KeptBatches | None,
     ) -> None:
         """`make` is given as many as there are of `count` batches, and the loader's states before
-        and behind them."""
+        and behind them; what whoever calls takes is `kept`."""
         self._pool, self._batches, self._left = pool, batches, count
-        self._state, self._make = state, make
+        self._state, self._make, self._kept = state, make, kept
         self._start = state()
         self._taken: list[Any] = []
         self._made: Future[BatchWindow | None] | None = None
@@ -326,7 +334,7 @@ class _Ahead:
         if self._made is not None or self._failure is not None:
             return
         try:
-            taken = list(islice(self._batches, min(most, self._left)))
+            taken = list(self._looked_at(islice(self._batches, min(most, self._left))))
         except Exception as error:
             self._failure = error
             return
@@ -344,6 +352,12 @@ class _Ahead:
             raise self._failure
         assert self._made is not None  # all of them are taken
         return self._made.result()
+
+    def _looked_at(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if self._kept is not None:
+                self._kept.keep(batch)
+            yield batch
 
     def _read(self) -> BatchWindow | None:
         taken = list(islice(self._batches, self._left))

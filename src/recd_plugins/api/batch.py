@@ -19,6 +19,7 @@ from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.joined import JoinedFeatures
+from recd_plugins.sparse.kept_batches import KeptBatches
 from recd_plugins.sparse.own_batches import (
     OwnBatches,
     all_features_of,
@@ -37,6 +38,7 @@ __all__ = [
     "Groups",
     "InverseKeyedJaggedTensor",
     "JoinedFeatures",
+    "KeptBatches",
     "LocalLoader",
     "OwnBatches",
     "PartialInverseKeyedJaggedTensor",

@@ -11,12 +11,15 @@ from copy import copy, deepcopy
 from itertools import islice
 from multiprocessing.context import BaseContext
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.contents import Contents
+
+if TYPE_CHECKING:
+    from recd_plugins.sparse.kept_batches import KeptBatches
 
 __all__ = ["Look", "LooksAtBatches", "Peeked"]
 
@@ -57,19 +60,30 @@ class Peeked(Generic[T]):
     def __init__(self, batches: Iterable[T]) -> None:
         self._running = iter(batches)
         self._held: deque[T] = deque()
+        self._kept: KeptBatches | None = None
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        return self._held.popleft() if self._held else next(self._running)
+        if not self._held:
+            return next(self._running)
+        if self._kept is not None:
+            self._kept.take()
+        return self._held.popleft()
 
     def ahead(self) -> Iterator[T]:
         """The batches that come next, from the first on, each read when it is asked for."""
+        from recd_plugins.sparse.kept_batches import KeptBatches
+
+        if self._kept is None:
+            cure = ", or plan by a saved profile (`stack.plan(model, profile=...)`)"
+            self._kept = KeptBatches("stack.peek", cure)
         index = 0
         while True:
             if index == len(self._held):
                 for batch in islice(self._running, 1):
+                    self._kept.keep(batch)
                     self._held.append(batch)
             if index == len(self._held):
                 return
