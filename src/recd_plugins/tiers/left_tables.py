@@ -43,6 +43,7 @@ class LeftTables:
         of table. It plans nothing without the slots that it is `asked_by`, and its tables and
         memory are options of another slot, if not of its own."""
         self.why: Mapping[str, str] = {}
+        self._cures: Mapping[str, str] = CURES
         self._what, self._kind = what, kind
         self._all, self._options_in = in_backticks(asked_by), options_in
 
@@ -57,19 +58,27 @@ class LeftTables:
         tiers cannot stand in front of; `fused` has the tables of which they say the optimizer."""
         refused = dict(_refused(model, fused, sharders))
         self.why = {name: refused[name] for name in chosen if name in refused}
+        self._cures = CURES
 
-    def add(self, names: Collection[str], why: str) -> None:
-        """These are left too."""
+    def add(self, names: Collection[str], why: str, cure: str | None = None) -> None:
+        """These are left too; with a cure, a notice says so."""
         self.why = {**self.why, **dict.fromkeys(names, why)}
+        if cure is not None:
+            self._cures = {**self._cures, why: cure}
+
+    @property
+    def told(self) -> set[str]:
+        """Those of which a notice says that they are left, and what to do."""
+        return {name for name, why in self.why.items() if why in self._cures}
 
     def in_words(self) -> list[str]:
         """A line for each of them."""
         return [f"table {name} is left to TorchRec, for {why}" for name, why in self.why.items()]
 
     def of_the_model(self) -> Iterator[Notice]:
-        """A notice of tables that are left for what the model makes of them, while others are
-        planned."""
-        for why, cure in CURES.items():
+        """A notice of tables that are left for what the model makes of them, or another table needs
+        of them, while others are planned."""
+        for why, cure in self._cures.items():
             if names := [name for name, left in self.why.items() if left == why]:
                 yield Missed(what=self._what, why=f"{_left_alone(names)}, for {why}", cure=cure)
 
@@ -122,7 +131,7 @@ class LeftTables:
         reasons: dict[str, list[str]] = {}
         for name, why in self.why.items():
             reasons.setdefault(why, []).append(name)
-        cures = dict.fromkeys(CURES.get(why, OWN_SHARDERS) for why in reasons)
+        cures = dict.fromkeys(self._cures.get(why, OWN_SHARDERS) for why in reasons)
         return Unused(
             what=self._what,
             why="; ".join(f"{_left_alone(names)}, for {why}" for why, names in reasons.items()),

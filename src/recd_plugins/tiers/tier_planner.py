@@ -167,7 +167,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Notices of what registry.yaml switches on and the last plan does not use."""
         behind = self._behind
         others = behind.notices() if isinstance(behind, GivesNotices) else ()
-        of_the_model = self._left.of_the_model() if self.found else ()
+        in_part = not self._left.told.issuperset(self.found)
+        of_the_model = self._left.of_the_model() if in_part else ()
         return [*self._notices, *of_the_model, *others]
 
     @abstractmethod
@@ -406,6 +407,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         }
         chosen = self._checked_choice(model, tables, topology, world_size)
         chosen = self._with_rows_on_all(chosen, tables, world_size, homes.mapped)
+        chosen = self._with_rows_beside(chosen, tables, model, own, world_size, homes.mapped)
         self.report, reason = chosen.report, chosen.reason
         self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
@@ -422,9 +424,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             found = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
         self.tier_plan = found
         if not tiered and not self._notices and not homes.mapped:
-            over = chosen.report.over
-            none = self._left.none_pays(self.found, world_size, row_wise=bool(sizes), over=over)
-            self._notices.append(none)
+            self._notices.append(
+                self._left.all_left()
+                if self._left.told.issuperset(self.found)
+                else self._left.none_pays(
+                    self.found, world_size, row_wise=bool(sizes), over=chosen.report.over
+                )
+            )
         return reason, own
 
     def _tell_it_is_slower(self, ms: float, other: float, *, forced: bool) -> str:
@@ -461,10 +467,47 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         ranks = so_many(world_size, "rank")
         why = f"row-wise on {ranks} its kernel would have no row on some"
         self._left.add(lacking, why)
-        sizes = {**chosen.sizes, **dict.fromkeys(lacking, AS_TORCHREC)}
-        ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
-        report = dataclasses.replace(chosen.report, ledger=ledger)
-        return dataclasses.replace(chosen, sizes=sizes, report=report)
+        return as_torchrec(lacking, chosen, tables)
+
+    def _with_rows_beside(
+        self,
+        chosen: ChosenSizes,
+        tables: Mapping[str, SequenceTable],
+        model: nn.Module,
+        own: ShardingPlan,
+        world_size: int,
+        mapped: Collection[str],
+    ) -> ChosenSizes:
+        """The choice, with the bags as TorchRec has them without which a table that the planner
+        behind has row-wise, in their kernel, would have no row of it on some rank: bags whose rows
+        travel are in a kernel apart."""
+        every = model_tables(model)
+        shards = planned_shards(own, every)
+        behind = {name: TableSizes() for name, one in shards.items() if one.kind == "row_wise"}
+        lacking = {*without_rows(behind, every, world_size, (), self.fused)}
+        files = self.found if self.all_mapped else mapped
+        sizes = behind | {name: one for name, one in chosen.sizes.items() if not one.as_torchrec}
+        planned = [name for name, one in chosen.sizes.items() if not one.as_torchrec]
+        newly = {*without_rows(sizes, every, world_size, files, self.fused)} - lacking
+        left = sorted(newly.difference(planned))
+        if not left:
+            return chosen
+        modules = {every[name].module for name in left}
+        partners = [
+            name
+            for name in planned
+            if every[name].module in modules and chosen.sizes[name].coalesce != "none"
+        ]
+        why = (
+            f"its kernel is that of {listed(left, kind='table')} too, which would have no row on "
+            f"some of {so_many(world_size, 'rank')} without it"
+        )
+        cure = (
+            f"Have {listed(left, kind='table')} planned too, if `{self.options_in}` has `tables`; "
+            "or sharded in another way than row-wise."
+        )
+        self._left.add(partners, why, cure)
+        return as_torchrec(partners, chosen, tables)
 
     def _checked_choice(
         self,
@@ -644,3 +687,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return having_row_wise(self.others, self._held, self.kernels())
+
+
+def as_torchrec(
+    names: Collection[str], chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
+) -> ChosenSizes:
+    """The choice, with these tables as TorchRec has them."""
+    sizes = {**chosen.sizes, **dict.fromkeys(names, AS_TORCHREC)}
+    ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
+    report = dataclasses.replace(chosen.report, ledger=ledger)
+    return dataclasses.replace(chosen, sizes=sizes, report=report)

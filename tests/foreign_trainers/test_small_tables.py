@@ -1,0 +1,104 @@
+"""Rung 3 (ranks): a trainer's own row-wise sharder, and a table with fewer rows than four ranks
+need, which all of them look up by the kernel that it shares with another one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from foreign import CPU, RowWiseBags
+from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins as rp
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.testing.gloo import GlooPool
+
+SLOW = {"ranks_per_node": 2, "inter_node_gbps": 0.005, "intra_node_gbps": 1.0}
+ROWS = {"shop": 9, "item": 1000}
+"""Of nine rows three ranks have three each, and the fourth has none."""
+
+
+class TwoBags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(name=n, embedding_dim=8, num_embeddings=rows, feature_names=[n])
+            for n, rows in ROWS.items()
+        ]
+        self.bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
+        self.over = nn.Linear(8, 1)
+
+    def forward(self, kjt: KeyedJaggedTensor) -> Tensor:
+        found = self.bags(kjt)
+        logits: Tensor = self.over(found["shop"] + found["item"])
+        return logits.square().mean()
+
+
+def losses(registry: dict[str, Any] | None) -> tuple[list[float], list[str]]:
+    """Of two steps, by TorchRec's planner or by a registry's; and the notices."""
+    torch.manual_seed(0)
+    net = TwoBags()
+    apply_optimizer_in_backward(torch.optim.SGD, net.bags.parameters(), {"lr": 0.1})
+    ids = torch.cat([torch.arange(6), torch.arange(1200) % 50])
+    kjt = KeyedJaggedTensor(list(ROWS), ids, lengths=torch.tensor([2, 2, 2, 400, 400, 400]))
+    sharders: list[Any] = [RowWiseBags()]
+    group = dist.group.WORLD
+    assert group is not None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", NoticeWarning)
+        if registry is None:
+            topology = Topology(world_size=group.size(), compute_device="cpu")
+            planner: Any = EmbeddingShardingPlanner(topology=topology)
+            plan = planner.collective_plan(net, sharders, group)
+        else:
+            stack = rp.load(registry)
+            plan = stack.plan(net, batches=[kjt] * 4, sharders=sharders)
+            sharders = stack.sharders()
+    model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=sharders)
+    for name, table in model.state_dict().items():
+        if "bags" in name:
+            for shard in table.local_shards():
+                shard.tensor.fill_(0.01 * len(name))
+    found = []
+    for _ in range(2):
+        loss = model(kjt)
+        loss.backward()
+        found.append(loss.item())
+    return found, [str(one.message) for one in told if one.category is NoticeWarning]
+
+
+def train_alike(coalesce: str) -> list[str]:
+    """On a rank; the notices."""
+    expected, _ = losses(None)
+    sharding = {
+        "use": "flexshard",
+        "goal": "min_communication",
+        "coalesce": coalesce,
+        "tables": ["item"],
+    }
+    found, told = losses({"plugins": ["recd_flexshard"], "topology": SLOW, "sharding": sharding})
+    assert found == pytest.approx(expected, rel=1e-6)
+    return told
+
+
+@pytest.mark.parametrize("coalesce", ["rank", "node"])
+def test_a_table_without_rows_on_some_rank_keeps_the_kernel_that_has_some(
+    gloo_pool: GlooPool, coalesce: str
+) -> None:
+    told, *others = gloo_pool.run(train_alike, coalesce, world_size=4)
+    assert len(told) == 1, told
+    assert told[0].startswith(
+        "sharding: flexshard is not used: table item is left to TorchRec, for its kernel is that "
+        "of table shop too, which would have no row on some of 4 ranks without it. Have table shop "
+        "planned too"
+    )
+    assert others == [[]] * 3
