@@ -19,6 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
+from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.gloo import GlooPool
 
@@ -102,3 +103,21 @@ def test_a_table_without_rows_on_some_rank_keeps_the_kernel_that_has_some(
         "planned too"
     )
     assert others == [[]] * 3
+
+
+def refused_on_unique_samples() -> str:
+    """On a rank; the error of a plan in which the parts of the collection have a table each."""
+    net = TwoBags()
+    stack = rp.load({"plugins": ["recd_dedup"], "dedup": {"use": "exact", "groups": [["item"]]}})
+    stack.adapt(net)
+    kjt = KeyedJaggedTensor(list(ROWS), torch.arange(6) % 3, lengths=torch.ones(6).int())
+    with pytest.raises(CapabilityError) as refused:
+        stack.plan(net, batches=[stack.convert(kjt)], sharders=[RowWiseBags()])
+    return str(refused.value)
+
+
+def test_unique_samples_that_leave_a_table_without_rows_on_some_rank_are_refused(
+    gloo_pool: GlooPool,
+) -> None:
+    for said in gloo_pool.run(refused_on_unique_samples, world_size=4):
+        assert "table shop would be row-wise, in a kernel without a row on some of 4 ranks" in said

@@ -6,13 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from recd_plugins.errors import check_made
+from recd_plugins.errors import CapabilityError, check_made, listed, so_many
 from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.constraints import not_kept, tables_of
+from recd_plugins.planning.homes import without_rows
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device, neighbours
+from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.sharders import fused_by_table, left_whole
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.usage import Usage
@@ -50,6 +54,8 @@ def hold_to_torchrec(
     have different ones; and a notice where this machine, or its GPU, has no memory for it."""
     check_plan(plan, model, planning.sharders(), group.size(), whose, device)
     check_same(plan, group, whose)
+    if device == "cpu":
+        _check_rows_on_all(plan, model, planning, group)
     if device == "cuda":
         on_machines(plan, group.size())
         if has := device_memory():
@@ -59,6 +65,32 @@ def hold_to_torchrec(
         here = neighbours(group.rank(), group.size())
         held = bytes_held(plan, model, planning.sharders(), here, planning.planner())
         usage.too_large(planning.choice, held, has, len(here))
+
+
+def _check_rows_on_all(
+    plan: ShardingPlan, model: nn.Module, planning: RegistryPlanner, group: ProcessGroup
+) -> None:
+    """`CapabilityError` where unique samples leave row-wise bags in a kernel of their own that has
+    no row on some rank; of a model that is not adapted the trainer's own sharders ask for that."""
+    every = model_tables(model)
+    parted = {one.module for one in every.values() if one.part}
+    if not parted or ambiguous(model):  # a plan's tables are found by their names
+        return
+    row_wise = {
+        name: TableSizes()
+        for name, one in planned_shards(plan, every).items()
+        if one.kind == "row_wise" and every[name].module in parted and every[name].pooled
+    }
+    fused: Mapping[str, Any] = fused_by_table(model, planning.sharders())
+    if lacking := without_rows(row_wise, every, group.size(), (), fused):
+        tables = listed(lacking, kind="table")
+        raise CapabilityError(
+            f"{planning.choice.who}: {tables} would be row-wise, in a kernel without a row on some "
+            f"of {so_many(group.size(), 'rank')}, where the first batch fails and the other ranks "
+            "wait: collections of unique samples have a kernel for each of their parts. Name the "
+            "features of tables with more rows in the same groups of `dedup`, or in none, or have "
+            "your sharder and constraints allow table_wise, too."
+        )
 
 
 def hold_to_trainer(
