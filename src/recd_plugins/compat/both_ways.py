@@ -11,9 +11,6 @@ A profile has a message until it is waited for. torch then writes the end into m
 profile, and one that has stopped has none any more: whoever waits for a message past it, as of a
 batch to come, would write over other memory. So profiles have no messages, unless one shows them
 (`show_messages`) and waits for all before it stops.
-
-TorchRec has no option for how its modules exchange. Its two files that do it ask `dist`, which
-is replaced in them once a group is to exchange both ways.
 """
 
 from __future__ import annotations
@@ -21,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torchrec.distributed import comm_ops, dist_data
 
+from recd_plugins.compat.asked_collectives import answer
 from recd_plugins.compat.pytorch import backend_of, group_of_name, unseen_by_profilers
 
 __all__ = [
@@ -67,8 +64,7 @@ def exchange_both_ways(group: ProcessGroup, on: bool = True) -> None:
         _ON.discard(group)
         return
     _ON.add(group)
-    for module in (comm_ops, dist_data):
-        cast("Any", module).dist = _ASKS
+    answer("all_to_all_single", _all_to_all_single)
 
 
 @contextmanager
@@ -165,30 +161,23 @@ class _Exchange(dist.Work):
         return all(work.is_completed() for work in self._works)
 
 
-class _Asks:
-    """torch.distributed, whose all-to-alls ask first how their group exchanges."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: list[int] | None = None,
-        input_split_sizes: list[int] | None = None,
-        group: ProcessGroup | None = None,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        at_once = (group or dist.group.WORLD) in _ON and output.device.type == "cpu"
-        call: Any = all_to_all_both_ways if at_once else dist.all_to_all_single
-        work: dist.Work | None = call(
-            output, input, output_split_sizes, input_split_sizes, group, async_op
-        )
-        return work
+def _all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """torch.distributed's, but as the group exchanges."""
+    at_once = (group or dist.group.WORLD) in _ON and output.device.type == "cpu"
+    call: Any = all_to_all_both_ways if at_once else dist.all_to_all_single
+    work: dist.Work | None = call(
+        output, input, output_split_sizes, input_split_sizes, group, async_op
+    )
+    return work
 
 
-_ASKS = _Asks()
 _ON: WeakSet[ProcessGroup] = WeakSet()
 _UNDER_WAY: WeakKeyDictionary[ProcessGroup, dict[_Exchange, None]] = WeakKeyDictionary()
 _SHOWN = False

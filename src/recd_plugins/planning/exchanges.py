@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from recd_plugins.compat.both_ways import can_exchange_both_ways, exchange_both_ways
+from recd_plugins.compat.uneven_gather import gather_unevenly
 from recd_plugins.planning.topology import Topology
 
 __all__ = ["exchange_as_measured"]
@@ -16,10 +17,12 @@ def exchange_as_measured(topology: Topology, group: ProcessGroup) -> str:
     """Have TorchRec's modules exchange both ways at once in the group, if the topology of each of
     its ranks says so; what became of it, in words, or nothing where none says so.
 
-    Every rank must call it. Where no topology says so, the group exchanges as it did.
+    Every rank must call it. Where no topology says so, the group exchanges as it did; but
+    gradients of row-wise bags are gathered from ranks whose batches differ in size, too.
     """
     if not can_exchange_both_ways(group):
         return ""
+    gather_unevenly()
     asked = int(bool(topology.both_ways))
     most = torch.tensor([asked, -asked])
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
