@@ -23,7 +23,7 @@ def answer(name: str, function: Callable[..., Any]) -> None:
         cast("Any", module).dist = _ASKED
 
 
-class _Asked:
+class _AskedOfTorch:
     """torch.distributed, but for what others answer."""
 
     def __getattr__(self, name: str) -> Any:
@@ -31,4 +31,4 @@ class _Asked:
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {}
-_ASKED = _Asked()
+_ASKED = _AskedOfTorch()

@@ -67,7 +67,7 @@ class LeftTables:
             self._cures = {**self._cures, why: cure}
 
     @property
-    def told(self) -> set[str]:
+    def reported(self) -> set[str]:
         """Those of which a notice says that they are left, and what to do."""
         return {name for name, why in self.why.items() if why in self._cures}
 

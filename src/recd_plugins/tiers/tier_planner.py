@@ -167,7 +167,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Notices of what registry.yaml switches on and the last plan does not use."""
         behind = self._behind
         others = behind.notices() if isinstance(behind, GivesNotices) else ()
-        in_part = not self._left.told.issuperset(self.found)
+        in_part = not self._left.reported.issuperset(self.found)
         of_the_model = self._left.of_the_model() if in_part else ()
         return [*self._notices, *of_the_model, *others]
 
@@ -426,7 +426,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if not tiered and not self._notices and not homes.mapped:
             self._notices.append(
                 self._left.all_left()
-                if self._left.told.issuperset(self.found)
+                if self._left.reported.issuperset(self.found)
                 else self._left.none_pays(
                     self.found, world_size, row_wise=bool(sizes), over=chosen.report.over
                 )
