@@ -57,7 +57,8 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     assert again.value > 0
     waits = stalls(folder, 1, **SIZES)
     assert (waits.target, waits.at_most) == (0.01, True)
-    assert min(waits.value, waits.baseline or 0.0) > 0
+    assert waits.value >= 0  # workers may have been ahead at each step
+    assert (waits.baseline or 0.0) > 0
 
 
 @pytest.mark.slow

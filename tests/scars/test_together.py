@@ -187,7 +187,8 @@ def test_the_cache_is_what_the_sharding_plans(tmp_path: Path) -> None:
         again = proposed({**values, "sharding": saved_in(path), "cache": {**SCARS, "home": home}})
         assert again.mapped == mapped
         assert again.tier_plan.version == alone.tier_plan.version
-        assert not any("home" in str(change) for change in _changed(again, path).values())
+        changed = _changed(again, TierPlan.load(path))
+        assert not any("home" in str(change) for change in changed.values())
     # What is not worth it is left alone by both, and the cache says so for its slot.
     fast = {"topology": {"ranks_per_node": 2, "intra_node_gbps": 500}}
     auto = {**FLEXSHARD, "goal": "auto", "budget_gb": None, "coalesce": None, "tables": ["*"]}
