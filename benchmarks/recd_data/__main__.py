@@ -58,6 +58,7 @@ def compare(
     torch.set_num_threads(1)
     by_time = _generated(config, folder / "by_time")
     by_session = _clustered(by_time, folder / "by_session")
+    left_out = _clustered(by_time, folder / "left_out", leave_out_repeats=True)
     wide = with_wide_ids(by_time, folder / "wide")
     figures = [
         *file_sizes(*_stored(stored, config, by_time, by_session, folder), folder / "stored_wide"),
@@ -66,7 +67,7 @@ def compare(
     ]
     advice = advise(by_session, batch_size=batch_size)
     groups = advice.groups
-    figures += reader(wide, by_time, by_session, groups, batch_size, rounds)
+    figures += reader(wide, by_time, by_session, left_out, groups, batch_size, rounds)
     figures += conversions(by_session, groups, batch_size, rounds)
     figures += preprocessing(by_session, groups, batch_size, rounds)
     figures += wire(by_session, groups, batch_size)
@@ -101,8 +102,9 @@ def _generated(config: SessionsConfig, folder: Path) -> Table:
     return write_table(folder, dataset.schema, dataset.chunks("train"))
 
 
-def _clustered(table: Table, folder: Path) -> Table:
-    return ClusterBySession(ClusterConfig()).run(table, folder)
+def _clustered(table: Table, folder: Path, *, leave_out_repeats: bool = False) -> Table:
+    config = ClusterConfig(leave_out_repeats=leave_out_repeats)
+    return ClusterBySession(config).run(table, folder)
 
 
 def _stored(

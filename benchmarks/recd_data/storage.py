@@ -30,6 +30,8 @@ def file_sizes(by_time: Table, by_session: Table, folder: Path) -> list[Figure]:
     """The clustered table against the same rows by time: well packed, with ids of 8 bytes as others
     write them and of 4, and as we pack ours."""
     ours, narrow = _size(by_session), _strongly_packed(by_time)
+    leaving_out = ClusterBySession(ClusterConfig(leave_out_repeats=True))
+    left = _size(leaving_out.run(by_time, folder.with_name("stored_left_out")))
     strong = _strongly_packed(with_wide_ids(by_time, folder))
     least = _without_repeats(by_session, ClusterConfig().compression_level)
     of = (
@@ -46,6 +48,14 @@ def file_sizes(by_time: Table, by_session: Table, folder: Path) -> list[Figure]:
             limit=Limit(value=strong / least, of=of),
             note=f"time-ordered at zstd 3, 8 MiB pages, no dictionary, ids of 8 bytes: "
             f"{_mb(strong)}, {_mb(ours)}",
+        ),
+        Figure(
+            name="clustered vs time-ordered file size, repeats left out",
+            value=strong / left,
+            unit="x smaller",
+            baseline=1.0,
+            limit=Limit(value=strong / least, of=of),
+            note=f"{_mb(left)}: a null stands for each list that equals the row before's",
         ),
         Figure(
             name="clustered vs time-ordered file size, ids of 4 bytes in both",

@@ -482,7 +482,11 @@ def registry_of(random: Random, table: DrawnTable, folder: Path) -> dict[str, An
         reader["sessions"] = random.choice(["split", "together", "whole"])
         if random.random() < 0.4:
             registry["etl"] = [
-                {"use": "cluster_by_session", "memory_gb": random.choice([1.0, 1e-5, 1e-4])}
+                {
+                    "use": "cluster_by_session",
+                    "memory_gb": random.choice([1.0, 1e-5, 1e-4]),
+                    "leave_out_repeats": random.random() < 0.5,
+                }
             ]
             if random.random() < 0.3:
                 use = random.choice(["downsample_sessions", "downsample_samples"])

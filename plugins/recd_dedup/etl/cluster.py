@@ -34,6 +34,7 @@ from recd_dedup.etl.parts import (
     Parts,
     Workspace,
     fingerprint,
+    unscored,
 )
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import bucket_of, mix
@@ -162,6 +163,10 @@ class ClusterConfig(Config):
     """The master that `spark` runs on: `local[2]` takes two threads of this machine."""
     compression_level: Annotated[int, Range(ge=1, le=19)] = 3
     """The level of zstd. On an RM1-like table 3 made files 25% smaller than 1, in the same time."""
+    leave_out_repeats: bool = False
+    """Leave out of the files what repeats: a null stands for each list of ids that equals the row
+    before's. Files get smaller, and are read without decoding a list twice; other readers of
+    Parquet see the nulls."""
 
 
 class ClusterBySession:
@@ -195,6 +200,7 @@ class ClusterBySession:
                 run_bytes=self._budget.run,
                 rows_per_stripe=rows_per_stripe,
                 compression_level=self._config.compression_level,
+                leave_out=unscored(table.schema) if self._config.leave_out_repeats else (),
             )
             done, what = 0, f"sorting {folder.name}"
             progress(what, 0, table.num_rows)
@@ -269,5 +275,5 @@ def build_cluster(config: ClusterConfig, context: Context) -> Etl:
     if config.engine == "spark":
         from recd_dedup.etl.spark import ClusterWithSpark
 
-        return ClusterWithSpark(config.spark_master, config.memory_gb, config.compression_level)
+        return ClusterWithSpark(config)
     return ClusterBySession(config)

@@ -31,6 +31,7 @@ __all__ = [
     "Parts",
     "Workspace",
     "fingerprint",
+    "unscored",
 ]
 
 STRIPE_ROWS = 16_384
@@ -92,6 +93,11 @@ def fingerprint(table: Table) -> list[Any]:
     return [str(table.path), table.schema.to_json(), files]
 
 
+def unscored(schema: Schema) -> list[str]:
+    """The features whose lists the files may leave out: those whose ids have no weights."""
+    return [feature.name for feature in schema.sparse if not feature.scored]
+
+
 class Workspace:
     """A folder beside the table to be, which outlives a run that dies.
 
@@ -131,12 +137,14 @@ class Parts:
         run_bytes: int,
         rows_per_stripe: int,
         compression_level: int,
+        leave_out: Sequence[str] = (),
     ) -> None:
         self._workspace = workspace
         self._schema = schema
         self._run_bytes = run_bytes
         self._rows_per_stripe = rows_per_stripe
         self._compression_level = compression_level
+        self._leave_out = leave_out
         self._done = workspace.path / "parts"
         self._done.mkdir(exist_ok=True)
 
@@ -153,6 +161,7 @@ class Parts:
             rows_per_stripe=self._rows_per_stripe,
             stripes_per_file=sys.maxsize,
             compression_level=self._compression_level,
+            leave_out=self._leave_out,
         ) as writer:
             for bucket in part.buckets:
                 rows = self._seen(bucket, part, seen)

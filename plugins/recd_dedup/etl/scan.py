@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,9 +35,9 @@ def decoded_bytes(table: Table) -> int:
     for stripe in table.stripes:
         groups.setdefault(stripe.file, []).append(stripe.group)
     return sum(
-        _group_bytes(footer, group, columns)
+        _group_bytes(opened.metadata, group, columns, opened.longer)
         for file, of_file in groups.items()
-        for footer in [table.opened(file).metadata]
+        for opened in [table.opened(file)]
         for group in of_file
     )
 
@@ -80,7 +81,7 @@ def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table
     columns = table.file_columns(table.schema.columns)
     # A buffer keeps a foreign file's huge column chunks from being read whole.
     with table.opened(stripe.file, buffer_size=1 << 20) as file:
-        per_row = _group_bytes(file.metadata, stripe.group, columns) / (
+        per_row = _group_bytes(file.metadata, stripe.group, columns, file.longer) / (
             stripe.stored or stripe.num_rows
         )
         batches = file.iter_batches(
@@ -92,13 +93,18 @@ def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table
             yield table.taken(pa.Table.from_batches([batch]), stripe, columns)
 
 
-def _group_bytes(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> int:
+def _group_bytes(
+    footer: pq.FileMetaData, group: int, columns: Sequence[str], longer: Callable[[str], float]
+) -> int:
+    """The memory of some columns; `longer` is that of `OpenedFile`."""
     found = footer.row_group(group)
     total = 0
     for index in range(found.num_columns):
         column = found.column(index)
+        list_name = column.path_in_schema.rsplit(".", 2)[0]  # of name.list.element
         if column.path_in_schema in columns:
             total += column.num_values * ID_BYTES
-        elif column.path_in_schema.rsplit(".", 2)[0] in columns:  # name.list.element
-            total += column.num_values * ID_BYTES + found.num_rows * OFFSET_BYTES
+        elif list_name in columns:
+            ids = math.ceil(column.num_values * longer(list_name))
+            total += ids * ID_BYTES + found.num_rows * OFFSET_BYTES
     return total

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_dedup.etl.checksum import Checksum, checksum
-from recd_dedup.etl.parts import PART_STRIPES, Budget, FilePart, Parts, Workspace, fingerprint
+from recd_dedup.etl.parts import (
+    PART_STRIPES,
+    Budget,
+    FilePart,
+    Parts,
+    Workspace,
+    fingerprint,
+    unscored,
+)
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import MULTIPLIERS, SHIFTS
 from recd_plugins.api import CapabilityError, DataError
@@ -27,6 +35,8 @@ from recd_plugins.api.data import Progress, Schema, Table, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from recd_dedup.etl.cluster import ClusterConfig
 
 __all__ = ["ClusterWithSpark", "check_that_files_are_rows", "check_that_it_listens"]
 
@@ -62,12 +72,10 @@ def _require_spark() -> None:
 class ClusterWithSpark:
     """The Spark pass takes the place of the bucket pass; its files are the parts."""
 
-    def __init__(self, master: str, memory_gb: float, compression_level: int) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         _require_spark()
-        self._master = master
-        self._memory_gb = memory_gb
-        self._compression_level = compression_level
-        self._budget = Budget.of(memory_gb)
+        self._config = config
+        self._budget = Budget.of(config.memory_gb)
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
         """Cluster a table; a run that was killed goes on from what it had finished."""
@@ -75,7 +83,13 @@ class ClusterWithSpark:
         check_that_files_are_rows(table)
         stripe_rows = self._budget.stripe_rows(decoded_bytes(table) / max(1, table.num_rows))
         n_parts = max(1, math.ceil(table.num_rows / (stripe_rows * PART_STRIPES)))
-        plan = {"source": fingerprint(table), "engine": "spark", "parts": n_parts}
+        leave_out = unscored(table.schema) if self._config.leave_out_repeats else []
+        plan = {
+            "source": fingerprint(table),
+            "engine": "spark",
+            "parts": n_parts,
+            "left out": leave_out,
+        }
         with Workspace(folder, plan) as workspace:
             by_spark = workspace.path / "spark"
             if not (by_spark / "_SUCCESS").exists():
@@ -87,7 +101,8 @@ class ClusterWithSpark:
                 table.schema,
                 run_bytes=self._budget.run,
                 rows_per_stripe=stripe_rows,
-                compression_level=self._compression_level,
+                compression_level=self._config.compression_level,
+                leave_out=leave_out,
             )
             after, what = Checksum(), f"writing {folder.name}"
             progress(what, 0, table.num_rows)
@@ -108,7 +123,7 @@ class ClusterWithSpark:
 
     def _cluster(self, table: Table, n_parts: int, folder: Path) -> None:
         with (
-            _session(self._master, self._memory_gb) as session,
+            _session(self._config.spark_master, self._config.memory_gb) as session,
             _named(f"Spark could not cluster {table.path} into {folder}", MEND),
             _given_a_worker(session),
         ):
@@ -127,6 +142,9 @@ def check_that_files_are_rows(table: Table) -> None:
         "a part of their rows (where, sessions_share)": stored != table.num_rows,
         "features of other tables (join)": bool(table.joins),
         "columns that some files lack (absent)": bool(table.absent),
+        "lists that its files leave out (leave_out_repeats)": any(
+            table.opened(file).left_out for file in table.files
+        ),
         "columns of folders' names": any(
             not {*facts.partitions}.isdisjoint(table.schema.columns)
             for facts in table.facts.values()

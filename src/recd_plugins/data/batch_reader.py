@@ -37,7 +37,7 @@ from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.stripes import DamagedStripe, Stripe
 from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError, so_many
-from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
 from recd_plugins.storage.uri import Location
 
@@ -290,7 +290,7 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
 
-def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | WeightedJagged]:
+def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | HeldOnce | WeightedJagged]:
     return [part for piece in pieces for part in piece.features[name]]
 
 
@@ -363,7 +363,12 @@ class StripeReader:
         stripe = self._table.stripes[piece.stripe]
         file = self._open(stripe.file)
         rows = self._table.stored(
-            file, stripe, self._file_columns, threads=self._threads, kept=self._kept
+            file,
+            stripe,
+            self._file_columns,
+            threads=self._threads,
+            kept=self._kept,
+            expand=self._table.source is not None,
         )
         self._io += file.io_seconds()
         rows = rows.slice(piece.start, piece.num_rows)

@@ -18,8 +18,13 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError
-from recd_plugins.sparse.arrow import floats_from_arrow, jagged_chunks, vectors_from_arrow
-from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.sparse.arrow import (
+    floats_from_arrow,
+    held_chunks,
+    jagged_chunks,
+    vectors_from_arrow,
+)
+from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import gather_blocks
 
 __all__ = ["DecodedRows", "absent_rows", "batch_of", "decode_rows"]
@@ -35,7 +40,7 @@ class DecodedRows:
     """[N] float32; [N, T] of T labels."""
     weights: Tensor
     """[N] float32."""
-    features: Mapping[str, Sequence[Jagged | WeightedJagged]]
+    features: Mapping[str, Sequence[Jagged | HeldOnce | WeightedJagged]]
     """Per sparse feature its rows, in parts; those of a scored one with weights."""
     keys: Mapping[str, pa.ChunkedArray]
     """[N] of each column of sessions or times that is asked for."""
@@ -136,12 +141,12 @@ def _floats(
 
 def _jagged(
     rows: pa.Table, feature: SparseFeature, where: str
-) -> Sequence[Jagged | WeightedJagged]:
+) -> Sequence[Jagged | HeldOnce | WeightedJagged]:
     """The rows of a feature, in parts; of a scored one with their weights."""
     name, weights_name = feature.name, feature.weights_name
-    parts = jagged_chunks(rows[name], f"{where}: {name!r}")
     if not feature.scored:
-        return parts
+        return held_chunks(rows[name], f"{where}: {name!r}")
+    parts = jagged_chunks(rows[name], f"{where}: {name!r}")
     weights = jagged_chunks(rows[weights_name], f"{where}: {weights_name!r}", weights=True)
     one, other = (
         [part.lengths.numpy() for part in each if len(part.lengths)] for each in (parts, weights)

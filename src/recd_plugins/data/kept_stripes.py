@@ -23,8 +23,8 @@ __all__ = ["KeptStripes", "keeping_stripes", "kept_stripes"]
 MOST = 1 << 29
 """Bytes that are kept; stripes that are met behind these are decoded each time."""
 
-Key: TypeAlias = tuple[Location, str, int]
-"""A file, what its footer is known by, and a row group."""
+Key: TypeAlias = tuple[Location, str, int, bool]
+"""A file, what its footer is known by, a row group, and whether its lists are expanded."""
 
 
 class KeptStripes:
@@ -36,19 +36,27 @@ class KeptStripes:
         self._lock = threading.Lock()
 
     def read(
-        self, file: OpenedFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+        self,
+        file: OpenedFile,
+        stripe: Stripe,
+        columns: Sequence[str],
+        *,
+        threads: bool = True,
+        expand: bool = True,
     ) -> pa.Table:
         """`read_stripe`, of those columns alone that were not read before."""
-        key = stripe.file, file.digest, stripe.group
+        key = stripe.file, file.digest, stripe.group, expand
         with self._lock:
             found = self._tables.get(key)
         there = set() if found is None else {*found.column_names}
         missing = [name for name in columns if name not in there]
         if found is not None and not missing:
             return found.select(list(columns))
-        rows = read_stripe(file, stripe, missing, threads=threads)
+        rows = read_stripe(file, stripe, missing, threads=threads, expand=expand)
         if {*rows.column_names} != {*missing}:  # a field of a struct has another name
-            return rows if found is None else read_stripe(file, stripe, columns, threads=threads)
+            if found is None:
+                return rows
+            return read_stripe(file, stripe, columns, threads=threads, expand=expand)
         whole = rows if found is None else _side_by_side(found, rows)
         with self._lock:
             if rows.nbytes <= self._left and self._tables.get(key) is found:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +19,7 @@ from pyarrow.fs import LocalFileSystem
 from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
+from recd_plugins.data.left_out import LEFT_OUT, expanded, expanded_batches, held_once, left_out
 from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
@@ -152,6 +155,8 @@ class OpenedFile(pq.ParquetFile):
         self.location = location
         self.digest = footer.digest
         self.partitions = {} if facts is None else dict(facts.partitions)
+        self.left_out = left_out(footer.metadata, location)
+        """The features of which the file leaves out lists, and how many ids each has with them."""
         self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
         bytes_of = location if self._fetched is None else pa.PythonFile(self._fetched, mode="r")
@@ -164,16 +169,38 @@ class OpenedFile(pq.ParquetFile):
         decode_into_kept(self, bytes_of, **options)
 
     def read_row_group(
-        self, i: int, columns: Sequence[str] | None = None, *args: Any, **options: Any
+        self,
+        i: int,
+        columns: Sequence[str] | None = None,
+        *args: Any,
+        expand: bool = True,
+        **options: Any,
     ) -> pa.Table:
-        """Columns of the file, and of its partitions."""
+        """Columns of the file, and of its partitions. Unless it shall `expand` them, those that
+        leave out lists come as dictionaries."""
         own = self._own(columns)
         if self._fetched is not None:
             began = time.perf_counter()
             self._fetched.fetch(_spans(self.metadata, i, own))
             self._io += time.perf_counter() - began
         rows = super().read_row_group(i, own, *args, **options)
-        return self._with_partitions(rows, columns)
+        if self.left_out:
+            rows = held_once(rows, self.left_out, f"{self.location}, row group {i}")
+        rows = self._with_partitions(rows, columns)
+        return expanded(rows, self.left_out) if expand else rows
+
+    def longer(self, column: str) -> float:
+        """How many times as many ids a column has as lie in the file, which leaves out lists."""
+        return self._longer.get(column, 1.0)
+
+    @cached_property
+    def _longer(self) -> dict[str, float]:
+        held: Counter[str] = Counter()
+        for number in range(self.num_row_groups if self.left_out else 0):
+            group = self.metadata.row_group(number)
+            for chunk in map(group.column, range(group.num_columns)):
+                held[chunk.path_in_schema.rsplit(".", 2)[0]] += chunk.num_values
+        return {name: max(1.0, ids / max(1, held[name])) for name, ids in self.left_out.items()}
 
     def close(self, force: bool = False) -> None:
         super().close(force)
@@ -188,8 +215,8 @@ class OpenedFile(pq.ParquetFile):
     def iter_batches(
         self, batch_size: int = 65_536, *, columns: Sequence[str] | None = None, **options: Any
     ) -> Iterator[pa.RecordBatch]:
-        own = self._own(columns)
-        for batch in super().iter_batches(batch_size, columns=own, **options):
+        batches = super().iter_batches(batch_size, columns=self._own(columns), **options)
+        for batch in expanded_batches(batches, self.left_out, str(self.location)):
             rows = self._with_partitions(pa.Table.from_batches([batch]), columns)
             yield from rows.combine_chunks().to_batches()
 
@@ -254,6 +281,10 @@ def arrow_schema(
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
+    if lacking := left_out(footer, file):
+        whole = (one.with_nullable(one.nullable and one.name not in lacking) for one in schema)
+        rest = {key: value for key, value in schema.metadata.items() if key != LEFT_OUT}
+        schema = pa.schema(whole, rest)
     if facts is None:
         return schema
     known, columns = facts.beside(schema.names).partitions, facts.columns

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from recd_plugins.data.parquet_file import OpenedFile
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location
 
@@ -38,11 +38,18 @@ class DamagedStripe(DataError):
 
 
 def read_stripe(
-    file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str], *, threads: bool = True
+    file: OpenedFile,
+    stripe: Stripe,
+    columns: Sequence[str],
+    *,
+    threads: bool = True,
+    expand: bool = True,
 ) -> pa.Table:
     """Some columns of a stripe as they lie in its file; `DataError` where they do not decode."""
     try:
-        rows = file.read_row_group(stripe.group, columns=list(columns), use_threads=threads)
+        rows = file.read_row_group(
+            stripe.group, columns=list(columns), use_threads=threads, expand=expand
+        )
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "

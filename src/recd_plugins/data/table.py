@@ -8,6 +8,7 @@ bytes in them where they fit: zstd finds the zeros of 8, but takes twice as long
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import warnings
 from collections import Counter
@@ -37,6 +38,7 @@ from recd_plugins.data.files import UNFINISHED, FileFacts, found_files, table_fi
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.kept_stripes import KeptStripes
+from recd_plugins.data.left_out import LEFT_OUT, expanded, leave_out
 from recd_plugins.data.parquet_file import (
     FileWriter,
     Footer,
@@ -222,11 +224,14 @@ class Table:
         *,
         threads: bool = True,
         kept: KeptStripes | None = None,
+        expand: bool = True,
     ) -> pa.Table:
         """Columns of the files, of those rows of a stripe that the table has; read where they are
-        not `kept`."""
+        not `kept`. Unless it shall `expand` them, those that leave out lists come as
+        dictionaries."""
         read = read_stripe if kept is None else kept.read
-        rows = read(file, stripe, self.asked(file, stripe, columns), threads=threads)
+        asked = self.asked(file, stripe, columns)
+        rows = read(file, stripe, asked, threads=threads, expand=expand)
         found = self.taken(rows, stripe, columns)
         if found.num_rows != stripe.num_rows:
             raise DataError(
@@ -255,7 +260,7 @@ class Table:
             rows = with_absent(rows, lacked, self.absent, empty=self.source is None)
         joins = self._joined_for(columns)
         if self.selection is not None and stripe.stored is not None:
-            mask = self.selection.mask(rows, str(stripe))
+            mask = self.selection.mask(expanded(rows, self.selection.columns), str(stripe))
             kept = (*columns, *(side.key for side in joins))
             kept = tuple(dict.fromkeys(one for one in kept if one not in self.joined_columns))
             rows = without_views(rows.select(list(kept))).filter(pa.array(mask))
@@ -419,11 +424,15 @@ class TableWriter:
         rows_per_stripe: int = 16_384,
         stripes_per_file: int = 16,
         compression_level: int = 1,
+        leave_out: Collection[str] = (),
     ) -> None:
+        """Of the features `leave_out` the files have no list that equals the row before's."""
         self.folder = folder
         self.schema = schema
         self.num_rows = 0
         self._arrow = schema.in_files()
+        self._left_out = dict.fromkeys(leave_out, 0)
+        """By feature the ids of the file that is written, those that are left out among them."""
         self._rows_per_stripe = rows_per_stripe
         self._stripes_per_file = stripes_per_file
         self._compression_level = compression_level
@@ -497,7 +506,7 @@ class TableWriter:
             name = f"part-{self._stripes // self._stripes_per_file:05}.parquet"
             self._file = FileWriter(
                 self._part / name,
-                self._arrow,
+                _nullable(self._arrow, self._left_out),
                 compression="zstd",
                 compression_level=self._compression_level,
                 use_dictionary=False,
@@ -505,7 +514,8 @@ class TableWriter:
                 write_statistics=True,
                 write_page_checksum=True,
             )
-        self._file.write_table(rest.slice(0, rows).combine_chunks(), row_group_size=max(rows, 1))
+        stripe = self._leaving_out(rest.slice(0, rows).combine_chunks())
+        self._file.write_table(stripe, row_group_size=max(rows, 1))
         self._pending = [rest.slice(rows)]
         self._pending_rows -= rows
         self.num_rows += rows
@@ -513,10 +523,27 @@ class TableWriter:
         if self._stripes % self._stripes_per_file == 0:
             self._close_file()
 
+    def _leaving_out(self, stripe: pa.Table) -> pa.Table:
+        for name in self._left_out if stripe.num_rows else ():
+            at = stripe.column_names.index(name)
+            lists = stripe[name].combine_chunks()
+            self._left_out[name] += len(lists.flatten())
+            field = self._arrow.field(name).with_nullable(True)
+            stripe = stripe.set_column(at, field, leave_out(lists))
+        return stripe
+
     def _close_file(self) -> None:
         if self._file is not None:
+            if self._left_out:
+                self._file.add_key_value_metadata({LEFT_OUT: json.dumps(self._left_out).encode()})
+                self._left_out = dict.fromkeys(self._left_out, 0)
             self._file.close()
             self._file = None
+
+
+def _nullable(arrow: pa.Schema, names: Collection[str]) -> pa.Schema:
+    fields = (one.with_nullable(one.nullable or one.name in names) for one in arrow)
+    return pa.schema(fields, arrow.metadata)
 
 
 def _clear(folder: Uri) -> None:

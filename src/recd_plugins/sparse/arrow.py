@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from recd_plugins.errors import DataError, so_many
-from recd_plugins.sparse.jagged import Jagged
+from recd_plugins.sparse.jagged import HeldOnce, Jagged
 
 __all__ = [
     "floats_from_arrow",
+    "held_chunks",
     "jagged_chunks",
     "jagged_from_arrow",
     "jagged_to_arrow",
@@ -43,6 +44,20 @@ def jagged_chunks(
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     types = (pa.float32(),) if weights else (pa.int64(), pa.int32())
     return [_jagged(chunk, name, types) for chunk in chunks]
+
+
+def held_chunks(column: pa.ChunkedArray, name: str) -> Sequence[Jagged | HeldOnce]:
+    """`jagged_chunks`, also of a column whose values are lists in dictionaries."""
+    if not pa.types.is_dictionary(column.type):
+        return jagged_chunks(column, name)
+    return [_held_once(chunk, name) for chunk in column.chunks if len(chunk)]
+
+
+def _held_once(chunk: pa.DictionaryArray, name: str) -> HeldOnce:
+    which = chunk.indices.to_numpy()
+    first, last = which[0], which[-1]  # of a slice, those between are all that there are
+    (held,) = jagged_chunks(chunk.dictionary.slice(first, last + 1 - first), name)
+    return HeldOnce(held, torch.from_numpy(which - first))
 
 
 def jagged_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Jagged:

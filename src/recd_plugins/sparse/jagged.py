@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import DataError
 
 __all__ = [
+    "HeldOnce",
     "Jagged",
     "WeightedJagged",
     "as_bits",
@@ -41,6 +42,25 @@ class Jagged(NamedTuple):
     """[lengths.sum()] ids."""
     lengths: Tensor
     """[B]."""
+
+
+class HeldOnce(NamedTuple):
+    """B rows of one feature, of which none that equals the row before is held again."""
+
+    held: Jagged
+    """The others, on CPU."""
+    which: Tensor
+    """[B] int32, ascending: which of these each row is."""
+
+    @property
+    def values(self) -> Tensor:
+        """The ids that are held."""
+        return self.held.values
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B]: those of all rows."""
+        return torch.from_numpy(self.held.lengths.numpy().take(self.which.numpy()))
 
 
 def concat(parts: Sequence[Jagged]) -> Jagged:

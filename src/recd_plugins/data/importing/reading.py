@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,9 +20,10 @@ from recd_plugins.data.importing.json_rows import json_rows
 from recd_plugins.data.importing.struct_fields import field_at
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines
+from recd_plugins.data.left_out import expanded_batches, left_out
 from recd_plugins.data.parquet_file import OPTIONS, footer_in
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.storage.uri import input_file
+from recd_plugins.storage.uri import Location, input_file
 
 __all__ = ["Block", "Position", "blocks", "damaged", "mapped", "opened_parquet"]
 
@@ -203,12 +204,28 @@ def _parquet_blocks(
                 raise damaged(file, group, error) from error
 
 
-def opened_parquet(source: pa.NativeFile, file: ForeignFile) -> pq.ParquetFile:
+class WholeLists(pq.ParquetFile):
+    """A file of Parquet, with the lists that a table of ours leaves out of it."""
+
+    def __init__(self, source: pa.NativeFile, path: Location, **options: Any) -> None:
+        super().__init__(source, **options)
+        self._path = path
+
+    def iter_batches(self, *args: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of some row groups, each from its first row on."""
+        batches, columns = (
+            super().iter_batches(*args, **options),
+            left_out(self.metadata, self._path),
+        )
+        return expanded_batches(batches, columns, str(self._path))
+
+
+def opened_parquet(source: pa.NativeFile, file: ForeignFile) -> WholeLists:
     """A file of Parquet, whose pages' checksums are verified where they have some; its columns are
     called as its table calls them."""
     names = file.table_names
     footer = None if names is None else footer_in(source, file.path, names).metadata
-    return pq.ParquetFile(source, metadata=footer, **OPTIONS)
+    return WholeLists(source, file.path, metadata=footer, **OPTIONS)
 
 
 def damaged(file: ForeignFile, group: int, error: Exception) -> DataError:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.sparse.jagged import Jagged, WeightedJagged
+from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.gather import AHEAD
 from recd_plugins.sparse.rows.memory import array_like, prefetch, prefetch_behind
 from recd_plugins.sparse.rows.unique import HALF, LONG, MIX, hash_row
@@ -42,7 +42,8 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 
 F32: TypeAlias = npt.NDArray[np.float32]
-Column: TypeAlias = "Sequence[Jagged | WeightedJagged]"
+Part: TypeAlias = "Jagged | HeldOnce | WeightedJagged"
+Column: TypeAlias = "Sequence[Part]"
 """The rows of a feature, in parts: all of them with weights, or none."""
 Each: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 """A call for each number: `map`, or that of an executor."""
@@ -130,12 +131,10 @@ class _LaidOut(NamedTuple):
         begins = np.empty(sum(part.lengths.numel() for part in parts), np.int64)
         done = 0
         for part, one in zip(parts, numbers, strict=True):
-            lengths = part.lengths.numpy()
-            of_part = begins[done : done + len(lengths)]
-            np.cumsum(lengths, out=of_part)
-            of_part -= lengths
+            of_part = _begins(part)
             of_part += (one.data_ptr() - first) // size
-            done += len(lengths)
+            begins[done : done + len(of_part)] = of_part
+            done += len(of_part)
         return cls(numbers, np.array([first, (end - first) // size, size]), begins)
 
     def copy(self, rows: I64, lengths: I32, cuts: I64, targets: I64, into: Numbers) -> None:
@@ -183,22 +182,33 @@ def _lengths(parts: Column) -> I32:
     return lengths
 
 
-def _rows(part: Jagged | WeightedJagged) -> Jagged:
-    return Jagged(part.values, part.lengths)
+def _begins(part: Part) -> I64:
+    """[N]: where among a part's numbers each row begins."""
+    if isinstance(part, HeldOnce):
+        return _begins(part.held).take(part.which.numpy())
+    lengths = part.lengths.numpy()
+    begins: I64 = np.cumsum(lengths, dtype=np.int64)
+    begins -= lengths
+    return begins
+
+
+def _held(part: Part) -> Jagged:
+    """The rows of a part that lie in memory."""
+    return part.held if isinstance(part, HeldOnce) else Jagged(part.values, part.lengths)
 
 
 def _is_scored(parts: Column) -> bool:
     return any(isinstance(part, WeightedJagged) and part.weights is not None for part in parts)
 
 
-def _weights(part: Jagged | WeightedJagged) -> F32:
+def _weights(part: Part) -> F32:
     """[N] of a part of a scored feature."""
     assert isinstance(part, WeightedJagged)
     weights: F32 = part.weighing(torch.float32).numpy().astype(np.float32, copy=False)
     return weights
 
 
-def _pairs(part: Jagged | WeightedJagged) -> Jagged:
+def _pairs(part: Part) -> Jagged:
     """Each id and then the bits of its weight: rows are equal where ids and weights are."""
     pairs = np.empty((part.values.numel(), 2), np.int64)
     pairs[:, 0] = part.values.numpy()
@@ -267,8 +277,9 @@ class RowPool:
         done, first = 0, self.num_rows
         scored = _is_scored(parts)
         for part in parts:
-            values, lengths = _pairs(part) if scored else _rows(part)
+            values, lengths = _pairs(part) if scored else _held(part)
             count = lengths.numel()
+            found = numbers[done : done + count]
             self.num_rows = _add(
                 values.numpy(),
                 lengths.numpy(),
@@ -278,8 +289,11 @@ class RowPool:
                 first,
                 slots,
                 hashes,
-                numbers[done : done + count],
+                found,
             )
+            if isinstance(part, HeldOnce):
+                count = len(part.which)
+                numbers[done : done + count] = found.take(part.which.numpy())
             done += count
         return numbers
 
