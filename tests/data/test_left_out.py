@@ -197,6 +197,27 @@ def test_a_rewrite_has_all_lists(tables, tmp_path):
     assert rows_in(Table.open(tmp_path / "t")).equals(rows_in(whole))
 
 
+def test_a_rewrite_leaves_out_lists(tables, tmp_path):
+    whole, left = tables
+    config = RewriteConfig(rows_per_stripe=64, stripes_per_file=3, leave_out_repeats=True)
+    rewrite(whole.path, tmp_path / "t", config)
+    for file in left.files:
+        again = tmp_path / "t" / file.name
+        assert pq.read_table(again).equals(pq.read_table(file))
+        assert (
+            pq.read_metadata(again).metadata[LEFT_OUT] == pq.read_metadata(file).metadata[LEFT_OUT]
+        )
+    assert same_epochs(whole, Table.open(tmp_path / "t")) > 40
+
+
+def test_a_strangers_files_keep_their_lists(tmp_path):
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"ids": [[1], [1]]}), tmp_path / "t" / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: is no table of `recd`"):
+        rewrite(tmp_path / "t", tmp_path / "u", RewriteConfig(leave_out_repeats=True))
+    assert not (tmp_path / "u").exists()
+
+
 def test_memory_is_counted_with_the_lists_that_are_left_out(tables):
     whole, left = (decoded_bytes(table) for table in tables)
     assert whole * 0.9 <= left <= whole * 1.2

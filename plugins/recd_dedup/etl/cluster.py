@@ -34,7 +34,6 @@ from recd_dedup.etl.parts import (
     Parts,
     Workspace,
     fingerprint,
-    unscored,
 )
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import bucket_of, mix
@@ -200,7 +199,7 @@ class ClusterBySession:
                 run_bytes=self._budget.run,
                 rows_per_stripe=rows_per_stripe,
                 compression_level=self._config.compression_level,
-                leave_out=unscored(table.schema) if self._config.leave_out_repeats else (),
+                leave_out_repeats=self._config.leave_out_repeats,
             )
             done, what = 0, f"sorting {folder.name}"
             progress(what, 0, table.num_rows)

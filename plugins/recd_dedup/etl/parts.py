@@ -31,7 +31,6 @@ __all__ = [
     "Parts",
     "Workspace",
     "fingerprint",
-    "unscored",
 ]
 
 STRIPE_ROWS = 16_384
@@ -93,11 +92,6 @@ def fingerprint(table: Table) -> list[Any]:
     return [str(table.path), table.schema.to_json(), files]
 
 
-def unscored(schema: Schema) -> list[str]:
-    """The features whose lists the files may leave out: those whose ids have no weights."""
-    return [feature.name for feature in schema.sparse if not feature.scored]
-
-
 class Workspace:
     """A folder beside the table to be, which outlives a run that dies.
 
@@ -137,14 +131,14 @@ class Parts:
         run_bytes: int,
         rows_per_stripe: int,
         compression_level: int,
-        leave_out: Sequence[str] = (),
+        leave_out_repeats: bool = False,
     ) -> None:
         self._workspace = workspace
         self._schema = schema
         self._run_bytes = run_bytes
         self._rows_per_stripe = rows_per_stripe
         self._compression_level = compression_level
-        self._leave_out = leave_out
+        self._leave_out = schema.unscored_names if leave_out_repeats else ()
         self._done = workspace.path / "parts"
         self._done.mkdir(exist_ok=True)
 

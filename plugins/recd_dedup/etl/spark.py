@@ -26,7 +26,6 @@ from recd_dedup.etl.parts import (
     Parts,
     Workspace,
     fingerprint,
-    unscored,
 )
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
 from recd_dedup.hashing import MULTIPLIERS, SHIFTS
@@ -83,12 +82,12 @@ class ClusterWithSpark:
         check_that_files_are_rows(table)
         stripe_rows = self._budget.stripe_rows(decoded_bytes(table) / max(1, table.num_rows))
         n_parts = max(1, math.ceil(table.num_rows / (stripe_rows * PART_STRIPES)))
-        leave_out = unscored(table.schema) if self._config.leave_out_repeats else []
+        leave_out = self._config.leave_out_repeats
         plan = {
             "source": fingerprint(table),
             "engine": "spark",
             "parts": n_parts,
-            "left out": leave_out,
+            "leave_out_repeats": leave_out,
         }
         with Workspace(folder, plan) as workspace:
             by_spark = workspace.path / "spark"
@@ -102,7 +101,7 @@ class ClusterWithSpark:
                 run_bytes=self._budget.run,
                 rows_per_stripe=stripe_rows,
                 compression_level=self._config.compression_level,
-                leave_out=leave_out,
+                leave_out_repeats=leave_out,
             )
             after, what = Checksum(), f"writing {folder.name}"
             progress(what, 0, table.num_rows)

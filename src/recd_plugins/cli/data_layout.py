@@ -81,6 +81,14 @@ ReadLog = Annotated[
 ]
 Days = Annotated[float, typer.Option("--days", help="How many days of the read log count.")]
 Rows = Annotated[int, typer.Option("--rows-per-stripe", help="Rows of a stripe.")]
+LeaveOut = Annotated[
+    bool,
+    typer.Option(
+        "--leave-out-repeats",
+        help="A null in place of each list of ids that equals the row before's, of tables that no "
+        "other program reads.",
+    ),
+]
 Page = Annotated[int, typer.Option("--page-size", help="Bytes of a page, before compression.")]
 
 
@@ -223,6 +231,7 @@ def rewrite(
     days: Days = 7,
     rows_per_stripe: Rows = 131_072,
     page_size: Page = 1 << 20,
+    leave_out_repeats: LeaveOut = False,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -241,6 +250,7 @@ def rewrite(
             "flatten": flatten or [],
             "rows_per_stripe": rows_per_stripe,
             "page_size": page_size,
+            "leave_out_repeats": leave_out_repeats,
         }
         config = parse(RewriteConfig, options, "recd data rewrite")
         with progress() as show:

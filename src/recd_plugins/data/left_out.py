@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.errors import DataError
 
-__all__ = ["LEFT_OUT", "expanded", "expanded_batches", "held_once", "leave_out", "left_out"]
+__all__ = ["LEFT_OUT", "LeavingOut", "expanded", "expanded_batches", "held_once", "left_out"]
 
 LEFT_OUT = b"recd_left_out"
 
@@ -35,7 +35,31 @@ def left_out(footer: pq.FileMetaData, file: object) -> Mapping[str, int]:
         ) from error
 
 
-def leave_out(lists: pa.ListArray) -> pa.ListArray:
+class LeavingOut:
+    """Leaves lists of some columns out of one file."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._ids = dict.fromkeys(columns, 0)
+
+    def schema(self, arrow: pa.Schema) -> pa.Schema:
+        """The types of the file's columns, of which these have nulls."""
+        fields = (one.with_nullable(one.nullable or one.name in self._ids) for one in arrow)
+        return pa.schema(fields, arrow.metadata)
+
+    def stripe(self, rows: pa.Table) -> pa.Table:
+        """The rows of a stripe as they are written."""
+        for name in self._ids if rows.num_rows else ():
+            at, lists = rows.column_names.index(name), _whole(rows[name])
+            self._ids[name] += len(lists.flatten())
+            rows = rows.set_column(at, rows.field(at).with_nullable(True), _without_repeats(lists))
+        return rows
+
+    def noted(self) -> dict[bytes, bytes]:
+        """What the footer says of them."""
+        return {LEFT_OUT: json.dumps(self._ids).encode()} if self._ids else {}
+
+
+def _without_repeats(lists: pa.ListArray) -> pa.ListArray:
     """The lists, with a null in place of each that equals the one before."""
     from recd_plugins.sparse.rows.repeats import repeats  # numba: a second
 

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
+from recd_plugins.data.left_out import LeavingOut
 from recd_plugins.data.parquet_file import FileWriter, arrow_schema, footer_of, opened
 from recd_plugins.data.schema import IDS, METADATA_KEY, NARROW_IDS, Schema
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
@@ -51,6 +52,8 @@ class RewriteConfig(Config):
     """Bytes of a page before compression."""
     compression_level: Annotated[int, Range(ge=1, le=22)] = 1
     """The level of zstd."""
+    leave_out_repeats: bool = False
+    """A null stands for each list of ids that equals the row before's."""
 
 
 def rewrite(
@@ -197,6 +200,12 @@ def _check(
                 "their own."
             )
     _check_maps(arrow, config)
+    if config.leave_out_repeats and METADATA_KEY not in (arrow.metadata or {}):
+        raise DataError(
+            f"{next(iter(files))}: is no table of `recd`, so others may read it, who would take "
+            "lists that are left out for nulls. Import it first (`recd data import`), or rewrite "
+            "it with all of its lists."
+        )
 
 
 def _check_maps(arrow: pa.Schema, config: RewriteConfig) -> None:
@@ -365,7 +374,8 @@ def _write(
         for stripe in _cut(chunks, config.rows_per_stripe):
             made = _laid_out(pa.concat_tables(list(stripe)).combine_chunks(), keys, config)
             if writer is None:
-                made_schema = made.schema.with_metadata(arrow.metadata)
+                leaving_out = LeavingOut(_leavable(arrow) if config.leave_out_repeats else ())
+                made_schema = leaving_out.schema(made.schema.with_metadata(arrow.metadata))
                 writer = FileWriter(
                     file,
                     made_schema,
@@ -379,12 +389,20 @@ def _write(
                     write_page_index=True,
                     write_page_checksum=True,
                 )
-            writer.write_table(made.cast(made_schema), row_group_size=made.num_rows)
+            made = leaving_out.stripe(made.cast(made_schema))
+            writer.write_table(made, row_group_size=made.num_rows)
             rows += made.num_rows
     finally:
         if writer is not None:
+            writer.add_key_value_metadata(leaving_out.noted())
             writer.close()
     return rows
+
+
+def _leavable(arrow: pa.Schema) -> tuple[str, ...]:
+    """The features of which lists may be left out, by the schema that a table of ours has."""
+    text = (arrow.metadata or {}).get(METADATA_KEY)
+    return () if text is None else Schema.from_json(text, "the table").unscored_names
 
 
 def _laid_out(rows: pa.Table, keys: Mapping[str, Sequence[str]], config: RewriteConfig) -> pa.Table:

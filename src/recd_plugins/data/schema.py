@@ -191,6 +191,11 @@ class Schema(Config):
         return next((one.width for one in self.vectors if one.name == name), None)
 
     @property
+    def unscored_names(self) -> tuple[str, ...]:
+        """The features whose ids have no weights."""
+        return tuple(feature.name for feature in self.sparse if not feature.scored)
+
+    @property
     def weights_names(self) -> tuple[str, ...]:
         """The columns with the weights of scored features."""
         return tuple(feature.weights_name for feature in self.sparse if feature.scored)

@@ -8,7 +8,6 @@ bytes in them where they fit: zstd finds the zeros of 8, but takes twice as long
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import warnings
 from collections import Counter
@@ -38,7 +37,7 @@ from recd_plugins.data.files import UNFINISHED, FileFacts, found_files, table_fi
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.kept_stripes import KeptStripes
-from recd_plugins.data.left_out import LEFT_OUT, expanded, leave_out
+from recd_plugins.data.left_out import LeavingOut, expanded
 from recd_plugins.data.parquet_file import (
     FileWriter,
     Footer,
@@ -431,8 +430,8 @@ class TableWriter:
         self.schema = schema
         self.num_rows = 0
         self._arrow = schema.in_files()
-        self._left_out = dict.fromkeys(leave_out, 0)
-        """By feature the ids of the file that is written, those that are left out among them."""
+        self._leave_out = tuple(leave_out)
+        self._leaving_out = LeavingOut(())
         self._rows_per_stripe = rows_per_stripe
         self._stripes_per_file = stripes_per_file
         self._compression_level = compression_level
@@ -504,9 +503,10 @@ class TableWriter:
         rest = pa.concat_tables(self._pending) if self._pending else self._arrow.empty_table()
         if self._file is None:
             name = f"part-{self._stripes // self._stripes_per_file:05}.parquet"
+            self._leaving_out = LeavingOut(self._leave_out)
             self._file = FileWriter(
                 self._part / name,
-                _nullable(self._arrow, self._left_out),
+                self._leaving_out.schema(self._arrow),
                 compression="zstd",
                 compression_level=self._compression_level,
                 use_dictionary=False,
@@ -514,7 +514,7 @@ class TableWriter:
                 write_statistics=True,
                 write_page_checksum=True,
             )
-        stripe = self._leaving_out(rest.slice(0, rows).combine_chunks())
+        stripe = self._leaving_out.stripe(rest.slice(0, rows).combine_chunks())
         self._file.write_table(stripe, row_group_size=max(rows, 1))
         self._pending = [rest.slice(rows)]
         self._pending_rows -= rows
@@ -523,27 +523,11 @@ class TableWriter:
         if self._stripes % self._stripes_per_file == 0:
             self._close_file()
 
-    def _leaving_out(self, stripe: pa.Table) -> pa.Table:
-        for name in self._left_out if stripe.num_rows else ():
-            at = stripe.column_names.index(name)
-            lists = stripe[name].combine_chunks()
-            self._left_out[name] += len(lists.flatten())
-            field = self._arrow.field(name).with_nullable(True)
-            stripe = stripe.set_column(at, field, leave_out(lists))
-        return stripe
-
     def _close_file(self) -> None:
         if self._file is not None:
-            if self._left_out:
-                self._file.add_key_value_metadata({LEFT_OUT: json.dumps(self._left_out).encode()})
-                self._left_out = dict.fromkeys(self._left_out, 0)
+            self._file.add_key_value_metadata(self._leaving_out.noted())
             self._file.close()
             self._file = None
-
-
-def _nullable(arrow: pa.Schema, names: Collection[str]) -> pa.Schema:
-    fields = (one.with_nullable(one.nullable or one.name in names) for one in arrow)
-    return pa.schema(fields, arrow.metadata)
 
 
 def _clear(folder: Uri) -> None:
