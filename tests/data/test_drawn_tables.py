@@ -278,6 +278,8 @@ def test_the_reader_service_reads_a_drawn_table_alike(seed: int, tmp_path: Path)
 
 def check_service(one: Drawn) -> None:
     """The reader service's batches are the local reader's, bit for bit."""
+    if not one.table.rows():
+        return
     options = dict(one.registry["reader"], use="service", workers=2)
     del options["prefetch"]
     with warnings.catch_warnings():
