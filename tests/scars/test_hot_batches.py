@@ -177,6 +177,14 @@ def test_it_resumes_exactly_where_a_loader_goes_on_counting_in_its_state(table: 
     check_resume(stage)
 
 
+def test_what_an_order_of_the_registrys_loader_is_given_is_its_loaders(table: Table) -> None:
+    stage = open_stage(table, Plans(SOME))
+    stage.epoch = 3
+    assert stage.epoch == 3
+    assert "epoch" not in vars(stage)
+    assert not hasattr(stage, "spread")
+
+
 def test_a_window_is_resumed_as_it_was_formed_under_another_plan(table: Table) -> None:
     plans = Plans(SOME)
     stage = open_stage(table, plans)

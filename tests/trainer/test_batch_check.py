@@ -14,7 +14,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.slots import Loader
-from recd_plugins.slots.batch_check import BatchCheck
+from recd_plugins.slots.batch_check import BatchCheck, checked
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.trainer.checkpoints.positions import Positions
 
@@ -152,3 +152,19 @@ def test_a_loader_that_cannot_be_gone_on_with_is_told(
     with pytest.raises((PluginError, DataError)) as caught:
         call()
     assert says in str(caught.value)
+
+
+class OfEpochs(Odd):
+    """A loader that is told of its epoch."""
+
+    epoch = 0
+
+
+def test_what_a_checked_loader_is_given_is_its_loaders() -> None:
+    loader = OfEpochs()
+    of_checked: Any = checked(loader, BatchCheck(SCHEMA, "R"), lambda device: None)
+    of_checked.epoch = 3
+    assert loader.epoch == of_checked.epoch == 3
+    del of_checked.epoch
+    assert loader.epoch == of_checked.epoch == 0
+    assert list(vars(loader)) == ["state"]

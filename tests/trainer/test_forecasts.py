@@ -260,6 +260,23 @@ def test_a_step_is_over_once_its_trainer_has_enough() -> None:
         assert is_innermost(outer)
 
 
+class OfEpochs(list[KeyedJaggedTensor]):
+    """Batches of a loader that is told of its epoch."""
+
+    epoch = 0
+
+
+def test_what_watched_batches_are_given_is_their_loaders() -> None:
+    loader = OfEpochs(own_batches(0))
+    watched: Any = WatchedBatches(load({}), loader)
+    watched.epoch = 3
+    assert len(list(watched)) == 64
+    assert loader.epoch == watched.epoch == 3
+    del watched.epoch
+    assert loader.epoch == 0
+    assert not vars(loader)
+
+
 def test_a_mode_is_left_by_who_entered_it_last() -> None:
     outer, inner = TrafficCounter(), TrafficCounter()
     with outer:

@@ -154,23 +154,22 @@ class HotBatchesWithoutState:
             self._loader.close()
 
     def __getattr__(self, name: str) -> Any:
-        """The attributes of a trainer's own loader, its sampler, its dataset; of any loader, the
-        seconds that its reading takes."""
+        """The attributes of the loader, its sampler, its dataset; but not how one of the
+        registry's is read from anywhere, for windows are formed in its order."""
         if name in ("state_dict", "load_state_dict"):
             raise AttributeError(
                 f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no "
                 f"{name}, so that no position of hot batches can be saved. Take one that has, "
                 "say torchdata's StatefulDataLoader."
             )
-        if name == "read_seconds" and "_loader" in self.__dict__:
-            return self._loader.read_seconds
-        if name.startswith("_") or self.__dict__.get("_own") is None:
+        in_order = name in ("spread", "places") and self.__dict__.get("_own") is None
+        if name.startswith("_") or in_order or "_loader" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What a trainer assigns, as a number of the epoch, is its own loader's."""
-        if name.startswith("_") or name == "yielded" or self._own is None:
+        """What a trainer assigns, as a number of the epoch, is its loader's."""
+        if name.startswith("_") or name == "yielded":
             super().__setattr__(name, value)
         else:
             setattr(self._loader, name, value)

@@ -144,7 +144,8 @@ class BatchCheck:
 
 
 class CheckedLoader:
-    """A loader, each of whose batches is checked as it comes; whatever else it has is its own."""
+    """A loader, each of whose batches is checked as it comes; whatever else it has, or is given, as
+    a number of its epoch, is its own."""
 
     def __init__(
         self, loader: Any, check: BatchCheck, unseen: Callable[[torch.device], None]
@@ -188,6 +189,15 @@ class CheckedLoader:
         if name.startswith("__") or name == "_loader":
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
 
     def _checked(self, batch: Batch) -> Batch:
         before = self._check.unseen

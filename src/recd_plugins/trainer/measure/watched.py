@@ -31,7 +31,8 @@ ROUTES = sorted(set(COLLECTIVES.values()))
 
 
 class WatchedBatches:
-    """Batches of a loader, as it yields them; whatever else the loader has is its own.
+    """Batches of a loader, as it yields them; whatever else the loader has, or is given, as a
+    number of its epoch, is its own.
 
     `forecasts` and `lines` say what the stack's plan forecast of them, and what came. Of one batch
     in `ONE_IN` the lookups are counted by tier. The bytes of a step are those that this process
@@ -74,6 +75,15 @@ class WatchedBatches:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
 
     def forecasts(self, device: torch.device | str | None = None) -> list[Beside]:
         """The forecasts of all ranks that train, each of which calls it: the first of them, which
