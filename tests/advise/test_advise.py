@@ -376,6 +376,31 @@ def test_all_kjts_that_a_trainer_names_are_counted() -> None:
         _ = uneven.batch_size
 
 
+class OneMemory:
+    """A loader that writes each batch over the one before, as one with buffers of its own."""
+
+    def __iter__(self) -> Iterator[ScoredBatch]:
+        memory = scored_batch(0)
+        for seed in range(4):
+            for kept, one in zip(memory, scored_batch(seed), strict=True):
+                kept.values().copy_(one.values())
+            yield memory
+
+
+def test_batches_that_their_loader_writes_over_each_other_are_seen_each() -> None:
+    links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}
+    stack = load({"plugins": ["recd_flexshard"], "topology": links})
+    seen, expected = (
+        [
+            batch.features.values().tolist()
+            for batch in OfTrainer(Scored(), loader, list).spread(stack, 2)
+        ]
+        for loader in (OneMemory(), [scored_batch(seed) for seed in range(4)])
+    )
+    assert len(seen) == 4
+    assert seen == expected
+
+
 @pytest.mark.parametrize("ids", [0, 16, 64])
 def test_ids_of_no_row_are_told_and_a_model_that_maps_them_is_not_advised_on(ids: int) -> None:
     """So many of the first table's 64 of a batch are: nobody would look its rows up by those."""

@@ -540,6 +540,35 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
         stack.adapt(looks_up(), batches=Loader())
 
 
+class OneMemory:
+    """A loader that writes each batch over the one before, as one with buffers of its own."""
+
+    def __init__(self, batches: list[KeyedJaggedTensor]) -> None:
+        self._batches = batches
+        first = batches[0]
+        self._values, self._lengths = first.values().clone(), first.lengths().clone()
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        for batch in self._batches:
+            self._values.copy_(batch.values())
+            self._lengths.copy_(batch.lengths())
+            yield KeyedJaggedTensor(batch.keys(), self._values, lengths=self._lengths)
+
+
+def test_auto_sees_each_batch_of_a_loader_that_writes_them_over_each_other() -> None:
+    batches = [sessions(seed) for seed in range(7)]
+    alone = torch.arange(256 * 9) % 10_000  # the last batch has no two samples alike
+    lengths = sessions(0).lengths()
+    batches.append(KeyedJaggedTensor(sessions(0).keys(), alone, lengths=lengths))
+    found = []
+    for loader in (batches, OneMemory(batches)):
+        stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
+        stack.adapt(looks_up(), batches=loader)
+        found.append((stack.groups, stack.explain_groups()))
+    assert found[0] == found[1]
+    assert found[0][0] == (("seen", "bought"),)
+
+
 @pytest.mark.filterwarnings("ignore::recd_plugins.notices.NoticeWarning")  # as the timings are
 def test_a_trainer_draws_what_it_draws_without_auto() -> None:
     """Rank 0 alone times kernels, and would shuffle otherwise than the others from then on."""

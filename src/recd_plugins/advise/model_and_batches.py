@@ -28,7 +28,7 @@ from recd_plugins.errors import DataError, RecdError, listed, nearest
 from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
 from recd_plugins.registry.looked_up import behind_collisions
 from recd_plugins.sparse.features import SparseFeatures
-from recd_plugins.sparse.own_batches import all_features_of
+from recd_plugins.sparse.own_batches import all_features_of, in_own_memory
 from recd_plugins.stack import Stack
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class OfTrainer(ModelAndBatches):
         ids = 0
         with self._named("its loader"):
             for batch in islice(self._loader, FIRST):
-                found.append(batch)
+                found.append(in_own_memory(batch))
                 ids += self._kjt(batch).values().numel()
                 if ids >= MOST_IDS:
                     break

@@ -100,18 +100,22 @@ class FeatureSteps:
                 "stack.adapt: which features are deduplicated was settled before it looked at "
                 "batches: convert batches after it, and adapt once with `batches`."
             )
+        group = self.group or (dist.GroupMember.WORLD if dist.is_initialized() else None)
+        plans = group is None or group.rank() == 0
         with Look(batches) as look:
             # Every rank reads as many as rank 0, for a loader may ask something of all of them.
             count = agreed(lambda: sample_size(look.first, features), self.group)
-            some: list[Any] = []
+            found: tuple[KeyedJaggedTensor, ...] = ()
 
             def read() -> int:
-                some.extend(islice(look, count))
-                return len(some)
+                nonlocal found
+                reading = islice(look, count)
+                if plans:
+                    found = sampled_features(reading, features)
+                return sum(1 for _ in reading)
 
-            group = self.group or (dist.GroupMember.WORLD if dist.is_initialized() else None)
             _ = read() if group is None else together(group, read)
-            self._looked_at = agreed(lambda: sampled_features(some, features), self.group)
+            self._looked_at = agreed(lambda: found, self.group)
         for known in ("columns", "steps", "_every", "tables"):
             self.__dict__.pop(known, None)  # of the dataset's batches, which are others
 

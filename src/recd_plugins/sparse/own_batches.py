@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -30,6 +31,7 @@ __all__ = [
     "all_features_of",
     "features_of",
     "holds_unique",
+    "in_own_memory",
     "marked_batch",
     "parts_of",
     "replaced",
@@ -114,13 +116,8 @@ def sample_size(first: Any, features: FeaturesOf | None) -> int:
 def sampled_features(
     batches: Iterable[Any], features: FeaturesOf | None
 ) -> tuple[KeyedJaggedTensor, ...]:
-    """The KJTs of a loader's first batches: a few, and no more than show what repeats. Batches
-    without samples show nothing."""
-    if iter(batches) is batches:
-        raise DataError(
-            "batches: an iterator would lose those that are looked at. Hand over the loader, of "
-            "which each iteration begins anew."
-        )
+    """The KJTs of a loader's first batches, each copied before the next one is read: a few, and no
+    more than show what repeats. Batches without samples show nothing."""
     found: list[KeyedJaggedTensor] = []
     for batch in batches:
         kjt = features_of(batch, features)
@@ -131,7 +128,7 @@ def sampled_features(
             )
         if not _samples(kjt):
             continue
-        found.append(kjt.to(CPU))
+        found.append(in_own_memory(kjt).to(CPU))
         samples, ids = (sum(map(count, found)) for count in (_samples, _ids))
         if len(found) >= MOST_BATCHES or samples >= MOST_SAMPLES or ids >= MOST_IDS:
             break
@@ -154,7 +151,7 @@ def replaced(batch: Any, old: Any, new: Any) -> Any:
     """The batch with `new` wherever it holds `old`, itself as it was; all else is shared."""
     if old is new:
         return batch
-    made = _replaced(batch, old, new, DEEPEST)
+    made = _changed(batch, lambda part: new if part is old else part, DEEPEST)
     if made is batch:
         raise DataError(
             f"features: what it returns is not in the {type(batch).__name__} itself, so nothing "
@@ -170,13 +167,36 @@ def marked_batch(batch: Any, features: Any, hot_under: str | None) -> Any:
     return replaced(batch, features, marked(features, hot_under))
 
 
-def _replaced(value: Any, old: Any, new: Any, depth: int) -> Any:
-    if value is old:
-        return new
+def in_own_memory(batch: Any) -> Any:
+    """The batch, with copies of all tensors that it holds: a loader may write its next one into the
+    same memory."""
+    copies: dict[int, Any] = {}
+
+    def copied(part: Any) -> Any:
+        if id(part) not in copies:
+            copies[id(part)] = _copy_of(part)
+        return copies[id(part)]
+
+    return _changed(batch, copied, DEEPEST)
+
+
+def _copy_of(part: Any) -> Any:
+    """A copy of a leaf that has memory; anything else is as it was."""
+    if isinstance(part, Tensor):
+        return part.detach().clone()
+    if isinstance(part, np.ndarray):
+        return part.copy()
+    return copy.deepcopy(part) if isinstance(part, COPIED) else part
+
+
+def _changed(value: Any, change: Callable[[Any], Any], depth: int) -> Any:
+    """The value, or that with `change` made to what of it is changed by that."""
+    if (made := change(value)) is not value:
+        return made
     parts = parts_of(value) if depth else None
     if parts is None:
         return value
-    made = {name: _replaced(part, old, new, depth - 1) for name, part in parts.items()}
+    made = {name: _changed(part, change, depth - 1) for name, part in parts.items()}
     if all(made[name] is part for name, part in parts.items()):
         return value
     held = _attributes(value) if _is_dataclass(value) else {}
@@ -280,7 +300,8 @@ def _by_attribute(value: Any) -> bool:
 
 FEATURES = (KeyedJaggedTensor, Bundle)
 """What of a dataclass is a part of it, though it is made by its `__post_init__`."""
-LEAVES = (Tensor, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Bundle)
+COPIED = (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+LEAVES = (Tensor, *COPIED, Bundle)
 NO_BATCHES = frozenset(
     ["builtins", "torch", "numpy", "pandas", "pyarrow", "datetime", "pathlib", "enum", "decimal"]
 )
