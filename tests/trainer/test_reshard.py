@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.registry.source import Source, overrides_between
 from recd_plugins.stack import load
 from recd_plugins.storage.lock_file import Held, LockFile
 from recd_plugins.testing.gloo import GlooPool
@@ -304,6 +306,54 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
     assert CliRunner().invoke(app, command).exit_code == 2  # it is there already
     with pytest.raises(DataError, match="holds no checkpoint"):
         reshard(folder, folder / "none", 2)
+
+
+def test_the_command_has_what_the_run_was_started_with(
+    folder: Path, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Overrides of its command line are in no registry.yaml, and who resumes it knows them not."""
+    began = [*SHORT, "model.embedding_dim=16", "pooling={history: {use: sum}}", "train.steps=9"]
+    gloo_pool.run(run, str(folder), "with-overrides", [*began, "train.checkpoint_every=8"])
+    target, given = tmp_path / "a run", folder / "registry.yaml"
+    for step, steps in ((9, 30), (8, 9)):  # one that is at its end goes on as registry.yaml says
+        name = f"with-overrides/checkpoints/step-{step:08}"
+        source = ["reshard", str(folder / name), str(target / str(step)), "--ranks", "1"]
+        done = CliRunner().invoke(app, [*source, "--registry", str(given)])
+        assert done.exit_code == 0, done.output
+        command = shlex.split(done.stdout.splitlines()[-1])
+        assert shlex.join(command[:7]) == f"recd train --resume --ranks 1 --registry {given}"
+        made = load(given, command[7:]).registry.source.values
+        before = json.loads((folder / name / "job.json").read_text())["registry"]
+        assert made.pop("train") == {
+            **before.pop("train"),
+            "ranks": 2,
+            "run": str(target / str(step)),
+            "steps": steps,
+        }
+        assert made == before
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "overrides"),
+    [
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, ["a.c=3"]),
+        ({"a": {"b": {"d": 1}}}, {"a": {"b": {"d": 1, "e": "7"}}}, ["a.b.e='7'"]),
+        ({"a": {"b": 1}}, {"a": {"b": None, "c": None}}, ["a.b=null", "a.c=null"]),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, ["a={b: 1}"]),
+        ({"a": {"use": "x", "b": 1}}, {"a": {"use": "y", "b": 1}}, ["a={use: y, b: 1}"]),
+        ({"a": "x"}, {"a": {"use": "y"}, "l": [1, 2]}, ["a={use: y}", "l=[1, 2]"]),
+        ({"a": {}}, {"a": {"x.y": 1, "b": [True]}}, ["a={x.y: 1, b: [true]}"]),
+        ({"a": 1, "b": 1}, {"a": 1}, ["b=null"]),
+        ({}, {"a": "one\ntwo " + "long " * 50}, None),
+    ],
+)
+def test_overrides_between_registries(
+    before: dict[str, Any], after: dict[str, Any], overrides: list[str] | None
+) -> None:
+    found = overrides_between(before, after)
+    assert overrides is None or found == overrides
+    made = Source.read(before, found).values
+    assert {key: value for key, value in made.items() if value is not None} == after
 
 
 def test_it_writes_where_train_would(

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, progress, reported
+from recd_plugins.cli.options import (
+    REGISTRY,
+    AsJson,
+    Debug,
+    RegistryFile,
+    progress,
+    reported,
+)
 from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.errors import so_many
+
+if TYPE_CHECKING:
+    from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
 
 __all__ = ["reshard"]
 
@@ -31,6 +43,7 @@ def reshard(
     target: Target,
     ranks: Ranks,
     batch_size: BatchSize = None,
+    registry: RegistryFile = REGISTRY,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +51,8 @@ def reshard(
 
     Tables, dense parameters and optimizer states are what they were, under any plan. Batches go
     on where they were if reader.streams is set and the samples of a step stay as many; else
-    with the next epoch, in other streams where the ranks cannot share those.
+    with the next epoch, in other streams where the ranks cannot share those. The command that is
+    printed has the overrides by which the registry that is read becomes the run's.
     """
     with reported(debug):
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
@@ -47,17 +61,56 @@ def reshard(
         check_is_run(target, "TO")
         check_free(target, "TO")
         check_writable(target / "checkpoints" / "job.json", "TO")
+        values = _values(registry)
         with progress() as show:
             found = write(source, target, ranks, batch_size, show)
+    command = shlex.join(_command(found, target, registry, values))
     if as_json:
         names = ("step", "ranks_before", "ranks", "batch_size", "streams", "exact", "begins_epoch")
-        values = {name: getattr(found, name) for name in names}
-        print(json.dumps({"path": str(found.checkpoint), **values}))
+        shown = {name: getattr(found, name) for name in names}
+        print(json.dumps({"path": str(found.checkpoint), **shown, "command": command}))
         return
     print(
         f"{found.checkpoint}: step {found.step}, for {so_many(found.ranks, 'rank')} "
         f"({found.ranks_before} before) of "
-        f"{so_many(found.batch_size, 'sample')}\n{found.goes_on()}\nrecd train --resume --ranks "
-        f"{found.ranks} train.run={target} train.batch_size={found.batch_size}"
-        + ("" if found.streams is None else f" reader.streams={found.streams}")
+        f"{so_many(found.batch_size, 'sample')}\n{found.goes_on()}\n{command}"
     )
+
+
+def _values(registry: Path) -> dict[str, Any] | None:
+    """The values of the registry by which training goes on; none where it is not here."""
+    from recd_plugins.registry.source import Source
+
+    if registry == REGISTRY and not registry.exists():
+        return None
+    values: dict[str, Any] = json.loads(json.dumps(Source.read(registry, ()).values, default=str))
+    return values
+
+
+def _command(
+    found: OtherRanks, target: Path, registry: Path, values: dict[str, Any] | None
+) -> list[str]:
+    """The command that goes on with what was written, as that run's registry says; of a run that
+    has come to its end, for as many steps as the registry that is read has."""
+    from recd_plugins.registry.source import overrides_between
+
+    begins = ["recd", "train", "--resume", "--ranks", str(found.ranks)]
+    begins += [] if registry == REGISTRY else ["--registry", str(registry)]
+    ends = [f"train.run={target}", f"train.batch_size={found.batch_size}"]
+    ends += [] if found.streams is None else [f"reader.streams={found.streams}"]
+    if values is None:
+        return [*begins, *ends]
+    given = _without(values, "run", "ranks", "batch_size")
+    asked = _without(found.job["registry"], "run", "ranks", "batch_size")
+    if asked["train"].get("steps", 0) <= found.step:
+        given, asked = _without(given, "steps"), _without(asked, "steps")
+    if found.streams is not None and isinstance(reader := given.get("reader") or {}, Mapping):
+        given = {**given, "reader": {**reader, "streams": found.streams}}
+    return [*begins, *overrides_between(given, asked), *ends]
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A registry's values without some of `train`."""
+    train = values.get("train")
+    kept = train.items() if isinstance(train, Mapping) else ()
+    return {**values, "train": {name: one for name, one in kept if name not in names}}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.config.yaml_text import Document, read_yaml, text_of
+from recd_plugins.config.yaml_text import Document, read_yaml, text_of, to_yaml
 from recd_plugins.errors import RegistryError, shown
 
-__all__ = ["Source"]
+__all__ = ["Source", "overrides_between"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,38 @@ class Source:
             known = re.sub(r"(\.|\[)[^.\[]*$", "", known) if re.search(r"[.\[]", known) else ""
         line = f":{self.lines[known]}" if known else ""
         return f"{self.path}{line}: {where}" if where else f"{self.path}{line}"
+
+
+def overrides_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The overrides by which the values of one registry become those of another."""
+    every = {**dict.fromkeys(before), **after}  # a slot that is null is as one that is not there
+    return [*_between_parts("", dict.fromkeys(every) | dict(before), every)]
+
+
+def _between_parts(path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in after.items():
+        if name not in before or before[name] != value:
+            yield from _between(f"{path}{name}", before.get(name), value)
+
+
+def _between(key: str, before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and _has_paths(before, after):
+        yield from _between_parts(f"{key}.", before, after)
+        return
+    value = to_yaml(after, flow=True, width=LONGEST).removesuffix("...\n").strip()
+    yield f"{key}={value}"
+
+
+def _has_paths(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
+    """Whether overrides of what is in a mapping can make the other one of it: none takes a part
+    away, and another record's are others."""
+    same_record = before.get("use") == after.get("use")
+    named = all(isinstance(name, str) and not {*".="} & {*name} for name in after)
+    return same_record and named and before.keys() <= after.keys()
+
+
+LONGEST = 1 << 30
+"""Letters of a line that are as good as any number of them."""
 
 
 def _as_of_yaml(value: Any) -> Any:
