@@ -118,6 +118,28 @@ def test_a_file_of_before_that_is_none_is_told_before_files_are_replaced(folder:
         assert kept.read_text() == "as it was"
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--save", "{0}/one", "--save-profile", "{0}/one"), "--save-profile: {0}/one is the file"),
+        (("--save", "{0}/p.png", "--figure", "{0}/./p.png"), "--figure: {0}/p.png is the file of"),
+        (("--save", "{0}/registry.yaml"), "--save: {0}/registry.yaml is read here, and what"),
+        (("--save-profile", "{0}/registry.yaml"), "--save-profile: {0}/registry.yaml is read"),
+    ],
+)
+def test_files_that_would_replace_each_other_are_refused(
+    folder: Path, options: tuple[str, ...], says: str
+) -> None:
+    refused = run(folder, "plan", *(one.format(folder) for one in options))
+    assert refused.exit_code == 2
+    assert says.format(folder) in refused.stderr
+    assert not [*folder.glob("one"), *folder.glob("p.png")]
+    counted = run(folder, "data", "profile", "--save", str(folder / "registry.yaml"))
+    assert counted.exit_code == 2
+    assert "registry.yaml is read here" in counted.stderr
+    assert (folder / "registry.yaml").read_text().startswith("\nplugins")
+
+
 @in_mapped_files
 def test_a_saved_plan_is_trained_by_and_compared(folder: Path) -> None:
     saved, goal = folder / "again.arrow", "sharding.goal=min_communication"

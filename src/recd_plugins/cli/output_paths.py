@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from recd_plugins.errors import RegistryError
@@ -11,7 +11,7 @@ from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
 
-__all__ = ["PICTURES", "YAML", "check_makable", "check_not_read", "check_writable"]
+__all__ = ["PICTURES", "YAML", "check_apart", "check_makable", "check_not_read", "check_writable"]
 
 PICTURES = (".png", ".pdf", ".svg")
 """How a picture's file may end."""
@@ -36,6 +36,21 @@ def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...]
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
     check_makes_files(path, option)
+
+
+def check_apart(files: Mapping[str, Location | None]) -> None:
+    """`RegistryError` where two options name one file to write."""
+    found: dict[str, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path) if isinstance(path, Path) else str(path)
+        if other := found.get(place):
+            raise RegistryError(
+                f"{option}: {path} is the file of {other}, too, and the second would replace the "
+                "first. Name two."
+            )
+        found[place] = option
 
 
 def check_not_read(path: Location | None, option: str, read: Iterable[Location]) -> None:

@@ -21,7 +21,12 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
-from recd_plugins.cli.output_paths import PICTURES, check_writable
+from recd_plugins.cli.output_paths import (
+    PICTURES,
+    check_apart,
+    check_not_read,
+    check_writable,
+)
 from recd_plugins.errors import so_many
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import whole_file
@@ -95,6 +100,10 @@ def plan(
         check_writable(save_profile, "--save-profile")
         check_writable(figure, "--figure", PICTURES)
         before, saved = _of_before(drift, against)
+        files = {"--save": save, "--save-profile": save_profile, "--figure": figure}
+        check_apart(files)
+        for option, file in files.items():
+            check_not_read(file, option, [registry])
         with progress() as show:
             stack.prepare(show)
         hide_other_warnings()

@@ -18,7 +18,7 @@ from recd_plugins.cli.options import (
     progress,
     reported,
 )
-from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.output_paths import check_not_read, check_writable
 from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def profile(
                 f"{given[0]}: a trace has tables alone, and all its batches count. Leave it out."
             )
         check_writable(save, "--save")
+        check_not_read(save, "--save", [registry, *([] if trace is None else [trace])])
         stack = loaded(registry, overrides or ())
         with progress() as show:
             stack.prepare(show)
