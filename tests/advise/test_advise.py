@@ -564,6 +564,38 @@ def test_a_curve_of_other_ranks_goes_by_the_samples_of_a_step(
         _steps_to_loss(curve, 5)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is no JSON (Expecting value: line 1"),
+        ("[" * 100_000, "it is no JSON (maximum recursion"),
+        ("\udcff", "it is no JSON ('utf-8' codec"),
+        ("[]", "that has `ranks` and `sides`, and this has []"),
+        ('{"plan": 1, "tiers": {}}', "`sides`, and this has plan, tiers. Write"),
+        ('{"ranks": 0, "sides": {}}', "its `ranks` are 0, and no number"),
+        ('{"ranks": Infinity, "sides": {}}', "its `ranks` are inf"),
+        ('{"ranks": 1, "sides": 3}', "its `sides` are 3, and no rows"),
+        ('{"ranks": 1, "sides": {}}', "its `sides` are {}, and no rows"),
+        ('{"ranks": 1, "sides": {"a": {"batch_size": 1}}}', "its side 'a' is {'batch_size': 1}"),
+        ('{"ranks": 1, "sides": {"a": [3]}}', "a row of its side 'a' is 3, and has no `batch_si"),
+        ('{"ranks": 1, "sides": {"a": [{"batch_size": 4}]}}', "is {'batch_size': 4}, and has no"),
+        ('{"ranks": 1, "sides": {"a": [{"batch_size": -4, "steps": 1}]}}', "'batch_size': -4"),
+        ('{"ranks": 1, "sides": {"a": [{"batch_size": 4, "steps": 0.5}]}}', "'steps': 0.5}"),
+    ],
+)
+def test_a_curve_that_is_none_says_what_it_is(text: str, says: str, tmp_path: Path) -> None:
+    curve = tmp_path / "curve.json"
+    curve.write_text(text, errors="surrogateescape")
+    with pytest.raises(DataError) as caught:
+        _steps_to_loss(curve, 1)
+    message = str(caught.value)
+    assert message.startswith(f"--curve: {curve} is not what `recd tune loss --json` prints: ")
+    assert says in message
+    assert message.endswith("Write one: `recd tune loss --json > FILE`.")
+    with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)\."):
+        _steps_to_loss(tmp_path, 1)
+
+
 def claims(**after: Mapping[str, Any]) -> list[ClaimedAddition]:
     usual = {"summary": "One.", "add": lambda situation: NotHere("no")}
     return [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from recd_plugins.cli.options import (
     server_of_ranks,
 )
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.errors import DataError, RegistryError, listed, shown, so_many
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import write_whole
 
@@ -139,7 +140,6 @@ def advise(
         from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
         from recd_plugins.advise.model_and_batches import OfTrainer
         from recd_plugins.advise.walk import AdviceGoal
-        from recd_plugins.errors import DataError, RegistryError
         from recd_plugins.registry import Registry
 
         check_writable(out, "--out", (".yaml", ".yml"))
@@ -211,21 +211,14 @@ def _registry(
 def _steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
     """The steps to the loss by the batch size of one of so many ranks, without the registry's
     cache. A curve of other ranks goes by the samples of a step, of all of them together."""
-    from recd_plugins.errors import DataError, so_many
-
     try:
         printed = json.loads(curve.read_text(encoding="utf-8"))
-        sides, measured = printed["sides"], int(printed["ranks"])
-        rows = sides.get("without cache") or next(iter(sides.values()))
-        steps = {
-            measured * int(row["batch_size"]): int(row["steps"]) for row in rows if row["steps"]
-        }
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--curve: {curve} cannot be read: {error}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise DataError(
-            f"--curve: {curve} is not what `recd tune loss --json` prints ({error!r})."
-        ) from error
+    except OSError as error:
+        raise DataError(f"--curve: {curve} cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:  # a file that is no UTF-8 is among these
+        raise _no_curve(curve, f"it is no JSON ({error})") from error
+    measured, rows = _measured(curve, printed)
+    steps = {measured * row["batch_size"]: row["steps"] for row in rows if row["steps"]}
     if not steps:
         raise DataError(f"--curve: in {curve} no batch size reaches the loss.")
     found = {size // ranks: count for size, count in steps.items() if not size % ranks}
@@ -239,3 +232,44 @@ def _steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
         sizes = ", ".join(f"{size:,}" for size in found)
         print(f"note: {curve} is of {there}; by it {here} may have {sizes} each.", file=sys.stderr)
     return found
+
+
+def _measured(curve: Path, printed: Any) -> tuple[int, Sequence[Mapping[str, Any]]]:
+    """The ranks of what `recd tune loss --json` printed, and its rows without the cache, if it has
+    such; `DataError` where another command, or nobody, printed it."""
+    if not isinstance(printed, Mapping) or not {"ranks", "sides"} <= printed.keys():
+        has = listed(printed) if isinstance(printed, Mapping) and printed else shown(printed)
+        raise _no_curve(curve, f"that has `ranks` and `sides`, and this has {has}")
+    ranks, sides = printed["ranks"], printed["sides"]
+    if not _counts(ranks):
+        raise _no_curve(curve, f"its `ranks` are {shown(ranks)}, and no number of ranks")
+    if not isinstance(sides, Mapping) or not sides:
+        raise _no_curve(curve, f"its `sides` are {shown(sides)}, and no rows by the cache")
+    name = "without cache" if "without cache" in sides else next(iter(sides))
+    rows = sides[name]
+    if not isinstance(rows, list):
+        raise _no_curve(curve, f"its side {name!r} is {shown(rows)}, and no list of batch sizes")
+    for row in rows:
+        size = row.get("batch_size") if isinstance(row, Mapping) else None
+        if (
+            not _counts(size)
+            or "steps" not in row
+            or not (row["steps"] is None or _counts(row["steps"]))
+        ):
+            raise _no_curve(
+                curve,
+                f"a row of its side {name!r} is {shown(row)}, and has no `batch_size` with the "
+                "`steps` that it took, or null",
+            )
+    return ranks, rows
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _no_curve(curve: Path, why: str) -> DataError:
+    return DataError(
+        f"--curve: {curve} is not what `recd tune loss --json` prints: {why}. Write one: `recd "
+        "tune loss --json > FILE`."
+    )
