@@ -163,6 +163,11 @@ def test_a_profile_takes_the_place_of_batches(gloo_pool: GlooPool, tmp_path: Pat
     assert saved == at_hand == others[0] == others[1]
 
 
+def without_samples() -> KeyedJaggedTensor:
+    none = torch.zeros(0, dtype=torch.int64)
+    return KeyedJaggedTensor(keys=["pages"], values=none, lengths=none)
+
+
 def refusals() -> list[str]:
     """What each mistake is answered with, on this rank."""
     rank = dist.get_rank()
@@ -175,6 +180,7 @@ def refusals() -> list[str]:
         (REGISTRY, {"batches": visits(0)}),
         (REGISTRY, {"features": pages}),
         (REGISTRY, {"batches": []}),
+        (REGISTRY, {"batches": [without_samples()] * 3}),
         ({**REGISTRY, "strict": True}, {}),
         *((registry, {"batches": mine}) for registry, mine in alone),
         (REGISTRY, {"profile": "x"} if rank else {}),
@@ -195,6 +201,7 @@ def test_mistakes_are_answered_on_every_rank(gloo_pool: GlooPool) -> None:
         "batches: is an iterator",
         "there are no `batches`. Pass both",
         "there are no batches to count",
+        "there are no samples to count: 6 batches came, and none with a sample. See what the",
         "sharding: flexshard is not used: there are no batches to profile. Pass the trainer's own",
         *["`batches` were given on rank 0 of 2 alone. Pass each rank its own"] * 3,
         "a `profile` was given on rank 1 of 2 alone, but rank 0 plans",

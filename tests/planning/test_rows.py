@@ -380,3 +380,26 @@ def test_batches_of_any_size_are_counted_but_for_the_rest_of_an_epoch() -> None:
     assert isinstance(counter, RowCounter)
     assert counter.counted[1].sum() == 192
     assert tally.profile()["t"].lookups * 192 == pytest.approx(192)
+
+
+def test_batches_without_samples_count_for_nothing_beside_others() -> None:
+    def batch(size: int) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            keys=["f"], values=torch.arange(size) % 7, lengths=torch.ones(size, dtype=torch.int32)
+        )
+
+    def tally(*sizes: int) -> Tally:
+        return Tally(counted={"t": Counted(num_rows=7, features=("f",))}).add(map(batch, sizes))
+
+    assert (tally(0, 0, 64).batches, tally(64, 0, 64).batches) == (1, 2)
+    for first, second in (((0, 0), (64,)), ((64,), (0, 0))):
+        merged = tally(*first)
+        merged.merge(tally(*second))
+        assert (merged.samples, merged.batches, merged.batch_size) == (64, 1, 64)
+        assert merged.profile()["t"].lookups == pytest.approx(1)
+    merged = tally(0)
+    merged.merge(tally(0, 0))
+    with pytest.raises(DataError, match="no samples to count: 3 batches came, and none with a sam"):
+        merged.profile()
+    with pytest.raises(DataError, match="no batches to count"):
+        tally().profile()

@@ -137,7 +137,8 @@ class Tally:
     """Tables beyond so many rows in all are sketched, from the largest on."""
     samples: int = 0
     batches: int = 0
-    """The batches that are counted, which have these samples."""
+    """The batches that are counted, which have these samples; where none came that has any, those
+    without."""
     epoch: float = 0
     """Batches that an epoch has of all ranks; 0 where nobody knows."""
     in_order: bool = False
@@ -181,8 +182,9 @@ class Tally:
         size = lookups.samples
         if 2 * size < self.batch_size:
             return
-        self.samples += size
-        self.batches += 1
+        self.came(size, 1)
+        if not size:
+            return
         for name, part in self.counted.items():
             ids = np.concatenate([NONE, *(lookups[feature] for feature in part.features)])
             row = (ids >= 0) & (ids < part.num_rows)
@@ -195,11 +197,18 @@ class Tally:
                     bags = lookups[feature], lookups.lengths[feature]
                     self.bags[name].add(*bags, part.num_rows, fold)
 
+    def came(self, samples: int, batches: int) -> None:
+        """So many samples came in so many batches."""
+        if samples and not self.samples:
+            self.batches = 0
+        if samples or not self.samples:
+            self.batches += batches
+        self.samples += samples
+
     def merge(self, other: Tally) -> None:
         """Take over what was counted of other batches of the same epoch; its counters are given
         up."""
-        self.samples += other.samples
-        self.batches += other.batches
+        self.came(other.samples, other.batches)
         self.epoch = max(self.epoch, other.epoch)
         self.variable |= other.variable
         self.weighted |= other.weighted
@@ -253,6 +262,12 @@ class Tally:
         are given up one by one. In `counted_share` of the batches to come they are as they were
         counted: by default in the part of an epoch that was."""
         share = self.counted_share if counted_share is None else counted_share
+        if not self.samples and self.batches:
+            raise DataError(
+                f"profile: there are no samples to count: {so_many(self.batches, 'batch')} came, "
+                "and none with a sample. See what the loader, or the collate_fn that makes its "
+                "batches, leaves of them."
+            )
         if not self.samples:
             raise DataError(
                 "profile: there are no batches to count: the train split, or the trainer's "

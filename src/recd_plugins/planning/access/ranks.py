@@ -218,9 +218,8 @@ def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
     variable, weighted = marks[: len(features)], marks[len(features) :]
     tally.variable |= {name for name, marked in zip(features, variable, strict=True) if marked}
     tally.weighted |= {name for name, marked in zip(features, weighted, strict=True) if marked}
-    tally.samples += samples
+    tally.came(samples, batches)
     tally.epoch += epoch
-    tally.batches += batches
     for counter in tally.counters.values():
         kinds, length, count = _receive_numbers((3,), source, group).tolist()
         numbers = _receive_numbers((count,), source, group).tolist()
