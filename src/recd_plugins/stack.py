@@ -29,9 +29,11 @@ from recd_plugins.errors import (
     RegistryError,
     called,
     check_made,
+    listed,
     nearest,
     shown,
 )
+from recd_plugins.notices import Missed
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks, planning_by, together
@@ -58,7 +60,12 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.held_plan import check_is_plan, hold_to_torchrec, hold_to_trainer
+from recd_plugins.registry.held_plan import (
+    PartsWithoutRows,
+    check_is_plan,
+    hold_to_torchrec,
+    hold_to_trainer,
+)
 from recd_plugins.registry.looked_up import bytes_beside, check_read, looked_up, too_small
 from recd_plugins.registry.measured import measured
 from recd_plugins.registry.period_batches import PeriodBatches
@@ -619,6 +626,51 @@ class Stack(LooksAtBatches):
         planning = self._planning
         planning.plan_for(model, sharders)
         on = topology or self.registry.topology
+
+        def held() -> ShardingPlan:
+            plan, whose = self._planned(model, on, group, batches, features, profile, constraints)
+            device = on.device or self.device
+            hold_to_torchrec(
+                plan, model, planning, self._usage, whose=whose, device=device, group=group
+            )
+            return plan
+
+        try:
+            plan = held()
+        except PartsWithoutRows as error:
+            if not self._features.are_advised:
+                raise
+            self._look_up_all_samples(model, error)
+            plan = held()
+        planning.planned = True
+        hold_to_trainer(plan, model, planning, self._usage, constraints or {})
+        self._rows = {}
+        self.dense_bytes = bytes_beside(model, plan)
+        self._planned_on = on
+        self._codecs = codecs_in_words(model, planning.sharders())
+        self._exchanges = exchange_as_measured(on, group)
+        planner = planning.planner()
+        self._usage.planned(planner, group)
+        knows = self._features.says_what_it_takes and self._features.columns is not None
+        if self._may_select and not knows and self._usage.asks_for("model"):
+            self._usage.unneeded(self._features.unneeded(looked_up(model)))
+        unique = self._features.groups if self._adapted else ()
+        if plan.plan:  # of a model without tables the planner has said so
+            self._usage.watch(model, planner, planning.choice, unique)
+        return plan
+
+    def _planned(
+        self,
+        model: nn.Module,
+        on: Topology,
+        group: ProcessGroup,
+        batches: Iterable[Any] | None,
+        features: FeaturesOf | None,
+        profile: Profile | Path | str | None,
+        constraints: Mapping[str, ParameterConstraints] | None,
+    ) -> tuple[ShardingPlan, str]:
+        """The planner's plan, and whose it is, as errors of it begin."""
+        planning = self._planning
         with self._looking(), trainer_batches(group, batches, features, profile) as brought:
             given = brought.batches is not None or brought.profile is not None
             if self.registry.has_dataset and not given:
@@ -648,26 +700,23 @@ class Stack(LooksAtBatches):
             group,
             {of: cure for of, (_, cure) in made.items()},
         )
-        device = on.device or self.device
-        hold_to_torchrec(
-            plan, model, planning, self._usage, whose=whose, device=device, group=group
+        return plan, whose
+
+    def _look_up_all_samples(self, model: nn.Module, error: PartsWithoutRows) -> None:
+        """Have collections look up all samples whose parts a plan has no place for."""
+        from recd_plugins.embedding.adapt import explain, look_up_all_samples
+
+        look_up_all_samples(model, error.modules, f"on unique samples {error.why}")
+        self._adapted = explain(model)
+        choice = self.registry.one("dedup")
+        missed = Missed(
+            what=f"{choice.where}: {choice.record.name}",
+            why=f"collection {listed(sorted(error.modules))} looks up all samples, for on unique "
+            f"samples {error.why}",
+            cure="Have your sharder and constraints allow table_wise for small tables, too, or "
+            "take their features into `dedup.groups` together with those of larger ones.",
         )
-        planning.planned = True
-        hold_to_trainer(plan, model, planning, self._usage, constraints or {})
-        self._rows = {}
-        self.dense_bytes = bytes_beside(model, plan)
-        self._planned_on = on
-        self._codecs = codecs_in_words(model, planning.sharders())
-        self._exchanges = exchange_as_measured(on, group)
-        planner = planning.planner()
-        self._usage.planned(planner, group)
-        knows = self._features.says_what_it_takes and self._features.columns is not None
-        if self._may_select and not knows and self._usage.asks_for("model"):
-            self._usage.unneeded(self._features.unneeded(looked_up(model)))
-        unique = self._features.groups if self._adapted else ()
-        if plan.plan:  # of a model without tables the planner has said so
-            self._usage.watch(model, planner, planning.choice, unique)
-        return plan
+        self._usage.found([missed])
 
     def _made(self) -> dict[str, tuple[str, str]]:
         """What this rank has made of registry.yaml so far that every rank must make alike: by whose

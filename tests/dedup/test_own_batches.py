@@ -540,6 +540,28 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
         stack.adapt(looks_up(), batches=Loader())
 
 
+def test_auto_leaves_what_a_module_looks_up_that_takes_no_unique_samples() -> None:
+    bags = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name="t", embedding_dim=4, num_embeddings=20_000, feature_names=["seen"]
+            )
+        ],
+        is_weighted=True,
+    )
+    processed = FeatureProcessedEmbeddingBagCollection(
+        bags, PositionWeightedModuleCollection({"seen": 4})
+    )
+    model = torch.nn.ModuleDict({"bags": processed, "rest": looks_up("item", "bought")})
+    stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
+    stack.adapt(model, batches=[sessions(0), sessions(1)])
+    assert stack.groups == (("bought",),)
+    said = "seen: left as it is, factor 16.00: a module of the model looks it up that takes no uniq"
+    assert said in stack.explain_groups()
+    kjt = sessions(2)
+    assert torch.equal(processed(stack.convert(kjt))["seen"], processed(kjt)["seen"])
+
+
 class OneMemory:
     """A loader that writes each batch over the one before, as one with buffers of its own."""
 

@@ -62,6 +62,9 @@ def losses(registry: dict[str, Any] | None) -> tuple[list[float], list[str]]:
             plan = planner.collective_plan(net, sharders, group)
         else:
             stack = rp.load(registry)
+            if "dedup" in registry:
+                stack.adapt(net, batches=[kjt] * 4)
+                kjt = stack.convert(kjt)
             plan = stack.plan(net, batches=[kjt] * 4, sharders=sharders)
             sharders = stack.sharders()
     model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=sharders)
@@ -121,3 +124,34 @@ def test_unique_samples_that_leave_a_table_without_rows_on_some_rank_are_refused
 ) -> None:
     for said in gloo_pool.run(refused_on_unique_samples, world_size=4):
         assert "table shop would be row-wise, in a kernel without a row on some of 4 ranks" in said
+
+
+BESIDE = {
+    "alone": {"plugins": ["recd_dedup"]},
+    "tiers": {
+        "plugins": ["recd_dedup", "recd_flexshard"],
+        "topology": SLOW,
+        "sharding": {"use": "flexshard", "goal": "min_communication", "coalesce": "rank"},
+    },
+}
+
+
+def train_alike_where_groups_are_advised(beside: str) -> list[str]:
+    """On a rank; the notices."""
+    expected, _ = losses(None)
+    dedup = {"use": "exact", "groups": "auto", "weigh": "bytes"}
+    found, told = losses({**BESIDE[beside], "dedup": dedup})
+    assert found == pytest.approx(expected, rel=1e-6)
+    return told
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_groups_that_nobody_named_stop_no_job_with_small_tables(
+    gloo_pool: GlooPool, beside: str
+) -> None:
+    told, *_ = gloo_pool.run(train_alike_where_groups_are_advised, beside, world_size=4)
+    said = (
+        "dedup: exact gains less than it could: collection bags looks up all samples, for on "
+        "unique samples table shop would be row-wise, in a kernel without a row on some of 4 ra"
+    )
+    assert any(one.startswith(said) for one in told), told

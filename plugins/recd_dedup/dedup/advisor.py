@@ -53,6 +53,8 @@ class Limits:
     """The least DedupeFactor of a feature, alone, that is deduplicated."""
     features: tuple[str, ...] = ("*",)
     """Names or globs of the features that may be."""
+    without: frozenset[str] = frozenset()
+    """Features that may not be, for the model looks them up by modules that take all samples."""
     together: float = 0.9
     """Two features may share a group if, of the samples in which either changes, both change
     in this share."""
@@ -61,7 +63,7 @@ class Limits:
 
     def allow(self, name: str, factor: float) -> bool:
         """Whether a feature of this DedupeFactor, alone, may be deduplicated."""
-        return factor >= self.min_factor and self.named(name)
+        return factor >= self.min_factor and self.named(name) and name not in self.without
 
     def named(self, feature: str) -> bool:
         """Whether it is among `features`."""
@@ -148,6 +150,11 @@ class Advice:
         weighed = f"saves {feature.saves}, costs {feature.costs}"
         if not self.limits.named(feature.name):
             return f"left as it is, factor {feature.factor:.2f}: it is not among dedup.features"
+        if feature.name in self.limits.without:
+            return (
+                f"left as it is, factor {feature.factor:.2f}: a module of the model looks it up "
+                "that takes no unique samples"
+            )
         if feature.factor < self.limits.min_factor:
             return f"left as it is, factor {feature.factor:.2f} < {self.limits.min_factor:g}"
         if not feature.saves:

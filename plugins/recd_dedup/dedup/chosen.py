@@ -153,7 +153,8 @@ def _by_own_batches(config: GroupsConfig, context: Context, deduplicated: Dedupl
     kjts = context.looked_at
     weigh, notices = _weighing(config, context, kjts[:2], deduplicated)
     _check_features(config, kjts[0].keys())
-    advice = advise_batches(kjts, limits=_limits(config), worth_of=weigh)
+    limits = _limits(config, context, kjts[0].keys())
+    advice = advise_batches(kjts, limits=limits, worth_of=weigh)
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares, notices)
 
 
@@ -184,24 +185,33 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicate
     sampled = remembered(("sampled", digest), lambda: halves(sample.rows, names))
     weigh, notices = _weighing(config, context, sample.features, deduplicated)
     _check_features(config, names)
-    advice = advise_sampled(sampled, sample.batch_size, _limits(config), weigh)
+    limits = _limits(config, context, names)
+    advice = advise_sampled(sampled, sample.batch_size, limits, weigh)
     if table.schema.session_id is None:
         advice = dataclasses.replace(advice, samples_per_session=None)
     every: tuple[Missed | Unused, ...] = (*notices, *sample.notices(table, WHAT))
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares, every)
 
 
-def _limits(config: GroupsConfig) -> Limits:
+def _limits(config: GroupsConfig, context: Context, names: Sequence[str]) -> Limits:
     from recd_dedup.dedup.advisor import Limits
+    from recd_plugins.api.embedding import looked_up_otherwise
 
-    return Limits(min_factor=config.min_factor, features=config.features)
+    model = None if context.model is None else context.model()
+    return Limits(
+        min_factor=config.min_factor,
+        features=config.features,
+        without=frozenset() if model is None else looked_up_otherwise(model, names),
+    )
 
 
 def _check_features(config: GroupsConfig, known: Sequence[str]) -> None:
     """`RegistryError` where a name or glob is of no feature."""
-    limits = _limits(config)
+    from recd_dedup.dedup.advisor import Limits
+
     for one in config.features:
-        if not any(dataclasses.replace(limits, features=(one,)).named(name) for name in known):
+        limits = Limits(min_factor=config.min_factor, features=(one,))
+        if not any(map(limits.named, known)):
             raise RegistryError(
                 f"no feature is called {one!r}; {nearest(one, known)}", "dedup.features"
             )

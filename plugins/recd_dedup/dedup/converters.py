@@ -68,9 +68,12 @@ class GroupConverter(GivesNotices, ABC):
         why: str = "",
         shares: Callable[[], tuple[float, ...] | None] | None = None,
         notices: Sequence[Notice] = (),
+        advised: bool = False,
     ) -> None:
         self.groups = groups
         """The features that are deduplicated; without any, batches stay as they are."""
+        self.advised = advised
+        """Whether the advisor chose them."""
         self._validate = validate
         self._shares = shares
         self._why = why
@@ -86,6 +89,7 @@ class GroupConverter(GivesNotices, ABC):
             why=chosen.why,
             shares=chosen.shares,
             notices=chosen.notices,
+            advised=config.groups == "auto",
         )
 
     @staticmethod

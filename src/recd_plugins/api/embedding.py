@@ -6,7 +6,7 @@ from recd_plugins.compat.pytorch import (
     flash_attention_on_cpu,
     flash_attention_on_cpu_backward,
 )
-from recd_plugins.embedding.adapt import poolings_by_feature
+from recd_plugins.embedding.adapt import looked_up_otherwise, poolings_by_feature
 from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.embedding.pooling import PoolsUnique
 from recd_plugins.embedding.scored import weighed
@@ -39,6 +39,7 @@ __all__ = [
     "expand_rows",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",
+    "looked_up_otherwise",
     "mapped",
     "poolings_by_feature",
     "seconds_of",

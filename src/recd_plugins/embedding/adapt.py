@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -21,6 +21,7 @@ from recd_plugins.embedding.dedup import (
     DedupEmbeddingCollection,
     Route,
     deduplicated,
+    for_all_samples,
 )
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling, why_all_samples
 from recd_plugins.errors import CapabilityError, RegistryError, listed, shown
@@ -31,6 +32,8 @@ __all__ = [
     "BatchView",
     "adapt",
     "explain",
+    "look_up_all_samples",
+    "looked_up_otherwise",
     "not_looked_up",
     "poolings_by_feature",
 ]
@@ -72,6 +75,15 @@ def adapt(
     if not own_batches:
         _seeing_all_features(model)
     return model
+
+
+def look_up_all_samples(model: nn.Module, paths: Collection[str], why: str) -> None:
+    """Have these adapted collections, of bags, look up all samples again, each in one part, for
+    this reason."""
+    for path in paths:
+        module = model.get_submodule(path)
+        assert isinstance(module, DedupEmbeddingBagCollection)
+        module.parts = (for_all_samples(module.embedding_bag_configs(), why),)
 
 
 def explain(model: nn.Module) -> str:
@@ -128,15 +140,8 @@ def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> froze
     they are refused.
     """
     unique = frozenset(key for group in groups for key in group)
-    kinds = (*OURS, EmbeddingCollection, EmbeddingBagCollection)
-    interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
     left: set[str] = set()
-    for path, module in modules.items():
-        holds = any(isinstance(child, interfaces) for child in module.children())
-        if not (isinstance(module, interfaces) and type(module) not in kinds) and not (
-            holds and type(module).__module__.startswith("torchrec.modules.")
-        ):
-            continue
+    for path, module in _cannot_be_adapted(modules):
         found = _features_of(module)
         if found is None or unique & found:
             which = f" ({', '.join(sorted(unique & found))})" if found else ""
@@ -148,6 +153,29 @@ def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> froze
             )
         left |= {f"{path}.{name}".strip(".") for name, _ in module.named_modules()}
     return frozenset(left)
+
+
+def looked_up_otherwise(model: nn.Module, features: Sequence[str]) -> frozenset[str]:
+    """Those of the features that modules look up which cannot look up unique samples: all, where
+    nobody can say what such a module looks up."""
+    found: set[str] = set()
+    for _, module in _cannot_be_adapted(dict(model.named_modules())):
+        own = _features_of(module)
+        found |= {*features} if own is None else own & {*features}
+    return frozenset(found)
+
+
+def _cannot_be_adapted(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Collections of another kind, and TorchRec's modules that hold a collection and treat its
+    features themselves, with their paths."""
+    kinds = (*OURS, EmbeddingCollection, EmbeddingBagCollection)
+    interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
+    for path, module in modules.items():
+        holds = any(isinstance(child, interfaces) for child in module.children())
+        if (isinstance(module, interfaces) and type(module) not in kinds) or (
+            holds and type(module).__module__.startswith("torchrec.modules.")
+        ):
+            yield path, module
 
 
 def _features_of(module: nn.Module) -> frozenset[str] | None:

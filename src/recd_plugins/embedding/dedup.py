@@ -153,6 +153,11 @@ def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
     return _part(tables, tables, f"{count} of {so_many(len(keys), 'feature')} on unique samples")
 
 
+def for_all_samples(tables: Sequence[BaseEmbeddingConfig], why: str) -> TablePart:
+    """All tables, which read what is unique expanded."""
+    return _part(tables, tables, f"all samples; {why}", 1.0)
+
+
 def bag_parts(
     tables: Sequence[BaseEmbeddingConfig],
     groups: Groups,

@@ -375,6 +375,11 @@ class FeatureSteps:
                 )
 
     @property
+    def are_advised(self) -> bool:
+        """Whether the converter chose the groups itself."""
+        return bool(getattr(self.converter, "advised", False))
+
+    @property
     def unique_shares(self) -> Sequence[float] | None:
         """Each group's unique samples over the batch size, where the converter knows them."""
         shares: Sequence[float] | None = getattr(self.converter, "unique_shares", None)

@@ -27,7 +27,25 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingPlan
 
-__all__ = ["check_is_plan", "hold_to_torchrec", "hold_to_trainer"]
+__all__ = ["PartsWithoutRows", "check_is_plan", "hold_to_torchrec", "hold_to_trainer"]
+
+
+class PartsWithoutRows(CapabilityError):
+    """Parts of a collection of unique samples would have no row on some rank."""
+
+    def __init__(self, who: str, modules: frozenset[str], tables: str, world_size: int) -> None:
+        """The collections' paths in the model; and the tables of those parts, in words."""
+        self.modules = modules
+        self.why = (
+            f"{tables} would be row-wise, in a kernel without a row on some of "
+            f"{so_many(world_size, 'rank')}"
+        )
+        super().__init__(
+            f"{who}: {self.why}, where the first batch fails and the other ranks wait: collections "
+            "of unique samples have a kernel for each of their parts. Name the features of tables "
+            "with more rows in the same groups of `dedup`, or in none, or have your sharder and "
+            "constraints allow table_wise, too."
+        )
 
 
 def check_is_plan(planning: RegistryPlanner, plan: object, part: str) -> str:
@@ -70,7 +88,7 @@ def hold_to_torchrec(
 def _check_rows_on_all(
     plan: ShardingPlan, model: nn.Module, planning: RegistryPlanner, group: ProcessGroup
 ) -> None:
-    """`CapabilityError` where unique samples leave row-wise bags in a kernel of their own that has
+    """`PartsWithoutRows` where unique samples leave row-wise bags in a kernel of their own that has
     no row on some rank; of a model that is not adapted the trainer's own sharders ask for that."""
     every = model_tables(model)
     parted = {one.module for one in every.values() if one.part}
@@ -83,14 +101,9 @@ def _check_rows_on_all(
     }
     fused: Mapping[str, Any] = fused_by_table(model, planning.sharders())
     if lacking := without_rows(row_wise, every, group.size(), (), fused):
+        modules = frozenset(every[name].module for name in lacking)
         tables = listed(lacking, kind="table")
-        raise CapabilityError(
-            f"{planning.choice.who}: {tables} would be row-wise, in a kernel without a row on some "
-            f"of {so_many(group.size(), 'rank')}, where the first batch fails and the other ranks "
-            "wait: collections of unique samples have a kernel for each of their parts. Name the "
-            "features of tables with more rows in the same groups of `dedup`, or in none, or have "
-            "your sharder and constraints allow table_wise, too."
-        )
+        raise PartsWithoutRows(planning.choice.who, modules, tables, group.size())
 
 
 def hold_to_trainer(

@@ -175,7 +175,9 @@ class DedupConverter(Protocol):
     Every rank builds one, alike, and its loader converts each batch before it is preprocessed. An
     attribute `asks`, of "session_id" and "timestamp", brings these along with the features. An
     attribute `unique_shares`, where there is one, says for each group which share of a batch's
-    samples is unique; an adapted model sizes its tables' parts by it.
+    samples is unique; an adapted model sizes its tables' parts by it. An attribute `advised` that
+    is true says that it chose the groups itself, rather than a user: where a plan has no place for
+    tables so, they look up all samples, and the job goes on.
     """
 
     @property
