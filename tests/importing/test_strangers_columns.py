@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from imported_tables import rows_both_ways
 from strangers_files import text
 from typer.testing import CliRunner
 
@@ -211,6 +212,34 @@ def test_files_may_differ_in_the_types_of_a_column(
         assert rows["x_at"].to_pylist() == TIMES.cast(pa.int64()).to_pylist() * 2
     if made is not None:
         assert rows["x_at"].to_pylist() == made
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.array(IDS), pa.array([[f"c{one}"] for one in IDS])),
+        (pa.array([one % 2 > 0 for one in IDS]), pa.array(PAIRED)),
+        (pa.array([f"c{one}".encode() for one in IDS]), pa.array(PAIRED, pa.list_(pa.int16(), 2))),
+        (pa.array(IDS), pa.array([one.to_bytes(16, "big") for one in IDS], pa.binary(16))),
+    ],
+)
+def test_an_import_takes_the_types_that_check_takes_and_no_common_one(
+    tmp_path: Path, first: pa.Array, second: pa.Array
+) -> None:
+    """Each file conforms by itself: check passed them, and the import refused them."""
+    made, alone = tmp_path / "log", []
+    made.mkdir()
+    feature = {"name": "x", "num_ids": 100_000, "ids": "hash"}
+    schema = {"label": "clicked", "sparse": [feature]}
+    for number, column in enumerate((first, second)):
+        path = made / f"{number}.parquet"
+        pq.write_table(pa.table({"clicked": PARTS["clicked"], "x": column}), path)
+        alone += rows_both_ways(path, schema, tmp_path / str(number))
+    assert rows_both_ways(made, schema, tmp_path / "t") == alone
+    saved = tmp_path / "x.parquet"
+    if not pa.types.is_fixed_size_binary(second.type):  # which no vocabulary spells
+        recd("data", "vocabulary", made, "--column", "x", "--save", saved)
+        assert pq.read_metadata(saved).num_rows > 2
 
 
 def test_parts_of_a_header_alone_hold_no_rows(tmp_path: Path) -> None:

@@ -373,7 +373,12 @@ def _common_types(
         except pa.ArrowException:
             if wanted and name not in wanted:
                 continue  # files may differ in what the schema does not name
-            column = _as_texts(name, having)
+            texts = _as_texts(name, having)
+            if texts is None and wanted and parts[0].file.format == "parquet":
+                continue  # and in what it names: each file is read by its own types
+            if texts is None:
+                raise _types_differ(name, having) from None
+            column = texts
             doubts.append(
                 f"{name!r} has several types: an id that is hashed or of a vocabulary may, all "
                 "else may not"
@@ -410,19 +415,24 @@ def _in_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.ListArray.from_arrays(offsets, values, mask=values.is_null())])
 
 
-def _as_texts(name: str, parts: Sequence[_SampledRows]) -> pa.ChunkedArray:
-    """A column of Parquet whose types have no more in common than that they can be written."""
-    each = [part.column(name)[name] for part in parts]
-    kinds = {str(one.type): part.file for one, part in zip(each, parts, strict=True)}
+def _as_texts(name: str, parts: Sequence[_SampledRows]) -> pa.ChunkedArray | None:
+    """A column of Parquet whose types have no more in common than that they can be written; None
+    where they have not even that."""
+    if parts[0].file.format != "parquet":
+        return None
     try:
-        if parts[0].file.format == "parquet":
-            return pa.chunked_array(
-                [chunk.cast(pa.string()) for one in each for chunk in one.chunks], pa.string()
-            )
+        return pa.chunked_array(
+            [chunk.cast(pa.string()) for part in parts for chunk in part.column(name)[name].chunks],
+            pa.string(),
+        )
     except pa.ArrowException:
-        pass
+        return None
+
+
+def _types_differ(name: str, parts: Sequence[_SampledRows]) -> DataError:
+    kinds = {str(part.column(name).schema.types[0]): part.file for part in parts}
     differ = " and ".join(f"{kind} in {file.path}" for kind, file in kinds.items())
-    raise DataError(
+    return DataError(
         f"files disagree on the type of column {name!r}: {differ}. Write them alike, import them "
         "apart, or give a schema that does not name it."
     )

@@ -47,6 +47,7 @@ def write_vocabulary(
     was taken for is read as a wider type, as an import does.
     """
     known = {column.name for column in found.columns}
+    known.update(name for file in found.files for name in file.columns)
     for name in columns:
         if name not in known:
             raise DataError(f"--column: the files have no {name!r}; {nearest(name, known)}")
