@@ -1,6 +1,6 @@
 """Rungs 1 (values) and 2 (properties): codes with zeros before them, as 007, are names of their own
 wherever they stand in text, as they are in Parquet; a schema that says numbers takes them for such.
-Blanks around a number make no other of it.
+Blanks around a number make no other of it, nor does a fraction of zeros.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ def test_a_code_far_behind_the_sample_has_the_id_that_it_has_in_parquet(
     values: list[Any] = [field.strip('"') for field in fields]
     if "|" in plain:
         values = [field.split("|") for field in fields]
+    if ".0" in plain and ":" not in plain:  # 100.0 is 100, as without the code
+        values = [one if one == odd else one.removesuffix(".0") for one in values]
     if ":" in plain:
         pairs = [[one.split(":") for one in field] for field in values]
         values = [[{"id": i, "weight": float(weight)} for i, weight in row] for row in pairs]
@@ -132,8 +134,11 @@ def test_a_code_far_behind_the_sample_has_the_id_that_it_has_in_parquet(
     assert rows == imported(tmp_path / "a.parquet", tmp_path / "of parquet", **scored)[1]
 
 
-@pytest.mark.parametrize("spelled", [" {0}", "{0}  ", '" -{0}"', "\t{0} "])
-def test_a_number_with_blanks_around_it_has_one_id_whatever_stands_in_other_rows(
+@pytest.mark.parametrize(
+    "spelled",
+    [" {0}", "{0}  ", '" -{0}"', "\t{0} ", "{0}.0", '"-{0}.00"', " {0}. "],
+)
+def test_a_number_has_one_id_however_it_is_spelled_and_whatever_stands_in_other_rows(
     tmp_path: Path, spelled: str
 ) -> None:
     """Beside a text it had another id than in a file of numbers alone, without a word."""
@@ -146,6 +151,23 @@ def test_a_number_with_blanks_around_it_has_one_id_whatever_stands_in_other_rows
     assert [row["zip"] for row in rows[:3]] == [right["zip"]] * 3
     known = hash_texts(np.frombuffer(b" x 1", np.uint8), np.array([0, 4])) % FEATURE["num_ids"]
     assert rows[4]["zip"] == known.tolist()
+
+
+@pytest.mark.parametrize("plain", ["{0}", "{0}|5", "[{0}, 5]", "{0}:0.5|5:1"])
+def test_a_whole_float_of_a_list_has_one_id_whatever_stands_in_other_rows(
+    tmp_path: Path, plain: str
+) -> None:
+    """As pandas writes 12 beside a null: beside a text it was another than in a file without."""
+    scored = {"scored": ":" in plain}
+    made = []
+    for number, odd in enumerate(("7", "unknown")):
+        lines = [plain.format(one) for one in ("12.0", "-12.0", "0.0", "12", odd)]
+        rows = "".join(f'{place % 2},"{one}"\n' for place, one in enumerate(lines * 5))
+        path = text(tmp_path / f"{number}.csv", f"label,zip\n{rows}")
+        made.append([row["zip"] for row in imported(path, tmp_path / str(number), **scored)[1]])
+    numbers, beside_texts = made
+    assert numbers[:4] == beside_texts[:4]
+    assert numbers[0] == numbers[3]
 
 
 @pytest.mark.usefixtures("small_samples")

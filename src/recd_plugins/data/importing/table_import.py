@@ -64,7 +64,7 @@ R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
 """Rows after which what is done is kept for good."""
-VERSION = 5
+VERSION = 6
 """The version of how a table is made: an import that another version began starts anew."""
 
 

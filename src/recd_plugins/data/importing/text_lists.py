@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +14,14 @@ import pyarrow.compute as pc
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS
 
-__all__ = ["BRACKETED", "HEXADECIMAL", "less_texts", "split_texts", "with_lists"]
+__all__ = [
+    "BRACKETED",
+    "HEXADECIMAL",
+    "less_texts",
+    "split_texts",
+    "with_lists",
+    "without_zeros",
+]
 
 TEXTS = pa.list_(pa.string())
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
@@ -33,6 +41,8 @@ HEXADECIMAL = r"^\s*-?0[xX]"
 """A number that Arrow reads, as 31 of 0x1F, and that is a text to others."""
 CODE = r"^\s*-?0[xX\d]"
 """One that is a text where it names something, too: 007 is another name than 7."""
+WHOLE = r"^(?:-?(0)|(-?[1-9]\d*))\.0*$"
+"""A whole number with a fraction of zeros, as pandas writes one beside a null."""
 LEFT_OUT = (
     "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
     "numpy.set_printoptions(threshold=sys.maxsize) does"
@@ -71,7 +81,8 @@ def split_texts(
 
     An element that is empty, or spells that there is nothing, is a null; behind a last separator
     there is none. Where no element is a text, `-`, NA and the like are no list. `ArrowInvalid`
-    where one is not of the type, as 007 is no number where elements are `named`.
+    where one is not of the type, as 007 is no number where elements are `named`; then 11.0 is 11
+    among texts, too.
     """
     code = CODE if named else HEXADECIMAL
     if not pa.types.is_string(kind.value_type):
@@ -82,12 +93,22 @@ def split_texts(
         lists = _split_by_quotes(chunk) if careful else _split(chunk, separator)
         elements = lists.values
         if pa.types.is_struct(kind.value_type):
-            elements = _pairs(elements, kind.value_type, code)
+            elements = _pairs(elements, kind.value_type, code, named=named)
         elif not pa.types.is_string(kind.value_type):
             _refuse_codes(elements, code)
             elements = elements.cast(kind.value_type)
+        elif named:
+            elements = without_zeros(elements)
         chunks.append(pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null()))
     return pa.chunked_array(chunks, pa.list_(kind.value_type))
+
+
+def without_zeros(texts: pa.Array | pa.ChunkedArray) -> Any:
+    """The texts, whole numbers among them without a fraction of zeros: in a column of numbers 11.0
+    is 11, and it has one id whatever stands in other rows."""
+    if not pc.any(pc.match_substring(texts, ".")).as_py():  # as in most, which is seen fast
+        return texts
+    return pc.replace_substring_regex(texts, WHOLE, r"\1\2")
 
 
 def _split(texts: pa.Array, separator: str) -> pa.Array:
@@ -152,7 +173,7 @@ def _refuse_codes(texts: pa.Array | pa.ChunkedArray, code: str) -> None:
         raise pa.ArrowInvalid(f"invalid value {odd[0].as_py()[:40]!r}")
 
 
-def _pairs(texts: pa.Array, kind: pa.StructType, code: str) -> pa.Array:
+def _pairs(texts: pa.Array, kind: pa.StructType, code: str, *, named: bool) -> pa.Array:
     """Ids with weights, parted by the last colon, of their types."""
     found = pc.extract_regex(texts, PAIR)
     if found.null_count > texts.null_count:
@@ -163,5 +184,7 @@ def _pairs(texts: pa.Array, kind: pa.StructType, code: str) -> pa.Array:
         bare = pc.utf8_trim(part, " '\"")
         if pa.types.is_integer(one.type):
             _refuse_codes(bare, code)
+        elif named and pa.types.is_string(one.type):
+            bare = without_zeros(bare)
         parts.append(pc.if_else(pc.equal(bare, ""), None, bare).cast(one.type))
     return pa.StructArray.from_arrays(parts, fields=list(kind), mask=texts.is_null())

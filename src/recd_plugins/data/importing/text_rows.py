@@ -14,7 +14,7 @@ from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
 from recd_plugins.data.importing.encodings import BOM, ENCODE
 from recd_plugins.data.importing.padded_codes import first_padded
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS
-from recd_plugins.data.importing.text_lists import HEXADECIMAL, with_lists
+from recd_plugins.data.importing.text_lists import HEXADECIMAL, with_lists, without_zeros
 from recd_plugins.data.importing.whole_lines import Lines, check_quotes_end
 from recd_plugins.errors import DataError
 
@@ -112,9 +112,10 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
 
 
 def _bare_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts, whole numbers among them without the blanks around them: where all are numbers,
-    Arrow takes these away, and a number has one id whatever stands in other rows."""
-    bare = pc.ascii_trim(texts, " \t")
+    """The texts, whole numbers among them without the blanks around them, and without a fraction of
+    zeros: where all are numbers, Arrow takes these away, and a number has one id whatever stands in
+    other rows."""
+    bare = without_zeros(pc.ascii_trim(texts, " \t"))
     if bare.equals(texts):  # as most are, which is seen fast
         return texts
     return pc.if_else(pc.match_substring_regex(bare, r"^-?\d+$"), bare, texts)
