@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from imported_tables import rows_both_ways
-from strangers_files import text
+from imported_tables import recd as called
+from imported_tables import rows_both_ways, rows_of, schema_file
+from strangers_files import text, write
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
@@ -240,6 +242,95 @@ def test_an_import_takes_the_types_that_check_takes_and_no_common_one(
     if not pa.types.is_fixed_size_binary(second.type):  # which no vocabulary spells
         recd("data", "vocabulary", made, "--column", "x", "--save", saved)
         assert pq.read_metadata(saved).num_rows > 2
+
+
+DAYS = [f"2024-03-{one % 9 + 1:02}" for one in IDS]
+
+
+@pytest.mark.parametrize("name", ["day.csv", "day.jsonl"])
+def test_dates_of_text_that_are_ids_are_texts_whatever_stands_in_other_rows(
+    tmp_path: Path, name: str
+) -> None:
+    """Where all were dates they were refused, and a vocabulary of them ended in a traceback."""
+    feature: dict[str, Any] = {"name": "day", "num_ids": 100_000, "ids": "hash"}
+    made = []
+    for number, more in enumerate(([], ["unknown"])):
+        days = pa.array(DAYS + more)
+        file = write(tmp_path / f"{number}-{name}", pa.table({"clicked": flags(days), "day": days}))
+        for ids in ("hash", "vocabulary"):
+            schema = {"label": "clicked", "sparse": [{**feature, "ids": ids}]}
+            path = schema_file(schema, tmp_path / f"{number}-{ids}")
+            assert "no problem" in called("data", "check", file, "--schema", path)
+            called("data", "import", file, path.with_suffix(""), "--schema", path)
+        made.append(rows_of(tmp_path / f"{number}-hash")["day"].to_pylist())
+        called(
+            "data", "vocabulary", file, "--column", "day", "--save", tmp_path / f"{number}.parquet"
+        )
+        assert {*DAYS} <= {*pq.read_table(tmp_path / f"{number}.parquet")["value"].to_pylist()}
+    assert made[0] == made[1][: len(DAYS)]
+    assert kept(made[0], DAYS)
+
+
+def flags(like: pa.Array) -> pa.Array:
+    return pa.array([one % 2 for one in range(len(like))])
+
+
+@pytest.mark.parametrize("how", ["csv", "jsonl", "date32", "timestamp", "folders"])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_user_and_a_day_make_a_session_together(tmp_path: Path, how: str, timed: bool) -> None:
+    """As the comment of a schema advises: a day of text, of Parquet or of folders was refused."""
+    days = pa.array(DAYS).cast(pa.date32())
+    table = pa.table({"clicked": flags(days), "item_id": IDS, "user": [one % 5 for one in IDS]})
+    log = tmp_path / "log"
+    log.mkdir()
+    if how == "folders":
+        for day in pc.unique(days).to_pylist():
+            (log / f"day={day}").mkdir()
+            pq.write_table(table.filter(pc.equal(days, day)), log / f"day={day}" / "a.parquet")
+        parts = [table.filter(pc.equal(days, day)) for day in sorted({*days.to_pylist()})]
+        users = pa.concat_tables(parts)["user"].to_pylist()
+        pairs = [*zip(users, sorted(DAYS), strict=True)]
+    else:
+        kinds = {"date32": pa.date32(), "timestamp": pa.timestamp("ms", "UTC")}
+        column = days.cast(kinds[how]) if how in kinds else pa.array(DAYS)
+        suffix = how if how in ("csv", "jsonl") else "parquet"
+        write(log / f"a.{suffix}", table.append_column("day", column))
+        pairs = [*zip(table["user"].to_pylist(), DAYS, strict=True)]
+    schema: dict[str, Any] = {"session_id": ["user", "day"], "label": "clicked"}
+    schema |= {"timestamp": "day", "timestamp_unit": "yyyy-mm-dd"} if timed else {}
+    schema["sparse"] = [{"name": "item_id", "num_ids": 200}]
+    file = schema_file(schema, tmp_path / "t")
+    assert "no problem" in called("data", "check", log, "--schema", file)
+    called("data", "import", log, tmp_path / "t", "--schema", file)
+    sessions = rows_of(tmp_path / "t")["session_id"].to_pylist()
+    assert len({*zip(sessions, pairs, strict=True)}) == len({*sessions}) == len({*pairs})
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("ms", "UTC"), pa.time64("us")])
+def test_a_vocabulary_of_what_is_no_id_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    """It ended in a traceback."""
+    days = pa.array(IDS, pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"clicked": flags(days), "day": days}), path)
+    feature = {"name": "day", "num_ids": 100, "ids": "vocabulary"}
+    file = schema_file({"label": "clicked", "sparse": [feature]}, tmp_path / "t")
+    told = f"column 'day' holds {kind}, but ids are integers or texts"
+    done = called("data", "import", path, tmp_path / "t", "--schema", file, fails=2)
+    assert told in " ".join(done.split())
+    done = called("data", "vocabulary", path, "--column", "day", "--save", tmp_path / "v", fails=2)
+    assert told in " ".join(done.split())
+
+
+def test_bytes_that_no_vocabulary_spells_do_not_check_clean(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    keys = pa.array([one.to_bytes(2, "big") + b"\xff" for one in IDS])
+    pq.write_table(pa.table({"clicked": flags(keys), "x": keys}), path)
+    feature = {"name": "x", "num_ids": 100, "ids": "vocabulary"}
+    file = schema_file({"label": "clicked", "sparse": [feature]}, tmp_path / "t")
+    told = "column 'x' holds bytes that are no UTF-8, which a vocabulary cannot spell"
+    assert told in " ".join(called("data", "check", path, "--schema", file, fails=1).split())
+    done = called("data", "import", path, tmp_path / "t", "--schema", file, fails=2)
+    assert told in " ".join(done.split())
 
 
 def test_parts_of_a_header_alone_hold_no_rows(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.floats import finite, not_finite, numbers_of
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import (
+    NO_IDS,
     are_integers,
     are_texts,
     has_missing,
@@ -171,7 +172,7 @@ def _element_problem(
 ) -> tuple[str, str] | None:
     if not identifies(element):
         return (
-            f"is {kind}, but ids are integers or texts, one a row or a list of them",
+            f"is {kind}, {NO_IDS}",
             "Make such a column of it where the table is made, or take it out of the schema.",
         )
     if feature.ids == "as_is" and are_texts(element):

@@ -24,7 +24,9 @@ from recd_plugins.data.conform.values import (
     has_missing,
     hashes,
     identifies,
+    instants,
     integers,
+    is_time,
     missing,
     plain,
     plain_type,
@@ -45,8 +47,10 @@ DIGITS = {"yyyy": "1970", "yy": "70", "mmm": "Jan", "mm": "01", "dd": "01", "hh"
 def sessions_of(
     arrays: Sequence[pa.Array], nulls: Sequence[Nulls], spots: Sequence[Spot]
 ) -> pa.Array:
-    """One column of integers as it is; texts, and several columns together, by their hash."""
+    """One column of integers as it is, and of times as those of µs since 1970; texts, and several
+    columns together, by their hash."""
     filled = [_filled(*one) for one in zip(arrays, nulls, spots, strict=True)]
+    filled = [instants(one) if is_time(one.type) else one for one in filled]
     if len(filled) == 1 and not are_texts(filled[0].type):
         (array,) = filled
         if array.type == pa.int64():
@@ -106,10 +110,10 @@ def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
 
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
     """The fault of a column of such a type as a session; and the cure."""
-    if identifies(kind):
+    if identifies(kind) or is_time(kind):
         return None
     return (
-        f"is {kind}, but a session is an integer or a text",
+        f"is {kind}, but a session is an integer, a text or a time",
         "Name another column under `session_id`, or several, or null.",
     )
 

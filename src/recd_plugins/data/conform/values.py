@@ -20,12 +20,15 @@ from recd_plugins.data.conform.spot import Spot, shown
 
 __all__ = [
     "MOST_EXACT",
+    "NO_IDS",
     "are_integers",
     "are_texts",
     "hashes",
     "identifies",
+    "instants",
     "integers",
     "is_list",
+    "is_time",
     "missing",
     "one_zero",
     "plain",
@@ -56,12 +59,14 @@ LISTS = (
     pa.types.is_list_view,
     pa.types.is_large_list_view,
 )
+TIMES = (pa.types.is_timestamp, pa.types.is_date)
 COMPARED_AS = (
     (pa.types.is_fixed_size_binary, pa.binary()),
     (pa.types.is_boolean, pa.int8()),
     (pa.types.is_float16, pa.float32()),
 )
 """The types as which values are compared that Arrow cannot compare."""
+NO_IDS = "but ids are integers or texts, one a row or a list of them"
 MOST_EXACT = 2.0**53
 """Beyond it a float64 does not hold each integer."""
 
@@ -146,6 +151,16 @@ def are_integers(kind: pa.DataType) -> bool:
 def are_texts(kind: pa.DataType) -> bool:
     """Whether values of a type are texts, or bytes."""
     return any(test(plain_type(kind)) for test in TEXTS)
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether values of a type are dates, or times since 1970."""
+    return any(test(plain_type(kind)) for test in TIMES)
+
+
+def instants(times: pa.Array) -> pa.Array:
+    """Dates and times of any unit and zone as µs since 1970."""
+    return plain(times).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -21,8 +21,10 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.conform.key_counts import KeyCounts
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import (
+    NO_IDS,
     are_texts,
     hashes,
+    identifies,
     integers,
     is_list,
     plain,
@@ -236,8 +238,11 @@ def present(array: pa.Array) -> pa.Array:
 
 
 def counted(columns: Sequence[pa.Array], spot: Spot, missing: Sequence[int | str] = ()) -> Counted:
-    """`VocabularyCounts.of` of all values of some arrays, but those that stand for a null."""
+    """`VocabularyCounts.of` of all values of some arrays, but those that stand for a null;
+    `DataError` where they are of a type that no ids have."""
     values = pa.concat_arrays([present(one) for one in columns])
+    if not identifies(values.type):
+        raise spot.error(f"holds {values.type}, {NO_IDS}", "Make such a column of it.")
     return VocabularyCounts.of(with_nulls(values, missing).drop_null(), spot)
 
 

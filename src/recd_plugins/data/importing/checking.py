@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, conform, roles_of
-from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.asked_types import types_asked
@@ -133,8 +134,7 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
 
     def feature(one: ForeignFeature) -> ForeignFeature:
         """An import would make the vocabulary that is not there yet: of any values."""
-        bare = one.ids == "vocabulary" and one.vocabulary is None
-        return entry(dataclasses.replace(one, ids="hash") if bare else one)
+        return entry(dataclasses.replace(one, ids="hash") if _is_bare(one) else one)
 
     return dataclasses.replace(
         schema,
@@ -143,6 +143,11 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
         sparse=tuple(map(feature, schema.sparse)),
         nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
     )
+
+
+def _is_bare(feature: ForeignFeature) -> bool:
+    """Whether an import would make the feature's vocabulary."""
+    return feature.ids == "vocabulary" and feature.vocabulary is None
 
 
 def check_files(
@@ -301,7 +306,8 @@ def _read_as(
         looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
         if schema is None:
             return looked_at.read_as
-        return types_asked(looked_at, schema).naming(schema.hashed, files[0])
+        read_as = types_asked(looked_at, schema)
+        return read_as.naming(schema.hashed, files[0], schema.timestamp)
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()
@@ -358,6 +364,8 @@ class _Reading:
         self._found = found
         self._schema = schema
         self._dropping = schema and _dropping(schema)
+        self._bare = {one.name: one for one in schema.sparse if _is_bare(one)} if schema else {}
+        """The features whose vocabularies an import would make."""
         self._read_as = read_as
         self._columns: dict[str, _Column] = {}
         self._misfits: set[str] = set()
@@ -451,6 +459,9 @@ class _Reading:
                     columns=[name],
                     first_row=block.first,
                 )[name]
+                if name in self._bare and block.file.format == "parquet":  # which may have bytes
+                    spot = Spot(str(block.file.path), name)
+                    counted(rows[name].chunks, spot, self._bare[name].missing)
             except DataError as error:
                 one.error, one.errors = str(error), 1
                 continue
@@ -466,8 +477,6 @@ class _Reading:
                 one.low, one.high = bounds["min"], bounds["max"]
         feature = next((each for each in self._schema.sparse if each.name == name), None)
         if feature is not None and feature.vocabulary is not None:
-            from recd_plugins.data.conform.vocabulary import load_vocabulary
-
             ids = pc.list_flatten(made).to_numpy()
             one.values = ids.size
             one.unknown = int((ids < load_vocabulary(feature.vocabulary).others).sum())

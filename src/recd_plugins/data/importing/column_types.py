@@ -57,16 +57,21 @@ class ColumnTypes:
     named: frozenset[str] = frozenset()
     """The columns whose values name something: there 007 is another than 7."""
 
-    def naming(self, columns: Collection[str], file: ForeignFile) -> ColumnTypes:
-        """The same, but that values of these columns name something: in text True is then a text,
-        as it is beside others."""
+    def naming(
+        self, columns: Collection[str], file: ForeignFile, time: str | None = None
+    ) -> ColumnTypes:
+        """The same, but that values of these columns name something: what looks like a time is then
+        a text, as it is beside others, unless it is the column of the `time`; so is True in text,
+        but not in lines of JSON."""
         named = frozenset(columns)
-        if file.format != "text":
+        if file.format == "parquet":
             return replace(self, named=named)
-        types = {
-            name: pa.string() if name in named and pa.types.is_boolean(kind) else kind
-            for name, kind in self.types.items()
-        }
+        types = {}
+        for name, kind in self.types.items():
+            inner = kind.value_type if pa.types.is_list(kind) else kind
+            is_text = pa.types.is_timestamp(inner) and name != time
+            is_text |= pa.types.is_boolean(inner) and file.format == "text"
+            types[name] = with_ids(kind, pa.string()) if name in named and is_text else kind
         return replace(self, named=named, types=types)
 
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.values import hashes, identifies, missing
+from recd_plugins.data.conform.values import hashes, identifies, instants, is_time, missing
 from recd_plugins.errors import DataError, RegistryError
 
 __all__ = ["Quantile", "SplitBy"]
@@ -48,8 +48,8 @@ class SplitBy(Config):
         assert self.column is not None
         limit = np.uint64(min(self.share * 2.0**64, 2.0**64 - 2048))
         parts, kind = [np.zeros(0, np.bool_)], values.type
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            values = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        if is_time(kind):
+            values = pa.chunked_array([instants(one) for one in values.chunks], pa.int64())
         elif not identifies(kind):
             raise Spot(where, self.column).error(
                 f"is {kind}, by which --split-by parts no rows",

@@ -114,7 +114,7 @@ class TableImport:
         self._others = others
         self._absent = tuple(absent)
         self._form = form or TextForm()
-        self._read_as = read_as.naming(schema.hashed, files[0])
+        self._read_as = read_as.naming(schema.hashed, files[0], schema.timestamp)
         self._split = split
         self._folder = ImportFolder(destination, self._splits)
         self._negatives = negatives
