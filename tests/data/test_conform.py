@@ -300,6 +300,42 @@ def test_a_time_that_is_none_is_named_beside_fractions_and_nulls_are_filled_by_a
 
 
 @pytest.mark.parametrize(
+    ("unit", "value"),
+    [
+        ("ms", 1_700_000_000_000),
+        ("s", 1_700_000_000),
+        ("s", "1700000000"),
+        ("s", 1_700_000_000.0),
+        ("ms", "2023-11-14T22:13:20"),
+        ("yyyymmddhhmmss", 20231114221320),
+        ("dd/mm/yyyy", "14/11/2023 22:13:20"),
+        ("dd/mm/yyyy", "2023-11-14 22:13:20"),
+    ],
+)
+def test_a_value_for_nulls_is_one_time_whatever_the_type_of_a_file(unit: Any, value: Any) -> None:
+    """It was counted in each column's own unit, and a time with a zone took no date."""
+    of_texts = "dd" in unit and "/" in unit
+    kinds = [pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.date32()]
+    kinds += [pa.null(), *([pa.string()] if of_texts else [pa.int64(), pa.float64()])]
+    for kind in kinds:
+        found = times_of(pa.nulls(2, kind), unit, Fill(value=value), Spot("f", "at"))
+        assert found.to_pylist() == [1_700_000_000_000] * 2, kind
+
+
+def test_what_is_no_time_stands_for_no_null_and_rows_keep_their_numbers() -> None:
+    spot = Spot("f", "at", first=10, chunk=100)
+    late = pa.array([None, 5, None, 2**62])
+    with pytest.raises(DataError, match="no int64 in ms in row 113"):
+        times_of(late, "s", Fill(value=0), spot)
+    assert times_of(late[:3], "s", Fill(value=7), spot).to_pylist() == [7_000, 5_000, 7_000]
+    for value in ("soon", 1e30, 20231332):
+        with pytest.raises(DataError, match="value for nulls, which is neither a number of"):
+            times_of(late, "yyyymmdd", Fill(value=value), spot)
+    with pytest.raises(DataError, match="neither a number of `timestamp_unit: yyyy-mm-dd` nor"):
+        times_of(pa.nulls(1, pa.timestamp("s")), "yyyy-mm-dd", Fill(value=1_700_000_000), spot)
+
+
+@pytest.mark.parametrize(
     ("column", "unit"),
     [
         *((pa.array([None], pa.int64()), unit) for unit in DATE_DIGITS),

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import (
     DATE_DIGITS,
     DAY_MS,
+    NOWHERE,
     TEXT_DATES,
     digits_to_ms,
     texts_to_ms,
@@ -33,6 +34,7 @@ from recd_plugins.data.conform.values import (
 )
 from recd_plugins.data.foreign import TimeUnit
 from recd_plugins.data.schema import Fill, Nulls
+from recd_plugins.errors import DataError
 
 __all__ = ["PER_SECOND", "session_type_problem", "sessions_of", "time_type_problem", "times_of"]
 
@@ -42,6 +44,7 @@ MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 CURE = "Say what stands for it under `nulls` of the schema, as `nulls: {%s: {value: %s}}`"
 DIGITS = {"yyyy": "1970", "yy": "70", "mmm": "Jan", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
 """Those of some day; `mm` is a month or minutes: 01 is both."""
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 def sessions_of(
@@ -68,15 +71,62 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
     array = plain(array)
     if array.type == pa.int64() and unit == "ms" and not array.null_count:
         return array
-    array = _filled(array, nulls, spot, _some_time(array.type, unit))
+    if not has_missing(array):
+        return _ms_of(array, unit, spot)
+    absent = missing(array)
+    if not isinstance(nulls, Fill):
+        raise _null_error(absent, spot, _some_time(array.type, unit))
+    found = np.full(len(array), _ms_of_value(nulls.value, unit, spot), np.int64)
+    left = np.flatnonzero(~absent)
+    rows = left + spot.first
+    there = spot._replace(first=0, kept=rows if spot.kept is None else spot.kept[rows])
+    found[left] = _ms_of(array.take(pa.array(left)), unit, there).to_numpy()
+    return pa.array(found)
+
+
+def _ms_of_value(value: int | float | str, unit: TimeUnit, spot: Spot) -> int:
+    """ms since 1970 of what stands for nulls: a number of `unit`, or the text of a date, and so one
+    time whatever the columns of some files are."""
+    text = str(value).strip()
+    try:
+        if unit not in TEXT_DATES and (not isinstance(value, str) or NUMBER.fullmatch(text)):
+            number = Decimal(text)
+            counted = int(number) if number % 1 == 0 else float(number)
+            times = _ms_of(pa.array([counted]), unit, NOWHERE)
+        else:
+            try:
+                times = texts_to_ms(pa.array([text]), _of_texts(unit), NOWHERE)
+            except DataError:
+                times = texts_to_ms(pa.array([text]), "yyyy-mm-dd", NOWHERE)
+    except (DataError, pa.ArrowException, ArithmeticError) as error:
+        raise spot.error(
+            f"has {value!r} as its value for nulls, which is neither a number of "
+            f"`timestamp_unit: {unit}` nor a date",
+            "Mend it under `nulls` of the schema.",
+        ) from error
+    ms: int = times[0].as_py()
+    return ms
+
+
+def _of_texts(unit: TimeUnit) -> TimeUnit:
+    """The order of dates that are texts; where numbers are meant, that of ISO 8601."""
+    return unit if unit in TEXT_DATES else "yyyy-mm-dd"
+
+
+def _ms_of(array: pa.Array, unit: TimeUnit, spot: Spot) -> pa.Array:
+    """The times of a plain array without nulls."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array(np.empty(0, np.int64))
-    if are_texts(kind):  # where numbers are meant, it was nulls alone: their value is a date
-        return texts_to_ms(array, unit if unit in TEXT_DATES else "yyyy-mm-dd", spot)
-    if unit in TEXT_DATES and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return texts_to_ms(array.cast(pa.string()), unit, spot)
-    if unit in DATE_DIGITS and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+    if are_texts(kind):
+        return texts_to_ms(array, _of_texts(unit), spot)
+    if pa.types.is_timestamp(kind):
+        return _scaled(array.cast(pa.int64()).to_numpy(), kind.unit, spot)
+    if pa.types.is_date32(kind):
+        return pa.array(array.cast(pa.int32()).to_numpy().astype(np.int64) * DAY_MS)
+    if pa.types.is_date64(kind):
+        return array.cast(pa.int64())
+    if unit in DATE_DIGITS:
         return digits_to_ms(integers(array, spot), unit, spot)
     if pa.types.is_floating(kind):
         ms = np.rint(array.cast(pa.float64()).to_numpy() * (1_000 / PER_SECOND[unit]))
@@ -84,12 +134,6 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
         if bad.any():
             raise _too_far(bad, spot)
         return pa.array(ms.astype(np.int64))
-    if pa.types.is_timestamp(kind):
-        return _scaled(array.cast(pa.int64()).to_numpy(), kind.unit, spot)
-    if pa.types.is_date32(kind):
-        return pa.array(array.cast(pa.int32()).to_numpy().astype(np.int64) * DAY_MS)
-    if pa.types.is_date64(kind):
-        return array.cast(pa.int64())
     counts = integers(array, spot)
     if counts.dtype == np.uint64:
         bad = counts > np.uint64(MOST)
@@ -100,9 +144,9 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
 
 def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
     """A time as a column of such a type says it, in YAML."""
-    if pa.types.is_date(kind):
+    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and unit in TEXT_DATES):
         return '"1970-01-01"'
-    if unit in PER_SECOND or pa.types.is_timestamp(kind):
+    if unit in PER_SECOND:
         return "0"
     some = re.sub("y+|mmm|[a-z]{2}", lambda part: DIGITS[part[0]], unit)
     return f'"{some}"' if are_texts(kind) else some
@@ -145,16 +189,21 @@ def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | No
     )
 
 
-def _filled(array: pa.Array, nulls: Nulls, spot: Spot, shown: str = "0") -> pa.Array:
-    """The column with the values that stand for nulls; an error shows one such."""
+def _null_error(absent: npt.NDArray[np.bool_], spot: Spot, some: str) -> Exception:
+    """The error for nulls that nothing stands for; it shows some value that may."""
+    name = spot.column
+    drops = f" or `{{{name}: drop}}` (the row)" if spot.drops else ""
+    return spot.error_at(absent, "holds a null or NaN", CURE % (name, some) + drops + ".")
+
+
+def _filled(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
+    """The column with the values that stand for nulls."""
     if not has_missing(array):
         return array
     array = plain(array)
     absent = missing(array)
     if not isinstance(nulls, Fill):
-        name = spot.column
-        drops = f" or `{{{name}: drop}}` (the row)" if spot.drops else ""
-        raise spot.error_at(absent, "holds a null or NaN", CURE % (name, shown) + drops + ".")
+        raise _null_error(absent, spot, "0")
     try:
         array, value = _both_of_a_type(array, nulls.value)
     except (pa.ArrowException, ArithmeticError, ValueError) as error:
