@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import random
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -324,6 +325,55 @@ def test_what_a_batch_does_to_its_parts_is_done_once() -> None:
     assert made.items is not cached
     some = with_parts(batch, {"kjt": kjt, "labels": batch.labels[:2]})
     assert some.labels.tolist() == [1, 2]
+
+
+class Three(tuple[Any, ...]):
+    """Takes its parts one by one, and has them as attributes too."""
+
+    def __new__(cls, features: Any, labels: Tensor, day: str = "today") -> Three:
+        made = super().__new__(cls, (labels, features, None))
+        made.features, made.day = features, day
+        return made
+
+    features: Any
+    day: str
+
+    @cached_property
+    def items(self) -> Any:
+        return self.features["item"]
+
+
+class Whole(UserDict[str, Any]):
+    """Has a part as an attribute too."""
+
+    def __init__(self, features: Any, labels: Tensor) -> None:
+        super().__init__(labels=labels, features=features)
+        self.features, self.day = features, "monday"
+
+
+class Dated(Pair):
+    """A named tuple with an attribute."""
+
+    day = "today"
+
+
+def test_tuples_and_mappings_keep_their_attributes_and_take_what_a_class_makes_them_of() -> None:
+    """A tuple that takes its parts one by one was an error, and others lost what was set on them,
+    or had it as it is by default, without a word."""
+    kjt, labels = from_lists(LISTS), torch.arange(4)
+    dated = Dated(kjt, labels)
+    dated.day = "monday"
+    for batch in (Three(kjt, labels, "monday"), Whole(kjt, labels), dated):
+        cached = batch.items if isinstance(batch, Three) else None
+        made = stack_of().converting()(batch)
+        assert type(made) is type(batch)
+        assert (made.day, batch.features) == ("monday", kjt)
+        assert isinstance(made.features, SparseFeatures)
+        assert made.features is features_of(made)
+        if isinstance(batch, Three):
+            assert made.items is not cached
+    size = torch.Size([2, 3])
+    assert type(with_parts(size, {0: 4, 1: 3})) is torch.Size
 
 
 class Stored:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -255,15 +255,40 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
                 object.__setattr__(made, name, part)
         return made
     if isinstance(value, tuple):
-        kind: Any = type(value)
-        return tuple.__new__(kind, parts.values()) if _names(value) else kind(parts.values())
+        return _renewed(_tuple_of(value, parts.values()), value, parts)
     made = copy.copy(value)
     if isinstance(value, Mapping | list):
         for name, part in parts.items():
             made[name] = part
-    else:
-        for name, part in parts.items():
-            object.__setattr__(made, name, part)  # as it lies there, whatever its class makes of it
+        return _renewed(made, value, parts)
+    for name, part in parts.items():
+        object.__setattr__(made, name, part)  # as it lies there, whatever its class makes of it
+    return made
+
+
+def _tuple_of(value: tuple[Any, ...], parts: Collection[Any]) -> Any:
+    """A tuple of the same type, and with the same attributes, of these parts. What makes one of its
+    class may take something else than parts, or do to them once more what it did."""
+    kind: Any = type(value)
+    try:
+        made = tuple.__new__(kind, parts)
+    except TypeError:  # a class in C, as torch.Size, makes its own
+        return kind(parts)
+    if hasattr(value, "__dict__"):
+        made.__dict__.update(value.__dict__)
+    return made
+
+
+def _renewed(made: Any, value: Any, parts: Mapping[Any, Any]) -> Any:
+    """The copy of a tuple, a list or a mapping: an attribute that is one of its parts as well is
+    the part in its place, and what it caches is left behind."""
+    held = parts_of(value) or {}
+    new = {id(held[name]): part for name, part in parts.items() if name in held}
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        if isinstance(getattr(type(value), name, None), cached_property):
+            made.__dict__.pop(name, None)
+        elif id(attribute) in new:
+            made.__dict__[name] = new[id(attribute)]
     return made
 
 
@@ -284,7 +309,8 @@ def _is_dataclass(value: Any) -> bool:
 
 def _names(value: Any) -> tuple[str, ...]:
     """The fields of a named tuple."""
-    return getattr(type(value), "__match_args__", ()) if isinstance(value, tuple) else ()
+    names = getattr(type(value), "__match_args__", ()) if isinstance(value, tuple) else ()
+    return names if len(names) == len(value) else ()
 
 
 def _by_item(value: Any) -> bool:
