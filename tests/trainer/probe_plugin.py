@@ -21,6 +21,8 @@ class ProbeConfig(Config):
 
     norm: bool = False
     """Whether what goes into its last layer is normalised over a rank's batch."""
+    idle: bool = False
+    """Whether it has a layer that nothing goes through."""
 
 
 def build(config: ProbeConfig, context: Context) -> Probe:
@@ -28,6 +30,8 @@ def build(config: ProbeConfig, context: Context) -> Probe:
     if config.norm:
         width = model.over.in_features
         model.over = nn.Sequential(nn.BatchNorm1d(width), model.over)  # type: ignore[assignment]
+    if config.idle:
+        model.idle = nn.Linear(2, 2)
     return model
 
 

@@ -13,6 +13,8 @@ import pytest
 from test_callbacks import OPTIMIZERS, registry, same, trained
 
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.checkpoints.files import checkpoint_of
+from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 TABLES = {name: value for name, value in OPTIMIZERS.items() if name.startswith("tables")}
 
@@ -49,6 +51,32 @@ def test_resumed_steps_are_those_of_an_uninterrupted_run(
     gloo_pool.run(trained, first)
     then = made(tmp_path / "parts", *callbacks, optimizer=optimizer)
     same(gloo_pool.run(trained, then, True), whole)
+
+
+@pytest.mark.parametrize("dense", ["adam", "sgd"])
+def test_parameters_without_a_gradient_have_no_state_in_a_resumed_run_either(
+    tmp_path: Path, gloo_pool: GlooPool, dense: str
+) -> None:
+    def idle(folder: Path, **train: Any) -> dict[str, Any]:
+        momentum = {"dense_options": {"momentum": 0.9}} if dense == "sgd" else {}
+        optimizer = {**OPTIMIZERS, "dense": dense, **momentum}
+        made = registry(folder, optimizer=optimizer, **train)
+        return made | {"model": {"use": "probe", "idle": True}}
+
+    whole = gloo_pool.run(trained, idle(tmp_path / "whole"))
+    gloo_pool.run(trained, idle(tmp_path / "parts", steps=4))
+    same(gloo_pool.run(trained, idle(tmp_path / "parts"), True), whole)
+    states = [
+        {name for name in _kept(tmp_path / run / "run") if name.startswith("optimizer.")}
+        for run in ("whole", "parts")
+    ]
+    assert states[0] == states[1]
+    assert any("over.weight" in name for name in states[0])
+    assert not any("idle" in name for name in states[0])
+
+
+def _kept(run: Path) -> set[str]:
+    return set(JsonReader(checkpoint_of(run)).read_metadata().state_dict_metadata)
 
 
 def test_rates_are_the_registrys_where_it_or_the_callbacks_changed(

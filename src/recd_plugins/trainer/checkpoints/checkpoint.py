@@ -18,7 +18,7 @@ import errno
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -296,10 +296,12 @@ class Checkpoints:
         saved = other.job if other else read_job(path)
         self._check(path, saved)
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
-        _materialise(job)
-        tensors = _tensors(job)
+        numbers = saved.get("optimizers", {})
         reader = JsonReader(path)
         kept = reader.read_metadata().state_dict_metadata
+        _materialise(job)
+        _leave_unstepped(job, kept, numbers)
+        tensors = _tensors(job)
         asked = as_named(tensors, own_of(kept, dist.get_rank()), dist.get_rank())
         try:
             dcp.load(asked, storage_reader=reader)
@@ -315,7 +317,6 @@ class Checkpoints:
         # A rank has the optimizer states of its own tables alone.
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
         _restore(job, tensors)
-        numbers = saved.get("optimizers", {})
         restore_states(job, numbers)
         if "random" in mine:  # not of a rank that `reshard` added
             try:
@@ -451,6 +452,16 @@ def _materialise(job: Job) -> None:
     for _, optimizer in job.optimizer.optimizers:
         if not optimizer.state_dict()["state"] and hasattr(optimizer, "init_state"):
             optimizer.init_state()
+
+
+def _leave_unstepped(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> None:
+    """Take the state of each dense parameter away that had no gradient before the checkpoint: that
+    has none of it, and the parameter's first step makes it."""
+    stepped = {name.rpartition("/")[0] for name in kept if "/" in name}
+    stepped |= {f"optimizer.{name}" for name in numbers.get("states", {})}
+    for name, parameter in job.optimizer.params.items():
+        if f"optimizer.{name}" not in stepped:
+            job.dense.state.pop(parameter, None)
 
 
 def _restore(job: Job, tensors: Mapping[str, Tensor | ShardedTensor]) -> None:
