@@ -219,6 +219,20 @@ class TorchsOwn(Callback):
         self._scheduler.load_state_dict(state)
 
 
+class Draws(Callback):
+    """Draws random numbers of torch's as it starts, and at each line."""
+
+    def at_start(self, training: Training) -> None:
+        torch.rand(3)
+
+    def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
+        metrics["drawn"] = float(torch.rand(()))
+
+
+def build_draws(config: RatesConfig, context: Context) -> Callback:
+    return Draws()
+
+
 def build_drops(config: RatesConfig, context: Context) -> Callback:
     return Drops()
 
@@ -238,6 +252,9 @@ def recd_optimizer() -> list[OptimizerRecord[Any]]:
     return [PLAIN, COUNTING]
 
 
+DRAWS = CallbackRecord(name="draws", summary="Draws.", config=RatesConfig, build=build_draws)
+
+
 @hookimpl
 def recd_callbacks() -> list[CallbackRecord[Any]]:
-    return [DIARY, MISSPELT, *OF_RATES]
+    return [DIARY, MISSPELT, DRAWS, *OF_RATES]

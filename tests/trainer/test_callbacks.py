@@ -465,6 +465,19 @@ def test_numbers_that_are_keys_of_a_state_are_numbers_in_a_resumed_run(
     assert [line["odd_pages"] for line in found] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_a_callback_that_draws_as_it_starts_changes_no_draws_of_a_resumed_run(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    drawn = {}
+    for name, steps in (("whole", [8]), ("parts", [4, 8])):
+        for resume, last in enumerate(steps):
+            values = registry(tmp_path / name, "draws", steps=last)
+            gloo_pool.run(trained, values, bool(resume))
+        drawn[name] = [line["drawn"] for line in lines(tmp_path / name / "run")]
+    assert drawn["parts"] == drawn["whole"]
+    assert len({*drawn["whole"]}) == 8
+
+
 def test_clipped_gradients_are_those_of_torch(tmp_path: Path, gloo_pool: GlooPool) -> None:
     """One SGD step moves dense weights by at most norm times rate, and by just that if it clips."""
     start = gloo_pool.run(trained, registry(tmp_path / "0", steps=1, optimizer={

@@ -25,6 +25,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
     DiskFullError,
     NotFiniteError,
     Reached,
+    set_random_state,
 )
 from recd_plugins.trainer.checkpoints.optimizer_numbers import restore_groups
 from recd_plugins.trainer.checkpoints.positions import Positions, check_lengths, closing
@@ -169,6 +170,8 @@ class Loop:
             self._report.say(line)
         for name in self._callbacks.load_state_dict(reached.callbacks):
             self._report.say(f"callbacks: the checkpoint's state of {name} has no taker now")
+        # Callbacks draw as they start, as they did when the run was new.
+        set_random_state(reached.random, self._job.device)
         so_far, training = reached.so_far, self._training
         if "window" in so_far:
             self._window.load_state_dict(so_far["window"])

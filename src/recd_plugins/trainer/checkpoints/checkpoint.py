@@ -72,6 +72,7 @@ __all__ = [
     "DiskFullError",
     "NotFiniteError",
     "Reached",
+    "set_random_state",
 ]
 
 OnDamaged = Literal["stop", "go_back"]
@@ -96,6 +97,8 @@ class Reached:
     step: int
     loader: dict[str, Any]
     """This rank's loader's state."""
+    random: Mapping[str, Tensor] = field(default_factory=dict)
+    """The states of this rank's random numbers, by device; none of a rank that is new."""
     callbacks: dict[str, Any] = field(default_factory=dict)
     """The states of this rank's callbacks, by name."""
     so_far: dict[str, Any] = field(default_factory=dict)
@@ -318,9 +321,11 @@ class Checkpoints:
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
         _restore(job, tensors)
         restore_states(job, numbers)
+        random: dict[str, Tensor] = {}
         if "random" in mine:  # not of a rank that `reshard` added
             try:
-                _set_random_state(job, mine["random"])
+                random = _random_state_of(mine["random"])
+                set_random_state(random, job.device)
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise damaged(file, f"its random state is none: {error}") from error
@@ -336,6 +341,7 @@ class Checkpoints:
         return Reached(
             step=saved["step"],
             loader=mine["loader"],
+            random=random,
             same_end=same_end,
             new_rates=tuple(_new_rates(saved["registry"], self._registry)),
             numbers=numbers,
@@ -485,14 +491,21 @@ def _random_state(job: Job) -> dict[str, str]:
     return {name: bytes(value.tolist()).hex() for name, value in state.items()}
 
 
-def _set_random_state(job: Job, state: Mapping[str, str]) -> None:
-    values = {
+def _random_state_of(state: Mapping[str, str]) -> dict[str, Tensor]:
+    return {
         name: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
         for name, text in state.items()
     }
-    torch.set_rng_state(values["cpu"])
-    if job.device.type == "cuda" and "cuda" in values:
-        torch.cuda.set_rng_state(values["cuda"], job.device)
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Have the random numbers that come next be those that would have come; nothing changes
+    without a `state`."""
+    if not state:
+        return
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
