@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -23,10 +24,11 @@ from probe_plugin import probe_registry
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recd_plugins.callbacks.extra_metrics import FIT, ExtraMetricsConfig, build_extra_metrics
 from recd_plugins.callbacks.schedule import ScheduleConfig, build_schedule
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.schema import Label, Schema, SparseFeature
 from recd_plugins.errors import DataError, PluginError, RegistryError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import TrainSettings
@@ -40,6 +42,7 @@ from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
+from recd_plugins.trainer.checkpoints.other_ranks import reshard
 from recd_plugins.trainer.training import Callbacks, Training, states_by_options
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
@@ -502,6 +505,58 @@ def test_extra_metrics_are_what_their_names_say(tmp_path: Path, gloo_pool: GlooP
         assert 0 < line["mse"] < 1
         assert line["rmse"] == pytest.approx(math.sqrt(line["mse"]), rel=1e-6)
         assert 0 < line["ctr"] < 1
+
+
+def of_lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of these kinds, but for times."""
+    return [
+        {name: value for name, value in line.items() if name != "samples_per_second"}
+        for kind in kinds
+        for line in lines(run, kind)
+    ]
+
+
+def test_extra_metrics_of_a_resumed_run_are_of_all_the_steps_of_a_line(
+    tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether they keep sums or samples; and no line has anything of the one before."""
+    callback = {"use": "extra_metrics", "names": list(FIT)}
+    train = {"log_every": 4, "steps": 12, "checkpoint_every": 6, "eval_every": 4}
+    gloo_pool.run(trained, registry(tmp_path, callback, **train))
+    whole, killed = tmp_path / "run", tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "checkpoints/step-00000012")
+    reshard(killed, tmp_path / "other", 1)
+    gloo_pool.run(trained, registry(tmp_path, callback, **train, run=str(killed)), True)
+    expected = of_lines(whole, "train", "test")
+    assert of_lines(killed, "train", "test") == expected
+    assert [line["step"] for line in expected] == [4, 8, 12, 4, 8, 12]
+    assert len(expected[0]) > len(FIT)
+    capfd.readouterr()
+    other = registry(tmp_path, callback, **train, run=str(tmp_path / "other"))
+    gloo_pool.run(trained, other, True, world_size=1)
+    assert "extra_metrics: as ranks are others, the next line has" in capfd.readouterr().out
+
+
+def test_a_line_of_extra_metrics_has_nothing_of_the_one_before() -> None:
+    def collected(*seeds: int) -> dict[str, float]:
+        names = tuple(name for name in FIT if name != "xauc")  # torch warns of what it calls
+        callback = build_extra_metrics(ExtraMetricsConfig(names=names), Context())
+        training: Any = SimpleNamespace(
+            labels=(Label(name="click"),), world_size=1, rank=0, device=torch.device("cpu"),
+            settings=SimpleNamespace(batch_size=8), say=print,
+        )  # fmt: skip
+        callback.at_start(training)
+        for seed in seeds:
+            draw = torch.Generator().manual_seed(seed)
+            logits, labels = torch.randn(2, 8, generator=draw)
+            training.outputs = (logits.mean(), logits, (labels > 0).float(), torch.ones(8))
+            found: dict[str, float] = {}
+            callback.after_step(training)
+            callback.on_metrics(training, found)
+        return found
+
+    assert collected(1, 2) == collected(2)
 
 
 def test_several_labels_train_and_are_measured_each(tmp_path: Path, gloo_pool: GlooPool) -> None:

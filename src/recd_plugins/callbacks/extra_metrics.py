@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.config import Config
@@ -10,6 +13,9 @@ from recd_plugins.errors import RegistryError, nearest
 from recd_plugins.slots import Callback, Context
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from recd_plugins.data.schema import Label
     from recd_plugins.trainer.training import Training
 
@@ -58,13 +64,19 @@ class ExtraMetrics(Callback):
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._labels: tuple[Label, ...] = ()
+        self._ranks = 0
+        self._device: Any = None
+        self._make: list[Callable[[], Any]] = []
+        """What makes each metric, for a stretch of steps."""
         self._metrics: dict[str, list[Any]] = {}
+        self._say: Callable[[str], None] = print
 
     def at_start(self, training: Training) -> None:
         from torchrec.metrics.metric_module import REC_METRICS_MAPPING
         from torchrec.metrics.metrics_config import RecTaskInfo
 
-        self._labels = training.labels
+        self._labels, self._ranks = training.labels, training.world_size
+        self._device, self._say = training.device, training.say
         kinds = {kind.value: metric for kind, metric in REC_METRICS_MAPPING.items()}
         # Their names are numbers: TorchRec splits its results at signs that a column may have.
         tasks = [
@@ -76,19 +88,22 @@ class ExtraMetrics(Callback):
             )
             for number in range(len(training.labels))
         ]
-        batch_size = training.settings.batch_size
+        self._make = [
+            partial(
+                _made,
+                kinds[name],
+                training.device,
+                world_size=training.world_size,
+                my_rank=training.rank,
+                batch_size=training.settings.batch_size,
+                tasks=tasks,
+                window_size=WINDOW,
+                compute_on_all_ranks=True,
+            )
+            for name in self._names
+        ]
         for split in ("train", "test"):
-            self._metrics[split] = [
-                kinds[name](
-                    world_size=training.world_size,
-                    my_rank=training.rank,
-                    batch_size=batch_size,
-                    tasks=tasks,
-                    window_size=WINDOW,
-                    compute_on_all_ranks=True,
-                ).to(training.device)
-                for name in self._names
-            ]
+            self._begin(split)
 
     def after_step(self, training: Training) -> None:
         self._update("train", training)
@@ -101,6 +116,31 @@ class ExtraMetrics(Callback):
 
     def on_evaluation(self, training: Training, metrics: dict[str, float]) -> None:
         metrics.update(self._computed("test"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has collected for the next line of training, by metric."""
+        kept = {name: _kept(metric) for name, metric in self._of_train()}
+        return {"ranks": self._ranks, "train": kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that line; where ranks are others by now, it is of the steps from here on."""
+        if state["ranks"] != self._ranks:
+            self._say(
+                "callbacks: extra_metrics: as ranks are others, the next line has the metrics of "
+                "the steps from here on"
+            )
+            return
+        for name, metric in self._of_train():
+            if name in state["train"]:
+                _fill(metric, state["train"][name], self._device)
+
+    def _of_train(self) -> Iterator[tuple[str, Any]]:
+        """The metrics of the next line of training, by name; none before the run starts."""
+        return zip(self._names, self._metrics.get("train", ()), strict=False)
+
+    def _begin(self, split: str) -> None:
+        # To reset one does not do: that of auprc would go on with the mean of all lines before.
+        self._metrics[split] = [make() for make in self._make]
 
     def _update(self, split: str, training: Training) -> None:
         _, outputs, labels, weights = training.outputs
@@ -121,13 +161,68 @@ class ExtraMetrics(Callback):
         found: dict[str, float] = {}
         for metric in self._metrics[split]:
             values = {tuple(key.split("|")): value for key, value in metric.compute().items()}
-            metric.reset()
             whole = {k: v for k, v in values.items() if k[1].startswith("lifetime_")} or values
             for (task, key), value in whole.items():
                 label = self._labels[int(task.rpartition("-")[2])]
                 of = f"/{label.name}" if len(self._labels) > 1 else ""
                 found[key.partition("_")[2] + of] = float(value)
+        self._begin(split)
         return found
+
+
+def _made(kind: Callable[..., Any], device: torch.device, **options: Any) -> Any:
+    """A metric all of whose sums and samples are in its state dict."""
+    metric = kind(**options).to(device)
+    for part in metric.modules():
+        if hasattr(part, "persistent"):  # torchmetrics' own have it
+            part.persistent(True)
+    return metric
+
+
+def _kept(metric: Any) -> dict[str, Any]:
+    """What a metric has collected, as JSON takes it, to the bit: sums; and the samples that some
+    keep, but for those of weight 0, of which TorchRec makes one itself."""
+    import torch
+
+    sums: dict[str, Any] = {}
+    samples: dict[str, list[Tensor]] = {}
+    for name, value in metric.state_dict().items():
+        if isinstance(value, list):
+            samples.setdefault(name.rpartition(".")[2], []).append(torch.cat(value, -1).view(-1))
+        else:
+            sums[name] = _to_json(value)
+    joined = {name: torch.stack(each) for name, each in samples.items()}
+    counted = joined["weights"].any(0) if joined else None
+    return {
+        "sums": sums,
+        "samples": {name: _to_json(one[:, counted]) for name, one in joined.items()},
+    }
+
+
+def _fill(metric: Any, kept: Mapping[str, Any], device: torch.device) -> None:
+    """Have a new metric collect that: samples by a call, for TorchRec counts them elsewhere too."""
+    sums = {name: _of_json(one, device) for name, one in kept["sums"].items()}
+    metric.load_state_dict(metric.state_dict() | sums)
+    samples = {name: _of_json(one, device) for name, one in kept["samples"].items()}
+    if samples and samples["weights"].numel():
+        each = {name: enumerate(tasks) for name, tasks in samples.items()}
+        metric.update(
+            **{name: {str(task): one for task, one in tasks} for name, tasks in each.items()}
+        )
+
+
+def _to_json(tensor: Tensor) -> list[Any]:
+    numbers = tensor.detach().cpu().contiguous().numpy()
+    return [str(numbers.dtype), [*numbers.shape], base64.b64encode(numbers.tobytes()).decode()]
+
+
+def _of_json(kept: Sequence[Any], device: torch.device) -> Tensor:
+    import numpy as np
+    import torch
+
+    dtype, shape, numbers = kept
+    held = np.frombuffer(bytearray(base64.b64decode(numbers)), dtype=dtype)
+    return torch.from_numpy(held.reshape(shape)).to(device)
 
 
 def build_extra_metrics(config: ExtraMetricsConfig, context: Context) -> ExtraMetrics:
