@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from recd_plugins import hookimpl
 from recd_plugins.config import Config
@@ -23,6 +25,29 @@ class ProbeConfig(Config):
     """Whether what goes into its last layer is normalised over a rank's batch."""
     idle: bool = False
     """Whether it has a layer that nothing goes through."""
+    counts: str = ""
+    """What its last layer counts its forwards in, as its extra state: a `mapping`, a `tensor`, or
+    a `set`, which no checkpoint keeps."""
+
+
+class Counts(nn.Linear):
+    """A last layer whose outputs fall with the number of forwards, and that with the rank's."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__(width, 1)
+        self.count, self.kind = 0, kind
+
+    def forward(self, summed: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1 + dist.get_rank()
+        return super().forward(summed) / (1 + self.count)
+
+    def get_extra_state(self) -> Any:
+        kinds = {"mapping": {"counts": {0: self.count}}, "tensor": torch.tensor([self.count])}
+        return kinds.get(self.kind, {self.count})
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = int(state[0]) if self.kind == "tensor" else state["counts"][0]
 
 
 def build(config: ProbeConfig, context: Context) -> Probe:
@@ -32,6 +57,8 @@ def build(config: ProbeConfig, context: Context) -> Probe:
         model.over = nn.Sequential(nn.BatchNorm1d(width), model.over)  # type: ignore[assignment]
     if config.idle:
         model.idle = nn.Linear(2, 2)
+    if config.counts:
+        model.over = Counts(model.over.in_features, config.counts)
     return model
 
 

@@ -84,6 +84,8 @@ def trained(values: dict[str, Any], resume: bool = False) -> tuple[dict[str, Any
     summary, model = ran(values, resume)
     weights = {}
     for name, value in model.state_dict().items():
+        if isinstance(value, dict):  # an extra state
+            continue
         shards = value.local_shards() if hasattr(value, "local_shards") else None
         parts = [shard.tensor for shard in shards] if shards is not None else [value]
         weights |= {f"{name} {number}": part.clone() for number, part in enumerate(parts)}

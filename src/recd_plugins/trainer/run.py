@@ -108,6 +108,7 @@ def _begun(
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)
+        Checkpoints.check(job)
         moved = set_aside(settings.run) if dist.get_rank() == 0 else None
         watchdog.folder = settings.run / "stacks"
         report = _report(stack, None)

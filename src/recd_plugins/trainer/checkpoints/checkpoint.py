@@ -3,7 +3,8 @@
     run/checkpoints/step-00000100/
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
         rank-0.json, ...           each rank's loader position, random state, callbacks' states,
-                                   and what it has counted for the lines that come next
+                                   what it has counted for the lines that come next, and what its
+                                   model has beside tensors
         job.json                   step, world size, plan, registry, digests of plugins' code,
                                    rates and numbers of optimizers
         digest.json                what each of these files was when it was written
@@ -35,6 +36,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
+from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
 from recd_plugins.trainer.checkpoints.files import (
     FileDigest,
     check_whole,
@@ -182,6 +184,11 @@ class Checkpoints:
             return path, lost
         raise RegistryError(f"--resume: {self._folder} holds no checkpoint.")
 
+    @staticmethod
+    def check(job: Job) -> None:
+        """`PluginError` where a model has what no checkpoint keeps, before anything is trained."""
+        beside_tensors(job.model)
+
     def save(
         self,
         job: Job,
@@ -197,7 +204,7 @@ class Checkpoints:
         """
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
-        tensors = _tensors(job)
+        tensors, beside = _tensors(job), beside_tensors(job.model)
         wrong = {
             name for names in on_every_rank(lambda: _not_finite(job, tensors)) for name in names
         }
@@ -220,6 +227,7 @@ class Checkpoints:
             "random": _random_state(job),
             "callbacks": as_items(callbacks or {}),
             "so_far": so_far or {},
+            **({"model": as_items(beside)} if beside else {}),
         }
         try:
             on_every_rank(lambda: _make_anew(part))
@@ -319,7 +327,7 @@ class Checkpoints:
             ) from error
         # A rank has the optimizer states of its own tables alone.
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
-        _restore(job, tensors)
+        _restore(job, tensors, mine.get("model", {}))
         restore_states(job, numbers)
         random: dict[str, Tensor] = {}
         if "random" in mine:  # not of a rank that `reshard` added
@@ -418,7 +426,9 @@ def _rate(name: str, registry: Mapping[str, Any]) -> Any:
 def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
     """Everything that a checkpoint holds as tensors, by a flat name."""
     tensors: dict[str, Any] = {
-        f"model.{name}": value for name, value in job.model.state_dict().items()
+        f"model.{name}": value
+        for name, value in job.model.state_dict().items()
+        if isinstance(value, Tensor | ShardedTensor)
     }
     for name, states in job.optimizer.state_dict()["state"].items():
         for key, value in states.items():
@@ -470,11 +480,15 @@ def _leave_unstepped(job: Job, kept: Collection[str], numbers: Mapping[str, Any]
             job.dense.state.pop(parameter, None)
 
 
-def _restore(job: Job, tensors: Mapping[str, Tensor | ShardedTensor]) -> None:
-    """`dcp.load` filled the tensors in place; hand them to those that hold copies."""
-    job.model.load_state_dict(
-        {name.removeprefix("model."): v for name, v in tensors.items() if name[:6] == "model."}
-    )
+def _restore(
+    job: Job, tensors: Mapping[str, Tensor | ShardedTensor], beside: Mapping[str, Any]
+) -> None:
+    """`dcp.load` filled the tensors in place; hand them to those that hold copies, and the model
+    what it has `beside` them."""
+    of_model = {
+        name.removeprefix("model."): v for name, v in tensors.items() if name[:6] == "model."
+    }
+    job.model.load_state_dict({**of_model, **beside})
     state = job.optimizer.state_dict()
     for name, states in state["state"].items():
         for key in states:

@@ -71,12 +71,13 @@ class OtherRanks:
     """The position from which the loader of every rank goes on."""
 
     def rank(self, rank: int) -> dict[str, Any]:
-        """The content of this rank's file: a rank that is new draws its own random numbers;
-        callbacks' states are alike on all."""
+        """The content of this rank's file: a rank that is new draws its own random numbers, and has
+        rank 0's states of callbacks and of what the model has beside tensors."""
         first = read_rank(self.checkpoint, 0)
-        new = {"callbacks": first.get("callbacks", {})}
-        kept = read_rank(self.checkpoint, rank) if rank < self.ranks_before else new
-        mine: dict[str, Any] = {key: kept[key] for key in ("random", "callbacks") if key in kept}
+        new = rank >= self.ranks_before
+        kept = first if new else read_rank(self.checkpoint, rank)
+        keys = ("callbacks", "model") if new else ("random", "callbacks", "model")
+        mine: dict[str, Any] = {key: kept[key] for key in keys if key in kept}
         mine["so_far"] = kept.get("so_far", {})
         if self.ranks != self.ranks_before:
             mine["so_far"] = self._so_far(rank, first.get("so_far", {}))

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.distributed.types import ShardedTensor
 
+from recd_plugins.trainer.checkpoints.extra_states import EXTRA
+
 __all__ = ["as_named", "buffer_digests", "differing", "is_of_a_rank", "own_of"]
 
 T = TypeVar("T")
@@ -25,12 +27,13 @@ OF_RANK = "rank-{}/"
 
 
 def buffer_digests(model: nn.Module, tensors: Mapping[str, Tensor | ShardedTensor]) -> list[str]:
-    """The names of a model's buffers among a checkpoint's `tensors`, each behind a digest of its
-    numbers."""
-    named = ((f"model.{name}", one) for name, one in model.named_buffers())
+    """The names of a model's buffers, and of its modules' extra states, among a checkpoint's
+    `tensors`, each behind a digest of its numbers."""
+    named = {f"model.{name}": one for name, one in model.named_buffers()}
+    named |= {name: one for name, one in tensors.items() if name.endswith(EXTRA)}
     return [
         f"{_digest(one)} {name}"
-        for name, one in named
+        for name, one in named.items()
         if name in tensors and not isinstance(tensors[name], ShardedTensor)
     ]
 

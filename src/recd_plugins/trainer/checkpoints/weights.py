@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from recd_plugins.errors import DataError, listed
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.trainer.checkpoints.files import check_whole, checkpoint_of, read_job
+from recd_plugins.trainer.checkpoints.extra_states import EXTRA
+from recd_plugins.trainer.checkpoints.files import check_whole, checkpoint_of, read_job, read_rank
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 __all__ = ["load_weights"]
@@ -28,7 +29,9 @@ def load_weights(model: nn.Module, run: str | Path) -> int:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if any(tensor.is_meta for tensor in own):
             module.to_empty(device="cpu", recurse=False)
-    tensors: dict[str, Tensor] = {f"model.{name}": one for name, one in model.state_dict().items()}
+    tensors: dict[str, Tensor] = {
+        f"model.{name}": one for name, one in model.state_dict().items() if isinstance(one, Tensor)
+    }
     reader = JsonReader(path)
     kept = reader.read_metadata().state_dict_metadata
     wrong = [
@@ -53,4 +56,6 @@ def load_weights(model: nn.Module, run: str | Path) -> int:
     with warnings.catch_warnings():  # that this is one process, which is what it is for
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    extra = {name[6:]: one for name, one in tensors.items() if name.endswith(EXTRA)}
+    model.load_state_dict({**extra, **read_rank(path, 0).get("model", {})}, strict=False)
     return step
