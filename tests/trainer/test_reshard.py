@@ -37,7 +37,12 @@ from recd_plugins.testing.rounding import plain_of
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.files import checkpoint_of, write_json
-from recd_plugins.trainer.checkpoints.other_ranks import for_ranks, reshard, resumed_position
+from recd_plugins.trainer.checkpoints.other_ranks import (
+    for_ranks,
+    reshard,
+    resumed_position,
+    shared_streams,
+)
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
@@ -225,6 +230,38 @@ def test_ranks_that_cannot_share_the_streams_have_others(folder: Path, gloo_pool
     options = [*SHORT, "reader.streams=3", "train.steps=5"]
     (on, *_) = gloo_pool.run(run, str(folder), "three", options, True, world_size=3)
     assert (on["step"], on["world_size"]) == (5, 3), on
+
+
+def test_streams_of_which_a_rank_takes_no_even_batch_are_others(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
+    """Of six streams one rank has all, and 32 samples are no multiple of six."""
+    options = [*SHORT, "reader.streams=6", "train.steps=3"]
+    gloo_pool.run(run, str(folder), "six", [*options, "train.batch_size=33"])
+    written = reshard(folder / "six", folder / "six-1", 1, 32)
+    assert written.streams == 4
+    options = [*SHORT, "reader.streams=4", "train.steps=5", "train.batch_size=32"]
+    (on,) = gloo_pool.run(run, str(folder), "six-1", options, True, world_size=1)
+    assert on["step"] == 5, on
+
+
+@pytest.mark.parametrize(
+    ("reader", "ranks", "batch_size", "streams"),
+    [
+        ({"streams": 6}, 2, 33, 6),
+        ({"streams": 6}, 1, 32, 4),
+        ({"streams": 4}, 3, 32, 3),
+        ({"streams": 8}, 2, 2, 4),
+        ({"streams": 12, "workers": 2}, 2, 6, 12),
+        ({"streams": 12, "workers": 2}, 2, 4, 8),
+        ({"use": "service", "streams": 12, "workers": 2}, 2, 6, 12),
+        ({}, 3, 32, None),
+    ],
+)
+def test_ranks_share_streams_and_batches_evenly(
+    reader: dict[str, Any], ranks: int, batch_size: int, streams: int | None
+) -> None:
+    assert shared_streams({"reader": reader}, ranks, batch_size) == streams
 
 
 def test_a_run_goes_on_with_the_ids_and_tables_that_it_began_with(

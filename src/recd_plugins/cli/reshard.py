@@ -51,8 +51,8 @@ def reshard(
 
     Tables, dense parameters and optimizer states are what they were, under any plan. Batches go
     on where they were if reader.streams is set and the samples of a step stay as many; else
-    with the next epoch, in other streams where the ranks cannot share those. The command that is
-    printed has the overrides by which the registry that is read becomes the run's.
+    with the next epoch, in other streams where the ranks cannot share those evenly. The command
+    that is printed has the overrides by which the registry that is read becomes the run's.
     """
     with reported(debug):
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write

@@ -140,7 +140,7 @@ def _resumed(
     if restarted:
         size = restarted_batch_size(latest, settings)
         registry = stack.registry
-        streams = shared_streams(registry.source.values, dist.get_world_size())
+        streams = shared_streams(registry.source.values, dist.get_world_size(), size)
         other = taken_over(latest, size, streams)
         if size != settings.batch_size:
             registry = registry.with_batch_size(size)

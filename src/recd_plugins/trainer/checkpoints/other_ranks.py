@@ -119,7 +119,7 @@ def for_ranks(
     """
     job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
-    size_before = registry.get("train", {}).get("batch_size", TrainSettings().batch_size)
+    size_before = _batch_size(registry)
     size = batch_size or size_before
     if ranks < 1 or size < 1:
         raise RegistryError(f"reshard: {ranks} ranks of {size} samples train nothing. Name more.")
@@ -191,15 +191,23 @@ def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: 
     return streams > 0 and streams % ranks == 0 and not made_for["workers"]
 
 
-def shared_streams(registry: Mapping[str, Any], ranks: int) -> int | None:
+def shared_streams(registry: Mapping[str, Any], ranks: int, batch_size: int) -> int | None:
     """The streams of the reader of so many ranks: those that the registry names, or about as many
-    where the ranks cannot share these; None where it names none."""
+    where the ranks cannot share these, or the samples of a rank cannot come evenly from its own;
+    None where it names none."""
     if (streams := _streams(registry)) is None:
         return None
     reader = registry["reader"]
     of_ranks = reader.get("use", "local") != "local"  # others have no consumers in a rank
     consumers = ranks * (1 if of_ranks else max(1, reader.get("workers") or 0))
-    return streams if streams % consumers == 0 else consumers * max(1, round(streams / consumers))
+    even = (each for each in range(1, batch_size + 1) if batch_size % each == 0)
+    return consumers * min(even, key=lambda each: abs(each - streams / consumers))
+
+
+def _batch_size(registry: Mapping[str, Any]) -> int:
+    """The samples of each rank."""
+    size: int = registry.get("train", {}).get("batch_size", TrainSettings().batch_size)
+    return size
 
 
 def _streams(registry: Mapping[str, Any]) -> int | None:
@@ -242,7 +250,8 @@ def reshard(
     check_whole(checkpoint)
     for rank in range(read_job(checkpoint)["world_size"]):
         read_rank(checkpoint, rank)
-    streams = shared_streams(read_job(checkpoint)["registry"], ranks)
+    registry = read_job(checkpoint)["registry"]
+    streams = shared_streams(registry, ranks, batch_size or _batch_size(registry))
     found = for_ranks(checkpoint, ranks, batch_size, streams)
     written = target / "checkpoints" / checkpoint.name
     part = written.with_suffix(".part")
