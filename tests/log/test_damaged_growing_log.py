@@ -243,6 +243,14 @@ def test_what_a_run_left_of_a_period_is_named_where_it_is_damaged(
     assert counted(dataset(tmp_path), tmp_path) == before
 
 
+def test_a_draft_of_a_manifest_that_a_killed_process_left_is_none(tmp_path: Path) -> None:
+    written(tmp_path)
+    before = counted(dataset(tmp_path), tmp_path)
+    draft = next(tmp_path.glob("periods-*")) / "period-000009.77.part.json"
+    draft.write_text('{"number": 9, "beg')
+    assert counted(dataset(tmp_path), tmp_path) == before
+
+
 def test_a_log_that_begins_while_it_is_opened_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,8 +233,10 @@ class GrowingLogDataset(GrowingDataset):
         """`_check` the last period that has closed, of those that were there at the first look."""
         if self._is_same:
             return
-        numbers = (int(file.stem.split("-")[1]) for file in self._folder.glob("period-*.json"))
-        self._check(self._manifest(max(numbers)) or there)
+        found = (file.stem.removeprefix("period-") for file in self._folder.glob("period-*.json"))
+        # Others are drafts: of who writes one now, or was killed as it did.
+        closed = [int(number) for number in found if number.isdecimal()]
+        self._check(self._manifest(max(closed)) or there)
         self._is_same = True
 
     def _check(self, there: PeriodManifest) -> None:
