@@ -357,15 +357,46 @@ def test_a_position_at_a_periods_end_names_what_was_read():
         PeriodLoader(opens, lambda number: "other").load_state_dict(state)
 
 
-@pytest.mark.slow
-def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages, monkeypatch):
-    write(tmp_path, messages, 0, lambda: None, kill=False)
-    config = periods_of(opened(tmp_path), tmp_path, rows).config
+def registry_of(folder: Path, rows: pa.Table, messages: pa.RecordBatch) -> dict[str, object]:
+    """Periods of a log that is written, each of whose tables is kept for one more."""
+    write(folder, messages, 0, lambda: None, kill=False)
+    config = periods_of(opened(folder), folder, rows).config
     growing = {"use": "growing_log", "keep": 1, "join": dataclasses.asdict(JOIN)}
     growing |= {"schema": json.loads(SESSIONS.schema.to_json()), "ends_when_sealed": True}
     growing |= {"origin": config.origin, "period_ms": config.period_ms}
-    log = {"use": "zstd_shards", "folder": str(tmp_path / "log"), "shards": 3}
-    registry = {"plugins": ["recd_dedup"], "folder": str(tmp_path), "log": log, "dataset": growing}
+    log = {"use": "zstd_shards", "folder": str(folder / "log"), "shards": 3}
+    return {"plugins": ["recd_dedup"], "folder": str(folder), "log": log, "dataset": growing}
+
+
+@pytest.mark.slow
+def test_tables_that_a_killed_run_was_removing_are_whole_or_gone(
+    tmp_path, rows, messages, monkeypatch
+):
+    registry = registry_of(tmp_path, rows, messages)
+
+    def tables(number: int) -> tuple[int, ...]:
+        periods = load(registry).periods
+        found = periods.tables(periods.wait(number))
+        assert periods.counts(number)["samples"]
+        return tuple(found[split].num_rows for split in SPLITS)
+
+    before = [tables(number) for number in range(5)]
+
+    def killed(folder: Path, **_: object) -> None:
+        min(folder.rglob("*.parquet")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("recd_plugins.registry.prepare.shutil.rmtree", killed)
+        load(registry).periods.remove_before(4)
+    assert [tables(number) for number in range(5)] == before
+    load(registry).periods.remove_before(4)
+    assert not [*tmp_path.glob(".*.removed")]
+
+
+@pytest.mark.slow
+def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages, monkeypatch):
+    registry = registry_of(tmp_path, rows, messages)
     ahead, behind = (load(registry).periods for _ in range(2))
     tables = []
     for number in range(5):

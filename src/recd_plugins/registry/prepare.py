@@ -42,6 +42,8 @@ __all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
 
 SAY_EVERY = 30.0
 """Seconds after which a rank that waits for a period says so, and says it again."""
+REMOVED = ".removed"
+"""The end of a folder's name while what is in it is removed."""
 WAITS_SILENTLY = 1.0
 """Seconds for which a process waits for another one that writes tables, without saying so."""
 
@@ -237,6 +239,8 @@ class Periods:
     def remove_before(self, number: int) -> None:
         """Remove the tables that lie more than `keep` periods behind this one, but for those of
         the first period with rows, and those that another run holds: it removes them itself."""
+        for left in self._registry.folder.glob(f".*{REMOVED}"):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         first, _ = self.first()
         for old in range(number - self.dataset.keep - 1, first, -1):
             period = self.wait(old)
@@ -249,7 +253,7 @@ class Periods:
                 lock = _locked(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 try:
                     for folder in folders:
-                        shutil.rmtree(folder, ignore_errors=True)
+                        _remove(folder)
                     file.unlink()
                 finally:
                     os.close(lock)
@@ -260,6 +264,14 @@ class Periods:
     def _lock_of(self, period: Period) -> Path:
         tables = self._folders(period)[0]
         return tables.with_name(f".{tables.name}.lock")
+
+
+def _remove(folder: Path) -> None:
+    """Remove tables, all at once: those of which a kill left a part would be read as if whole."""
+    aside = folder.with_name(f".{folder.name}{REMOVED}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _locked(file: Path, kind: int) -> int:
