@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -111,6 +113,48 @@ def test_all_who_read_a_log_that_is_written_mean_the_same_rows(tmp_path, rows):
     os.truncate(tmp_path / "log" / name, place - 1)
     with pytest.raises(DataError, match="is cut short"):
         samples(looked(), "cut")
+
+
+@pytest.mark.parametrize(
+    ("harm", "now"),
+    [(lambda file: os.truncate(file, file.stat().st_size - 1), "[1-9]"), (Path.unlink, "0")],
+)
+def test_what_a_killed_writer_left_and_is_lost_later_is_an_error(tmp_path, rows, harm, now):
+    """Its files are not sealed, but their ends were noted; those of a log that began anew are
+    others."""
+
+    def opened(**options: str) -> ZstdShards:
+        config = ZstdShardsConfig(shards=4, fsync="never", block_bytes=1 << 10, **options)
+        return ZstdShards(config, tmp_path / "log")
+
+    def looked(folder: str, **options: str) -> int:
+        context = Context(folder=tmp_path / "data", neighbours={"log": opened(**options)})
+        tables = build_logged(LoggedConfig(schema=SESSIONS.schema), context).prepare(
+            tmp_path / folder
+        )
+        return sum(tables[split].num_rows for split in SPLITS)
+
+    def write() -> None:
+        writer = opened()
+        for messages in Replay(SESSIONS.schema).messages([rows.slice(0, 500)]):
+            writer.append(messages)
+        writer.flush()
+        writer._end_marks()
+
+    write()
+    assert looked("whole") == 500
+    file = min((tmp_path / "log").glob("shard-*/*.log"))
+    kept = file.read_bytes()
+    harm(file)
+    with pytest.raises(DataError, match=rf"{file}: was whole up to byte [\d,]+ before.* {now}"):
+        looked("less")
+    assert 0 < looked("skipped", damaged="skip") < 500
+    next((tmp_path / "data").glob("ends-*.json")).unlink()
+    file.write_bytes(kept)
+    assert looked("restored") == 500
+    shutil.rmtree(tmp_path / "log")
+    write()
+    assert looked("anew") == 500
 
 
 def test_a_schema_without_sessions():

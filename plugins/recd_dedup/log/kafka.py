@@ -316,6 +316,9 @@ class KafkaLog:
                 found[part.name] = End(end, "".join(digests))
         return found
 
+    def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
+        """A topic that has less was made anew."""
+
     def __enter__(self) -> KafkaLog:
         return self
 

@@ -287,6 +287,15 @@ class ZstdShards:
                     found[name_of(file)] = End(end, "")
         return found
 
+    def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
+        """`DataError` where a file has less than it had; where none of them is there, the log began
+        anew."""
+        if not {*noted} & {*now}:
+            return
+        for name, end in sorted(noted.items()):
+            if (place := now[name].place if name in now else 0) < end.place:
+                cut_short(self.folder / name, place, end.place, self.config.damaged)
+
     def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
         """The messages of a shard so far, or up to these places, a block at a time.
 

@@ -52,6 +52,9 @@ class EndingLog(Protocol):
     def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
         """Where each part ends now; or each of these places, and what is there now."""
 
+    def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
+        """`DataError` where it lost what was there up to the noted ends, unless it began anew."""
+
     def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
         """The messages of a shard, up to these places."""
 
@@ -121,6 +124,7 @@ class Snapshot:
         begun anew does not."""
         if noted == now:
             return True
+        self.log.check_kept(noted, now)
         if any(part not in now or now[part].place < end.place for part, end in noted.items()):
             return False
         found = self.log.ends({part: end.place for part, end in noted.items()})
