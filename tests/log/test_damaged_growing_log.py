@@ -228,6 +228,22 @@ def test_a_file_that_may_not_be_read_is_named(kind: str) -> None:
             dataset(Path(folder)).period(0)
 
 
+@pytest.mark.parametrize("kind", ["shard-*", "marks", "sealed"])
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(kind: str) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        written(folder, ZstdShards.close if kind == "sealed" else killed)
+        log, growing = opened(folder), dataset(folder)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
+        hidden = min((folder / "log").glob(kind))
+        hidden.chmod(0)
+        look = partial(growing.period, 0) if kind == "marks" else partial(next, log.read(0))
+        with a_user_without_rights(), pytest.raises(DataError, match=f"{hidden}: may not be read"):
+            look()
+        hidden.chmod(0o777)
+
+
 @pytest.mark.parametrize("name", ["period-000000.json", "ended.json"])
 @pytest.mark.parametrize("text", ["{", '{"strange": 1}'])
 def test_what_a_run_left_of_a_period_is_named_where_it_is_damaged(

@@ -13,6 +13,7 @@ from recd_dedup.log.shard_file import (
     file_name,
     files_of_log,
     frames_between,
+    held_in,
     name_of,
     read_block,
     shard_of,
@@ -48,7 +49,7 @@ class WriterCuts:
         left: list[int] = []
         living = False
         sealed = self._sealed.writers(self._damaged)
-        marked: list[Location] = [*(self._folder / FOLDER).glob("*.log")]
+        marked: list[Location] = [*held_in(self._folder / FOLDER, "*.log")]
         for file in marked:
             self._marks.setdefault(file.stem, Marks(file))
         for writer in sorted({*self._marks, *sealed, *self._unmarked}):

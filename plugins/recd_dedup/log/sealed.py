@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recd_dedup.log.shard_file import Damaged, Sealed, name_of, sync_folder
+from recd_dedup.log.shard_file import Damaged, Sealed, held_in, name_of, sync_folder
 from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import Location
 
@@ -71,7 +71,7 @@ class SealedFiles:
         }
 
     def _read(self, damaged: Damaged) -> dict[str, dict[str, Sealed]]:
-        lists: list[Location] = [*(self._folder / "sealed").glob("*.json")]
+        lists: list[Location] = [*held_in(self._folder / "sealed", "*.json")]
         for file in sorted(lists, key=str):
             if file.name not in self._lists:
                 self._lists[file.name] = _listed(file, damaged)

@@ -55,6 +55,7 @@ __all__ = [
     "frame_bytes",
     "frames",
     "frames_between",
+    "held_in",
     "messages_within",
     "name_of",
     "read_block",
@@ -136,12 +137,24 @@ def shard_of(file: Location) -> int:
 
 def shard_files(folder: L, shard: int) -> list[L]:
     """The files of a log shard, one per writer."""
-    return sorted((folder / shard_folder(shard)).glob("*.log"))
+    return sorted(held_in(folder / shard_folder(shard), "*.log"))
 
 
 def files_of_log(folder: L, writer: str = "*") -> Iterator[L]:
     """The files of all log shards: of one writer, or of all."""
-    return iter(folder.glob(f"{SHARD}*/{writer}.log"))
+    if isinstance(folder, Path):
+        for shard in held_in(folder, f"{SHARD}*"):
+            yield from held_in(shard, f"{writer}.log")
+    else:
+        yield from folder.glob(f"{SHARD}*/{writer}.log")
+
+
+def held_in(folder: L, pattern: str) -> Iterator[L]:
+    """What a folder of a log holds; `PermissionError` where this process may not see it."""
+    if isinstance(folder, Path):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder):
+            pass  # `glob` finds nothing where it may not look
+    yield from folder.glob(pattern)
 
 
 def file_head(shard: int) -> bytes:

@@ -132,7 +132,9 @@ class Manifest:
     def check(self, folder: Location) -> None:
         """`DataError` where the folder's log is another than this."""
         there = Manifest.of(folder)
-        if there is None and (lost := next(files_of_log(folder), None)):
+        with _readable():
+            lost = None if there else next(files_of_log(folder), None)
+        if lost:
             there = Manifest.of(folder)  # a log that begins has it before any file
         if there is None and lost:
             raise DataError(
@@ -274,18 +276,21 @@ class ZstdShards:
         """Where the blocks of each file end, or these places: a file is never written anew."""
         if at is not None:
             return {name: End(place, "") for name, place in at.items()}
-        found, damaged = {}, self.config.damaged
+        with _readable():
+            files = {file: self._end_of(file, sealed) for file, sealed in self._every_file()}
+        return {name_of(file): End(end, "") for file, end in files.items() if end > FILE_BYTES}
+
+    def _every_file(self) -> Iterator[tuple[Location, Sealed | None]]:
         for shard in range(self.shards):
-            sealed = self._sealed.of(shard_folder(shard), damaged)
-            for file in shard_files(self.folder, shard):
-                if (known := sealed.get(file)) is not None:
-                    end = known.bytes - SEAL_BYTES
-                else:
-                    whole = [one.end for one in frames(file, shard, damaged) if one.messages]
-                    end = max(whole, default=0)
-                if end > FILE_BYTES:
-                    found[name_of(file)] = End(end, "")
-        return found
+            sealed = self._sealed.of(shard_folder(shard), self.config.damaged)
+            yield from ((file, sealed.get(file)) for file in shard_files(self.folder, shard))
+
+    def _end_of(self, file: Location, sealed: Sealed | None) -> int:
+        """Where the blocks of a file end now."""
+        if sealed is not None:
+            return sealed.bytes - SEAL_BYTES
+        found = frames(file, shard_of(file), self.config.damaged)
+        return max((one.end for one in found if one.messages), default=0)
 
     def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
         """`DataError` where a file has less than it had; where none of them is there, the log began
@@ -304,12 +309,12 @@ class ZstdShards:
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
         damaged = self.config.damaged
-        sealed = self._sealed.of(shard_folder(shard), damaged)
-        there = {name_of(file): file for file in shard_files(self.folder, shard)}
-        if ends is not None:
-            named = [self.folder / name for name in sorted(ends)]
-            there = {name_of(file): file for file in named if shard_of(file) == shard}
         with _readable():
+            sealed = self._sealed.of(shard_folder(shard), damaged)
+            there = {name_of(file): file for file in shard_files(self.folder, shard)}
+            if ends is not None:
+                named = [self.folder / name for name in sorted(ends)]
+                there = {name_of(file): file for file in named if shard_of(file) == shard}
             files = [
                 self._frames(file, shard, sealed.get(file), None if ends is None else ends[name])
                 for name, file in there.items()
@@ -384,9 +389,9 @@ class ZstdShards:
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """By the marks of the writers: a part is a file, a place a byte of it."""
-        if self._cuts is None:
-            self._cuts = WriterCuts(self.folder, self._sealed, self.config.damaged)
         with _readable():
+            if self._cuts is None:
+                self._cuts = WriterCuts(self.folder, self._sealed, self.config.damaged)
             found = self._cuts.at(first, second)
         if found.latest is None and not found.behind:
             return replace(found, behind=(f"no writer has come to {self.name}{self._holds()}",))
@@ -423,8 +428,9 @@ class ZstdShards:
                     )
 
     def fingerprint(self) -> str:
-        files = [file for shard in range(self.shards) for file in shard_files(self.folder, shard)]
-        stats = [(file.parent.name, file.name, file.stat().st_size) for file in files]
+        with _readable():
+            files = [file for n in range(self.shards) for file in shard_files(self.folder, n)]
+            stats = [(file.parent.name, file.name, file.stat().st_size) for file in files]
         return hashlib.sha256(repr(stats).encode()).hexdigest()
 
     def __enter__(self) -> ZstdShards:
