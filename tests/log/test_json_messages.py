@@ -15,6 +15,7 @@ from recd_dedup.log.codec import id_of_bytes
 from recd_dedup.log.join import JoinConfig, JoinReport, samples_of
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.logged_dataset import LoggedConfig
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.config import parse
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.notices import NoticeWarning
@@ -122,6 +123,30 @@ def test_what_does_not_fit_is_named_or_left_out(named: str) -> None:
     found, report = samples(of(**KINDS, malformed="skip"), *rows)
     assert [row["label"] for row in found] == [0, 1]
     assert report.left_out == 1
+
+
+@pytest.mark.parametrize("bad", [b"{", shown(9, price="dear")])
+@pytest.mark.parametrize("dataset", ["logged", "growing_log"])
+def test_a_message_that_cannot_be_read_is_named_with_its_file_and_place(
+    dataset: str, bad: Any, tmp_path: Path
+) -> None:
+    events = [{"type": "click", "id": number} for number in range(3)]
+    with ZstdShards(ZstdShardsConfig(shards=1, fsync="never"), tmp_path / "log") as log:
+        log.append(messages(*events, shown(1), bad, shown(2)))
+    options: dict[str, Any] = {"messages": {"columns": COLUMNS, **KINDS}}
+    if dataset == "growing_log":
+        options |= {"origin": 0, "period_ms": 10_000, "ends_when_sealed": True}
+    registry = {
+        "plugins": ["recd_dedup"],
+        "folder": str(tmp_path),
+        "log": {"use": "zstd_shards", "shards": 1},
+        "dataset": {"use": dataset, **options},
+    }
+    with pytest.raises(
+        DataError,
+        match=rf"{tmp_path}/log/shard-00000/\w+\.log, byte 16, message 5: a message of time 1004 ",
+    ):
+        rp.load(registry).prepare()
 
 
 def test_values_of_several_types_are_as_in_text() -> None:

@@ -17,6 +17,7 @@ from recd_dedup.log.growing_log import (
     GrowingLogConfig,
     GrowingLogDataset,
     LogPeriod,
+    PeriodManifest,
     build_growing_log,
 )
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
@@ -454,6 +455,38 @@ def test_requests_and_clicks_of_others_lie_in_two_topics(brokers, tmp_path):
             period.verify()
     with pytest.raises(CapabilityError, match="is read alone"):
         log.append(messages_of(numbered(1)))
+
+
+def test_a_message_that_cannot_be_read_is_named_with_its_partition_and_offset(brokers, tmp_path):
+    log = opened(brokers, "misread")
+    other = kafka.Producer({"bootstrap.servers": brokers})
+    for number, text in enumerate([b'{"id": 1, "clicked": 1}'] * 5 + [b"{"]):
+        other.produce("misread", text, b"me", partition=2, timestamp=1_000_000 + number)
+    assert other.flush(60) == 0
+    where = r"misread, partition 2, from offset 0 on, message 6: a message of time 1000005 "
+    logged = LoggedConfig(messages=JSON)
+    streams = joined(log, logged.decoder(log.route), logged.join, JoinReport())
+    with pytest.raises(DataError, match=where):
+        [*streams[2]]
+    ends = {"2": 6}
+    period = LogPeriod(
+        GrowingLogConfig(messages=JSON, origin=1_000_000),
+        log,
+        PeriodManifest(
+            number=0,
+            begins={},
+            ends=ends,
+            next=ends,
+            messages=6,
+            digest="",
+            log="",
+            last={},
+            before="",
+        ),
+        lambda number: {},
+    )
+    with pytest.raises(DataError, match=where):
+        [*period.chunks("train")]
 
 
 def test_tables_of_a_topic_that_others_write_to_stay_those_of_its_first_look(brokers, tmp_path):

@@ -14,8 +14,9 @@ Session id and timestamp are the log's own (`MESSAGES`); the bytes are, little-e
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -33,13 +34,17 @@ __all__ = [
     "Decoder",
     "Events",
     "MessageCodec",
+    "MessageError",
     "MessageHeads",
     "Requests",
     "flat",
     "id_of_bytes",
+    "lying_at",
+    "read_by",
 ]
 
 Bytes = NDArray[np.uint8]
+T = TypeVar("T")
 
 VERSION, INFERENCE, EVENT = 1, 1, 2
 OTHERS = "If others wrote the log, say how to read their JSON by `messages` of the dataset."
@@ -94,8 +99,13 @@ class DecodedMessages(NamedTuple):
     events: Events
 
 
+class MessageError(DataError):
+    """A message says nothing that its decoder knows."""
+
+
 class Decoder(Protocol):
-    """Reads what a log's messages say."""
+    """Reads what a log's messages say; `MessageError` where one says nothing that it knows, which
+    does not depend on those beside it."""
 
     @property
     def schema(self) -> Schema:
@@ -106,6 +116,37 @@ class Decoder(Protocol):
 
     def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
         """The requests and the events among messages, each in their order."""
+
+
+WHERE = b"where"
+"""The key of this place in a batch's metadata."""
+
+
+def lying_at(where: str, messages: pa.RecordBatch) -> pa.RecordBatch:
+    """The messages, with the place in words at which they begin, for errors."""
+    return messages.replace_schema_metadata({WHERE: where})
+
+
+def read_by(
+    read: Callable[[pa.RecordBatch], T],
+    messages: pa.RecordBatch,
+    rows: I64 | None = None,
+    *,
+    otherwise: str = "",
+) -> T:
+    """What `read` makes of messages, or of these rows of them; its `MessageError` says where the
+    message lies: by the place that they have with them, or `otherwise`."""
+    try:
+        return read(messages if rows is None else messages.take(pa.array(rows)))
+    except MessageError:
+        where = (messages.schema.metadata or {}).get(WHERE, otherwise.encode()).decode()
+        among = range(messages.num_rows) if rows is None else rows.tolist()
+        for row in among if where else ():
+            try:
+                read(messages.slice(row, 1))
+            except MessageError as error:
+                raise DataError(f"{where}, message {row + 1:,}: {error}") from None
+        raise
 
 
 class MessageCodec:
@@ -180,7 +221,7 @@ class MessageCodec:
         """Which messages are events, and the requests that they are of, without features."""
         lengths = pc.binary_length(messages["message"]).to_numpy()
         if (lengths < HEAD.itemsize).any():
-            raise DataError(
+            raise MessageError(
                 f"a log message of {lengths.min()} bytes is neither inference nor event. {OTHERS}"
             )
         heads = pc.binary_slice(messages["message"], 0, HEAD.itemsize)
@@ -189,18 +230,18 @@ class MessageCodec:
         strange = (head["version"] != VERSION) | ~(inference | event)
         if strange.any():
             first = head[strange][0]
-            raise DataError(
+            raise MessageError(
                 f"a log message says version {first['version']}, kind {first['kind']}; known are "
                 f"version {VERSION}, kinds {INFERENCE} and {EVENT}. {OTHERS}"
             )
         if (keyless := messages["session_id"].to_numpy() == NO_KEY).any():
             time = messages["timestamp"].to_numpy()[keyless][0]
-            raise DataError(
+            raise MessageError(
                 f"a log message of time {time} has no key, which is its session. Have its writer "
                 "key it, or take it out of the log."
             )
         if (head["layout"][inference] != self.layout).any():
-            raise DataError(
+            raise MessageError(
                 "a log message was written with other features than "
                 f"{[*self.schema.dense, *self.schema.sparse_names]}. Read it with its own schema."
             )
@@ -220,7 +261,7 @@ class MessageCodec:
         n, schema = messages.num_rows, self.schema
         sizes = pc.binary_length(messages["message"]).to_numpy().astype(np.int64)
         if n and (sizes.min() < self._fixed or (sizes % 8).any()):
-            raise DataError(f"an inference of {sizes.min()} bytes is cut short.")
+            raise MessageError(f"an inference of {sizes.min()} bytes is cut short.")
         words = flat(messages["message"]).view("<i8")
         starts = np.concatenate(([0], sizes.cumsum() // 8))
         fixed = words[_ranges(starts[:-1], np.full(n, self._fixed // 8))].view(np.uint8)
@@ -231,7 +272,7 @@ class MessageCodec:
         end = self._lengths + 4 * len(schema.sparse)
         lengths = fixed[:, self._lengths : end].copy().view("<u4").astype(np.int64)
         if (starts[:-1] + self._fixed // 8 + lengths.sum(axis=1) != starts[1:]).any():
-            raise DataError("an inference's lengths do not add up to its bytes.")
+            raise MessageError("an inference's lengths do not add up to its bytes.")
         columns = dict(zip(self._keys, messages.columns[:2], strict=True))
         for i, name in enumerate(schema.dense):
             columns[name] = pa.array(dense[:, i], pa.float32(), mask=missing[i])

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_dedup.log.codec import Decoder, Requests
+from recd_dedup.log.codec import Decoder, Requests, read_by
 from recd_plugins.api import Config, NoticeWarning, Range, so_many
 from recd_plugins.api.data import IDS, LogRoute, Schema
 
@@ -90,7 +90,7 @@ class Join:
         times = messages["timestamp"].to_numpy()
         self.report.disordered += int((times < self._watermark - self.config.disorder_ms).sum())
         self._watermark = max(self._watermark, int(times.min()))
-        requests, events = self._decoder.decode(messages)
+        requests, events = read_by(self._decoder.decode, messages)
         self.report.left_out += messages.num_rows - requests.ids.size - events.ids.size
         self._take_requests(requests)
         self.report.events += events.ids.size

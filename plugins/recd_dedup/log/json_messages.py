@@ -18,12 +18,13 @@ from recd_dedup.log.codec import (
     NO_KEY,
     DecodedMessages,
     Events,
+    MessageError,
     MessageHeads,
     Requests,
     id_of_bytes,
 )
 from recd_dedup.log.json_columns import JsonColumns, field_of, spelled_by
-from recd_plugins.api import Config, DataError, RegistryError
+from recd_plugins.api import Config, RegistryError
 from recd_plugins.api.data import ForeignSchema, LogRoute, Schema
 
 __all__ = ["JsonDecoder", "JsonMessages"]
@@ -202,9 +203,9 @@ def _requests_of(found: Sequence[_Message | None]) -> Sequence[int]:
     return [i for i, one in enumerate(found) if one is not None and not one.event]
 
 
-def _misfit(session: int, time: int, text: bytes, why: str) -> DataError:
+def _misfit(session: int, time: int, text: bytes, why: str) -> MessageError:
     whose = "that has no key" if session == NO_KEY else f"of session {session}"
-    return DataError(
+    return MessageError(
         f"a message of time {time} {whose}: {why} It begins with {text[:60]!r}. Mend "
         "its writer, or leave such messages out by `malformed: skip`."
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_dedup.log.codec import id_of_bytes
+from recd_dedup.log.codec import id_of_bytes, lying_at
 from recd_dedup.log.shards import ExpiredMessages, check_messages, session_shards
 from recd_dedup.log.snapshot import End
 from recd_plugins.api import (
@@ -361,7 +361,9 @@ class KafkaLog:
                     yield self._placed(part, block)
 
     def _placed(self, part: _Partition, block: list[Message]) -> Placed:
-        return Placed(part.name, block[0].offset(), self._batch(part, block))
+        place = block[0].offset()
+        where = f"{part}, from offset {place:,} on"
+        return Placed(part.name, place, lying_at(where, self._batch(part, block)))
 
     def _fetched(
         self, consumer: Consumer, part: _Partition, low: int, high: int

@@ -20,19 +20,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_dedup.hashing import I64
-from recd_dedup.log.codec import Decoder
+from recd_dedup.log.codec import Decoder, read_by
 from recd_dedup.log.join import ENOUGH, MOST_LOST, JoinConfig, JoinReport, as_samples
 from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import Placed
 
 __all__ = ["COUNTS", "PeriodBounds", "PeriodJoin", "PeriodReport"]
+
+T = TypeVar("T")
 
 KEPT = 64 << 20
 """Bytes of messages that a stream keeps in memory for its second reading."""
@@ -203,14 +205,15 @@ class PeriodJoin:
         self._report.requests += own.ids.size
         self._report.duplicate_requests += own.ids.size - asked.ids.size
         begin = 0
-        for part, place, messages in stream:
-            heads = self._decoder.heads(messages)
+        for placed in stream:
+            part, place, messages = placed
+            heads = _read(self._decoder.heads, placed)
             here = np.flatnonzero(heads.requests & self._within(messages["timestamp"].to_numpy()))
             these = slice(begin, begin := begin + here.size)
             if not np.array_equal(own.ids[these], heads.ids[here]):
                 raise _changed(f"{part}, from place {place:,} on")
             if (which := here[kept[these]]).size:
-                rows = self._decoder.decode(messages.take(pa.array(which))).requests.rows
+                rows = _read(self._decoder.decode, placed, which).requests.rows
                 labels = positive[these][kept[these]]
                 yield as_samples(self._decoder.schema, rows, labels, self._report)
         if begin < own.ids.size:
@@ -227,8 +230,9 @@ class PeriodJoin:
         requests: list[_Heads] = []
         events: list[_Heads] = []
         watermark = -math.inf
-        for part, place, messages in stream:
-            ids, is_event, is_request = self._decoder.heads(messages)
+        for placed in stream:
+            part, place, messages = placed
+            ids, is_event, is_request = _read(self._decoder.heads, placed)
             times = messages["timestamp"].to_numpy()
             came = bounds.came(part, place)
             new = came == bounds.number
@@ -268,6 +272,11 @@ class PeriodJoin:
         report.orphan_events += int((left & ~late).sum())
         report.recovered_events += int((due[taken] < asked.came[at[taken]]).sum())
         return positive
+
+
+def _read(read: Callable[[pa.RecordBatch], T], placed: Placed, rows: I64 | None = None) -> T:
+    part, place, messages = placed
+    return read_by(read, messages, rows, otherwise=f"part {part!r}, from place {place:,} on")
 
 
 def _changed(what: str) -> DataError:

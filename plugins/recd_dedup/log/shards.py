@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 import zstandard
 
 from recd_dedup.hashing import I64, bucket_of, mix
+from recd_dedup.log.codec import lying_at
 from recd_dedup.log.cuts import WriterCuts
 from recd_dedup.log.marks import FOLDER, WriterMarks
 from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
@@ -322,7 +323,7 @@ class ZstdShards:
         for frame in heapq.merge(*files, key=lambda frame: frame.first):
             messages = read_block(frame, damaged)
             if messages is not None:
-                yield messages
+                yield lying_at(str(frame), messages)
             elif (left := self.unsealed.get(frame.file)) is not None:
                 last = frame.end >= frame.file.stat().st_size - left.tail
                 lost = left.tail + frame.end - frame.offset if last else left.tail
@@ -421,7 +422,8 @@ class ZstdShards:
             for frame in heapq.merge(*files, key=lambda frame: frame.first):
                 messages = read_block(frame, damaged)
                 if messages is not None:
-                    yield Placed(name_of(frame.file), frame.offset, messages)
+                    where = lying_at(str(frame), messages)
+                    yield Placed(name_of(frame.file), frame.offset, where)
                 elif damaged == "raise":
                     raise DataError(
                         f"{frame}: was whole before, and is not now. Take it from a copy."
