@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from recd_dlrm.poolings import attention
 from recd_dlrm.poolings.attention import Attention, AttentionConfig
@@ -19,6 +20,7 @@ from recd_dlrm.poolings.reduce import Reduce
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
 from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
 from recd_plugins.embedding.unexpanded import Unexpanded
+from recd_plugins.errors import CapabilityError
 from recd_plugins.testing.gloo import GlooPool
 
 D = 8
@@ -302,6 +304,137 @@ def test_what_would_be_otherwise_on_unique_samples_runs_on_all_while_it_trains(
     pooled = pooling.eval()(*Samples().deduplicated())
     assert isinstance(pooled, Unexpanded)
     torch.testing.assert_close(pooled + 0, plain(*Samples().expanded()), rtol=1e-9, atol=1e-9)
+
+
+class Counting(Silent):
+    """Keeps the values that it was handed, in all or at most, beside a count of its calls."""
+
+    def __init__(self, *, in_all: bool) -> None:
+        super().__init__()
+        self.in_all = in_all
+        for name in ("calls", "seen"):
+            self.register_buffer(name, torch.zeros(()))
+        self.register_buffer("widths", torch.zeros(0))
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.seen += values.detach().sum() if self.in_all else values.detach().max()
+            self.widths = torch.full((3,), float(values.shape[1]))
+        return super().forward(values, lengths, query) + self.seen
+
+
+@pytest.mark.parametrize("in_all", [False, True])
+def test_buffers_are_those_of_all_samples(in_all: bool, caplog: pytest.LogCaptureFixture) -> None:
+    plain = Counting(in_all=in_all).double()
+    pooling = DedupPooling(Counting(in_all=in_all).double())
+    different = Samples(lookup=torch.arange(4))
+    for samples in (different, Samples(), Samples()):
+        wanted, pooled = plain(*samples.expanded()), pooling(*samples.deduplicated())
+        torch.testing.assert_close(pooled + 0, wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(dict(pooling.named_buffers()), dict(plain.named_buffers()))
+    assert isinstance(pooled, Unexpanded) != in_all
+    assert caplog.messages == in_all * [
+        "DedupCounting pools all samples, duplicates included: it keeps numbers of all that it is "
+        "handed (buffers), and those of unique samples are others."
+    ]
+
+
+def test_dropout_that_is_raised_as_training_goes_on_is_each_sample_s() -> None:
+    plain, pooling = Dropping(by_module=True).double(), Dropping(by_module=True).double()
+    DedupPooling(pooling)
+    for p, training in ((0.0, True), (0.5, True), (0.5, False)):
+        for one in (plain, pooling):
+            one.drop.p = p
+            one.train(training).drop.train()  # as Monte Carlo dropout, where the rest is not
+        samples = Samples()
+        torch.manual_seed(3)
+        wanted = plain(*samples.expanded())
+        torch.manual_seed(3)
+        pooled = pooling(*samples.deduplicated())
+        assert isinstance(pooled, Unexpanded) == (p == 0)
+        torch.testing.assert_close(pooled + 0, wanted, rtol=1e-9, atol=1e-9)
+
+
+def halved(gradient: Tensor) -> Tensor:
+    return gradient.clamp(-1, 1) / 2
+
+
+def checkpointed(pooling: nn.Module, values: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    asked = (query,) if getattr(pooling, "needs_query", True) else ()
+    pooled: Tensor = checkpoint(pooling, values, lengths, *asked, use_reentrant=True)
+    return pooled
+
+
+def hooked(pooling: nn.Module, values: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    values.register_hook(halved)
+    pooled: Tensor = pooling(values, lengths, query)
+    return pooled + values.sum()
+
+
+def kept(pooling: nn.Module, values: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    values.retain_grad()
+    pooled: Tensor = pooling(values, lengths, query)
+    pooled.square().sum().backward(retain_graph=True)
+    assert values.grad is not None
+    return pooled * values.grad.square().sum()
+
+
+def adversarial(pooling: nn.Module, values: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    """Moves values by the gradient of a first loss, as adversarial training of embeddings does."""
+    given = values.detach()
+    given.requires_grad_()
+    (gradient,) = torch.autograd.grad(pooling(given, lengths, query).square().sum(), given)
+    pooled: Tensor = pooling(values + 0.1 * gradient, lengths, query)
+    return pooled
+
+
+def through_data(pooling: nn.Module, values: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    values = values if isinstance(values, Unexpanded) else values * 1
+    values.data.mul_(2)
+    pooled: Tensor = pooling(values, lengths, query)
+    return pooled
+
+
+def through_detached(pooling: nn.Module, values: Tensor, lengths: Tensor, query: Tensor) -> Tensor:
+    values = values if isinstance(values, Unexpanded) else values * 1
+    values.detach().clamp_(-0.5, 0.5)
+    pooled: Tensor = pooling(values, lengths, query)
+    return pooled
+
+
+USES = [checkpointed, hooked, kept, adversarial, through_data, through_detached]
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("name", ["sum", "attention", "transformer", "silent"])
+def test_what_models_do_with_values_counts_for_the_pooling(
+    name: str, use: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+) -> None:
+    found = []
+    for adapted in (False, True):
+        pooling, samples = build(name), Samples()
+        values, lengths = samples.deduplicated() if adapted else samples.expanded()
+        pooled = use(DedupPooling(pooling) if adapted else pooling, values, lengths, samples.query)
+        (pooled * torch.arange(1.0, D + 1)).square().sum().backward()
+        leaves = [samples.values, samples.query, *pooling.parameters()]
+        found.append([pooled.detach() + 0, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_that_does_not_come_to_all_samples_any_more_is_refused() -> None:
+    samples = Samples()
+    values, lengths = samples.deduplicated()
+    pooled = DedupPooling(build("sum"))(values, lengths)
+    asks: list[Callable[[], object]] = [
+        values.retain_grad,
+        lambda: values.register_hook(halved),
+        lambda: torch.autograd.grad((pooled + 0).sum(), values),
+    ]
+    for ask in asks:
+        with pytest.raises(CapabilityError, match=r"Call `\.retain_grad\(\)` or"):
+            ask()
 
 
 class Halved(Attention):

@@ -45,6 +45,7 @@ __all__ = [
     "flash_attention_on_cpu_backward",
     "group_of_name",
     "is_innermost",
+    "is_watched",
     "narrow_tensor_by_index",
     "nothing_on_stdout",
     "number_groups_alike",
@@ -191,6 +192,11 @@ def number_groups_alike(group: ProcessGroup) -> None:
 def was_written_to(tensor: Tensor) -> bool:
     """Whether a tensor was changed in place since it was made."""
     return writes_to(tensor) > 0
+
+
+def is_watched(tensor: Tensor) -> bool:
+    """Whether somebody asked for the gradient that comes to a tensor: by a hook, or to keep it."""
+    return tensor.retains_grad or bool(tensor._backward_hooks)
 
 
 def writes_to(tensor: Tensor) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.pooled_check import check_unique
@@ -74,8 +75,8 @@ class DedupPooling(nn.Module):
         if not isinstance(values, Unexpanded):
             return pool(values, lengths, *asked)
         if not (isinstance(lengths, Unexpanded) and _alike(values, lengths)):
-            _warn_once(self, "its values' and lengths' unique samples are not the same")
-            return pool(values, lengths, *asked)
+            _warn_once(self, CHANGED if not values.is_unique else UNLIKE)
+            return pool(*_of_all(values, lengths, *asked))
         lookup = values.inverse_lookup
         of_unique: tuple[Tensor, ...] | None = None
         if query is None or not _needs_query(self):
@@ -83,25 +84,30 @@ class DedupPooling(nn.Module):
         elif isinstance(query, Unexpanded) and _alike(values, query):
             of_unique = (first_rows(query.unique, lengths.unique.numel()),)
         if of_unique is not None:
-            if why := _why_of_all(self, pool, values.unique, lengths.unique, *of_unique):
+            shared = values.unique, lengths.unique, *of_unique
+            if why := _why_of_all(self, pool, shared, (values, lengths, *asked)):
                 _warn_once(self, why)
-                return pool(values, lengths, *asked)
-            pooled = pool(values.unique, lengths.unique, *of_unique)
+                return pool(*_of_all(values, lengths, *asked))
+            for one in (values, query):
+                if isinstance(one, Unexpanded):
+                    one.took()
+            pooled = pool(*shared)
             if not isinstance(pooled, Tensor) or not pooled.dim():  # the others as any pooling's
                 check_unique(self, values.unique, lengths.unique, pooled)
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
-            return pool(values.unique, lengths.unique, query)
+            return pool(values.took(), lengths.unique, query)
         assert query is not None  # else it needs none
         pool_unique = _pool_unique(self)
         if pool_unique is None:
             _warn_once(self, PER_SAMPLE)
-            return pool(values, lengths, query)
-        shared = values.unique, lengths.unique, query, lookup
-        if why := _why_of_all(self, pool_unique, *shared):
+            return pool(*_of_all(values, lengths, query))
+        of_all = values.unique, lengths.unique, query, lookup
+        if why := _why_of_all(self, pool_unique, of_all, (values, lengths, query)):
             _warn_once(self, why)
-            return pool(values, lengths, query)
-        return pool_unique(*shared)
+            return pool(*_of_all(values, lengths, query))
+        values.took()
+        return pool_unique(*of_all)
 
 
 PER_SAMPLE = (
@@ -109,12 +115,21 @@ PER_SAMPLE = (
     "forward; if it ignores the query, let it say so by needs_query = False"
 )
 
+CHANGED = "its values were changed in place, or somebody waits for their gradient"
+UNLIKE = "its values' and lengths' unique samples are not the same"
+
 NORMALISES = "it normalises over the samples of a batch, and unique ones have other means"
 DRAWS = (
     "it draws at random, as dropout does, and each sample draws by itself; if those that share a "
     "unique sample may share what it draws, let it say so by draws_once = True"
 )
-NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+KEEPS = (
+    "it keeps numbers of all that it is handed (buffers), and those of unique samples are others"
+)
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+)
 DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
@@ -141,6 +156,11 @@ def why_all_samples(pooling: nn.Module) -> str:
 
 
 _SUBCLASSES: dict[type[nn.Module], type[DedupPooling]] = {}
+
+
+def _of_all(*given: Tensor) -> list[Tensor]:
+    """The same of all samples."""
+    return [one.expanded() if isinstance(one, Unexpanded) else one for one in given]
 
 
 def _subclass(cls: type[nn.Module]) -> type[DedupPooling]:
@@ -185,34 +205,95 @@ class _Tried:
 
     norms: tuple[Any, ...]
     """Its parts that may normalise over samples."""
+    dropouts: tuple[Any, ...]
+    """Its parts that may draw at random, now or once somebody sets their `p`."""
     draws: bool | None = None
     """Whether it draws at random while it trains; none before it was handed a value."""
+    keeps: bool | None = None
+    """Whether its buffers are others by unique samples than by all; none before some repeat."""
 
 
 TRIED = "recd_tried"
 """The attribute of a pooling that has what was found of it."""
 
 
-def _why_of_all(pooling: nn.Module, pool: Callable[..., Tensor], *unique: Tensor) -> str:
-    """Why a pooling would make something else of unique samples than of all; nothing where it would
-    not."""
+def _why_of_all(
+    pooling: nn.Module,
+    pool: Callable[..., Tensor],
+    unique: Sequence[Tensor],
+    every: Sequence[Tensor],
+) -> str:
+    """Why a pooling would make something else of `unique` samples, by `pool`, than of `every` one;
+    nothing where it would not."""
     tried: _Tried | None = vars(pooling).get(TRIED)
     if tried is None:
-        norms = (part for part in pooling.modules() if isinstance(part, NORMS))
-        tried = vars(pooling)[TRIED] = _Tried(tuple(norms))
+        parts = [*pooling.modules()]
+        norms, dropouts = (
+            tuple(part for part in parts if isinstance(part, kinds)) for kinds in (NORMS, DROPOUTS)
+        )
+        tried = vars(pooling)[TRIED] = _Tried(norms, dropouts)
     for norm in tried.norms:
         if norm.training or norm.running_mean is None:
             return NORMALISES
-    if not pooling.training or _draws_once(pooling):
+    draws_once, has_values = _draws_once(pooling), bool(unique[0].numel())
+    if has_values and not draws_once and any(one.training and one.p for one in tried.dropouts):
+        return DRAWS
+    if not pooling.training:
         return ""
-    values = unique[0]
-    if tried.draws is None and values.numel():
-        before = _random_state(values.device)
-        with torch.no_grad():
-            pool(*unique)
-        tried.draws = not torch.equal(before, _random_state(values.device))
-        _restore(before, values.device)
-    return DRAWS if tried.draws else ""
+    if has_values and None in (tried.draws, tried.keeps):
+        _try(tried, pooling, pool, unique, every)
+    if tried.keeps:
+        return KEEPS
+    return DRAWS if tried.draws and not draws_once else ""
+
+
+def _try(
+    tried: _Tried,
+    pooling: nn.Module,
+    pool: Callable[..., Tensor],
+    unique: Sequence[Tensor],
+    every: Sequence[Tensor],
+) -> None:
+    """Find out what a pooling does beside what it returns, and leave no trace of it."""
+    device = unique[0].device
+    before, kept = _random_state(device), _buffers(pooling)
+    with torch.no_grad():
+        pool(*unique)
+        tried.draws = not torch.equal(before, _random_state(device))
+        by_unique = _buffers(pooling)
+        _restore(before, device)
+        if _alike_buffers(kept, by_unique):
+            tried.keeps = False
+        elif every[1].numel() > unique[1].numel():
+            _set_buffers(pooling, kept)
+            pooling.forward(*_of_all(*every))
+            tried.keeps = not _alike_buffers(by_unique, _buffers(pooling))
+            _restore(before, device)
+        _set_buffers(pooling, kept)
+
+
+def _buffers(pooling: nn.Module) -> dict[str, Tensor]:
+    """Copies of its buffers, by name."""
+    return {name: buffer.clone() for name, buffer in pooling.named_buffers() if not is_lazy(buffer)}
+
+
+def _set_buffers(pooling: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Have its buffers be what they were."""
+    for name, buffer in [*pooling.named_buffers()]:
+        if name in kept and buffer.shape != kept[name].shape:
+            path, _, own = name.rpartition(".")
+            setattr(pooling.get_submodule(path), own, kept[name])
+        elif name in kept and not torch.equal(buffer, kept[name]):
+            buffer.copy_(kept[name])
+
+
+def _alike_buffers(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    """Whether buffers are the same, but for rounding."""
+    return some.keys() == others.keys() and all(
+        buffer.shape == others[name].shape
+        and torch.allclose(buffer.double(), others[name].double(), equal_nan=True)
+        for name, buffer in some.items()
+    )
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -7,13 +7,15 @@ it, once. Who knows it takes the unique samples instead, and saves the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from recd_plugins.compat.pytorch import (
     argument_names,
+    is_watched,
     pytree,
     was_written_to,
     without_memory,
@@ -26,6 +28,7 @@ from recd_plugins.embedding.expand import (
     expand_values,
     sum_cells,
 )
+from recd_plugins.errors import CapabilityError
 
 __all__ = ["StandsFor", "Unexpanded"]
 
@@ -42,8 +45,9 @@ class Unexpanded(Tensor):
     Gradients that come by the expansion and by `unique` add up. Moves and casts (`to`,
     `float`, `detach`, ...) stay unexpanded.
 
-    What changes the expansion in place leaves the unique samples behind: from then on
-    `is_unique` is false, and only the expansion counts.
+    What changes the expansion in place, or asks for the gradient that comes to it, leaves the
+    unique samples behind: from then on `is_unique` is false, and only the expansion counts. Once
+    somebody `took` the unique samples, nobody can ask for that gradient any more.
     """
 
     unique: Tensor  # type: ignore[assignment]
@@ -53,6 +57,16 @@ class Unexpanded(Tensor):
     lengths: Tensor | None
     """[U]: how many of the values each unique sample has; none where it is one row."""
     _expanded: Tensor | None
+    _only_expansion: bool = False
+    """Whether the expansion was handed out in a way by which it changes out of torch's sight."""
+    _is_watched: bool = False
+    """Whether somebody waits for its gradient: all that is made of the expansion sends it here."""
+    _before: Tensor | None = None
+    """The expansion before somebody began to wait for its gradient, whose memory it shares."""
+    _was_taken: bool = False
+    """Whether somebody computes with the unique samples in the place of all."""
+    _detached_of: Callable[[], Unexpanded | None] | None = None
+    """What it was detached of, whose memory it shares; nothing once that is gone."""
 
     @classmethod
     def rows(cls, unique: Tensor, inverse_lookup: Tensor) -> Unexpanded:
@@ -87,13 +101,45 @@ class Unexpanded(Tensor):
             # of which the innermost alone count, are not for who reads it next.
             kept = torch.autograd.graph.saved_tensors_hooks(_same, _same)
             with torch.inference_mode(False), torch.enable_grad(), kept:
-                self._expanded = self._expand(self.unique)
+                self._expanded = _Read.apply(self) if self._gets_gradient else self._made()
         return self._expanded
+
+    def _made(self) -> Tensor:
+        """The expansion, whose gradient goes to the unique samples."""
+        if self._before is not None:
+            return self._before
+        if (source := self._source) is not None:
+            return source.expanded().detach()
+        return self._expand(self.unique)
+
+    def took(self) -> Tensor:
+        """`unique`, for who computes with it in the place of the expansion."""
+        self._was_taken = True
+        return self.unique
 
     @property
     def is_unique(self) -> bool:
-        """Whether `unique` still holds all there is: nobody changed the expansion in place."""
-        return self._expanded is None or not was_written_to(self._expanded)
+        """Whether `unique` holds all there is: nobody changed the expansion in place, nor waits
+        for its gradient."""
+        if self._only_expansion or self._gets_gradient:
+            return False
+        if (source := self._source) is not None and not source.is_unique:
+            return False
+        made = self._expanded
+        return made is None or not (was_written_to(made) or is_watched(made))
+
+    @property
+    def _gets_gradient(self) -> bool:
+        """Whether the gradient of the expansion has to come here, and not to the unique samples:
+        somebody waits for it, or an autograd function returned this."""
+        if self._is_watched or self.unique.requires_grad:
+            return self._is_watched
+        with torch.DisableTorchFunctionSubclass():
+            return self.requires_grad
+
+    @property
+    def _source(self) -> Unexpanded | None:
+        return None if self._detached_of is None else self._detached_of()
 
     def shares_lookup(self, other: Unexpanded) -> bool:
         """Whether sample i has the same unique sample in both, known without looking."""
@@ -137,7 +183,22 @@ class Unexpanded(Tensor):
         if isinstance(tensor, Unexpanded) and tensor.is_unique and func in ON_UNIQUE:
             rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
             unique = func(tensor.unique, *rest, **kwargs)
-            return tensor if unique is tensor.unique else tensor._like(unique)
+            if unique is tensor.unique:
+                return tensor
+            made = tensor._like(unique)
+            if func in DETACHES:
+                made._detached_of = ref(tensor)
+            else:
+                tensor._was_taken = True
+            return made
+        if func in ASKS_FOR_GRADIENTS:
+            _check_not_taken(args[1] if func is torch.autograd.grad else tensor)
+        if isinstance(tensor, Unexpanded) and func in HANDS_OUT:
+            _leave_unique(tensor)
+        if isinstance(tensor, Unexpanded) and func in OF_GRADIENT and _has_gradient(tensor, func):
+            _watch(tensor, func, *args[1:], **kwargs)
+            with torch.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         if func in SIDE_BY_SIDE and (columns := _columns(*args, **kwargs)) is not None:
             return columns if func is torch.stack else columns.flatten(1)
         args, kwargs = pytree.tree_map(_expanded, (tuple(args), dict(kwargs)))
@@ -167,6 +228,53 @@ class Unexpanded(Tensor):
                 )
         args, kwargs = pytree.tree_map(_data, (tuple(args), dict(kwargs)))
         return func(*args, **kwargs)
+
+
+def _leave_unique(tensor: Unexpanded) -> None:
+    """From now on only the expansion counts; that of what it was detached of, too."""
+    tensor._only_expansion = True
+    if (source := tensor._source) is not None:
+        _leave_unique(source)
+
+
+def _has_gradient(tensor: Unexpanded, func: Callable[..., Any]) -> bool:
+    """Whether what is asked about its gradient is asked of itself, and not of the expansion."""
+    return tensor._is_watched or tensor._expanded is None or func in MAKES_LEAVES
+
+
+def _watch(tensor: Unexpanded, func: Callable[..., Any], *given: Any, **named: Any) -> None:
+    """Have all gradients of the expansion come to the tensor itself, where `func` asks for them."""
+    wanted = [*given, *named.values(), True][0]
+    if func in MAKES_LEAVES and wanted != tensor.requires_grad:
+        tensor._before, tensor._expanded = tensor._expanded, None
+        tensor._is_watched = bool(wanted)
+    elif func in ASKS_FOR_GRADIENTS and tensor.requires_grad:
+        tensor._is_watched = True
+
+
+def _check_not_taken(asked: Any) -> None:
+    """`CapabilityError` where one of those, of which gradients are asked, was taken unexpanded."""
+    for leaf in pytree.tree_leaves(asked):
+        if isinstance(leaf, Unexpanded) and leaf._was_taken and leaf.requires_grad:
+            raise CapabilityError(
+                "dedup: the gradient of embeddings is asked for (register_hook, retain_grad or "
+                "torch.autograd.grad) after their unique samples were pooled or put side by side, "
+                "so that it does not come to all samples. Call `.retain_grad()` or "
+                "`.register_hook(...)` on them before that: all samples are pooled then. Or leave "
+                "poolings as they are by stack.adapt(model, pool_unique=False)."
+            )
+
+
+class _Read(torch.autograd.Function):
+    """The expansion of what an autograd function returned, to which its gradient goes."""
+
+    @staticmethod
+    def forward(ctx: Any, stand: Unexpanded) -> Tensor:
+        return stand._made().detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 class _Stands(torch.autograd.Function):
@@ -213,21 +321,34 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
         return None
     uniques: list[Tensor] = []
     lookups: list[Tensor | None] = []
-    alike, unexpanded = set(), 0
+    stands: list[Unexpanded] = []
+    alike = set()
     for tensor in tensors:
-        if isinstance(tensor, Unexpanded) and tensor._expanded is None and tensor.lengths is None:
+        if _is_column(tensor):
             lookup, unique = tensor.inverse_lookup, tensor.unique
             num_rows = lookup.numel()  # asked of the stand itself, it takes ten times as long
-            unexpanded += 1
+            stands.append(tensor)
         else:
             lookup, unique = None, _expanded(tensor)
             num_rows = unique.shape[0] if unique.dim() else 0
         uniques.append(unique)
         lookups.append(lookup)
         alike.add((num_rows, unique.shape[1:], unique.dtype, unique.device))
-    if len(alike) > 1 or uniques[0].dim() != 2 or unexpanded < 2:
+    if len(alike) > 1 or uniques[0].dim() != 2 or len(stands) < 2:
         return None
+    for stand in stands:
+        stand._was_taken = True
     return expand_columns(uniques, lookups)
+
+
+def _is_column(tensor: Tensor) -> TypeGuard[Unexpanded]:
+    """Whether it has a row for each sample, and nobody has expanded it."""
+    return (
+        isinstance(tensor, Unexpanded)
+        and tensor._expanded is None
+        and tensor.lengths is None
+        and tensor.is_unique
+    )
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -299,3 +420,28 @@ ON_UNIQUE = {
     torch.detach,
 }
 """Done on the unique samples: moves and casts, of which only the values' type and place change."""
+
+DETACHES = {Tensor.detach, torch.detach}
+"""Of those, what yields the same memory."""
+
+ASKS_FOR_GRADIENTS = {Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad}
+"""What asks for the gradient that comes to its first arguments."""
+
+DATA: Any = Tensor.data
+GRAD: Any = Tensor.grad
+REQUIRES_GRAD: Any = Tensor.requires_grad
+
+HANDS_OUT = {DATA.__get__, DATA.__set__}
+"""What changes the expansion, or hands it out to be changed, and leaves its version as it is."""
+
+MAKES_LEAVES = {REQUIRES_GRAD.__set__, Tensor.requires_grad_}
+"""What has the gradient of the expansion kept, and not that of the unique samples."""
+
+OF_GRADIENT = {
+    *MAKES_LEAVES,
+    GRAD.__get__,
+    GRAD.__set__,
+    Tensor.register_hook,
+    Tensor.retain_grad,
+}
+"""What is about the gradient of its first argument."""
