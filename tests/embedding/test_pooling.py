@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from recd_dlrm.poolings import attention
@@ -518,6 +519,22 @@ def test_copies_are_of_their_own() -> None:
     assert torch.equal(other(*samples.deduplicated()), pooling(*samples.deduplicated()))
     other.encoder.norm.weight.data.zero_()
     assert pooling.encoder.norm.weight.data.all()
+
+
+@pytest.mark.parametrize("adapted_first", [False, True])
+def test_copies_of_a_parametrized_one_are_of_their_own(adapted_first: bool) -> None:
+    pooling = build("silent")
+    if adapted_first:
+        DedupPooling(pooling)
+    parametrizations.weight_norm(pooling, "scale")
+    other = copy.deepcopy(DedupPooling(pooling))
+    samples = Samples()
+    wanted = pooling(*samples.expanded())
+    for parameter in pooling.parameters():
+        parameter.data.zero_()
+    pooled = other(*samples.deduplicated())
+    assert isinstance(pooled, Unexpanded)
+    torch.testing.assert_close(pooled + 0, wanted)
 
 
 def test_explained_beforehand() -> None:

@@ -304,6 +304,17 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
     torch.testing.assert_close(unique.grad, wanted)
 
 
+def test_features_side_by_side_in_a_checkpoint_and_read_after_it() -> None:
+    unique = leaf()
+    rows = [Unexpanded.rows(unique * scale, LOOKUP) for scale in (1, 2)]
+    joined = checkpoint(lambda *each: torch.cat(each, 1).sin(), *rows, use_reentrant=False)
+    (joined.sum() + rows[0].cos().sum()).backward()
+    ours, unique.grad = unique.grad, None
+    one = unique[LOOKUP]
+    (torch.cat([one, 2 * one], 1).sin().sum() + one.cos().sum()).backward()
+    torch.testing.assert_close(ours, unique.grad)
+
+
 def added(x: Tensor, y: Tensor) -> Tensor:
     return x.cumsum(0) + y
 

@@ -57,7 +57,11 @@ class DedupPooling(nn.Module):
     or have to repeat all that is done with a module; and who else holds it would miss it.
     """
 
-    def __new__(cls, pooling: nn.Module) -> DedupPooling:
+    def __new__(cls, pooling: nn.Module | None = None) -> DedupPooling:
+        """The pooling; without one, what torch's parametrizations make a copy of."""
+        if pooling is None:
+            made: DedupPooling = super().__new__(cls)
+            return made
         if not isinstance(pooling, DedupPooling):
             pooling.__class__ = _subclass(type(pooling))
         return pooling  # type: ignore[return-value]

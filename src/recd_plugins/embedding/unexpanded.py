@@ -7,6 +7,7 @@ it, once. Who knows it takes the unique samples instead, and saves the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeGuard
 from weakref import ref
 
@@ -99,8 +100,7 @@ class Unexpanded(Tensor):
         if self._expanded is None:
             # It outlives who reads it first: no_grad, inference_mode and a checkpoint's hooks,
             # of which the innermost alone count, are not for who reads it next.
-            kept = torch.autograd.graph.saved_tensors_hooks(_same, _same)
-            with torch.inference_mode(False), torch.enable_grad(), kept:
+            with torch.inference_mode(False), torch.enable_grad(), _kept():
                 self._expanded = _Read.apply(self) if self._gets_gradient else self._made()
         return self._expanded
 
@@ -338,7 +338,8 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
         return None
     for stand in stands:
         stand._was_taken = True
-    return expand_columns(uniques, lookups)
+    with _kept():  # a checkpoint's second time may find some of them expanded, which keeps nothing
+        return expand_columns(uniques, lookups)
 
 
 def _is_column(tensor: Tensor) -> TypeGuard[Unexpanded]:
@@ -349,6 +350,11 @@ def _is_column(tensor: Tensor) -> TypeGuard[Unexpanded]:
         and tensor.lengths is None
         and tensor.is_unique
     )
+
+
+def _kept() -> AbstractContextManager[None]:
+    """What is kept for gradients meanwhile is kept as it is, and no business of a checkpoint's."""
+    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
 
 
 def _same(tensor: Tensor) -> Tensor:
