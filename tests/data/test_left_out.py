@@ -3,6 +3,7 @@ all that reads them has the rows as they are."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -176,6 +177,19 @@ def test_rows_that_are_selected_have_the_lists_of_rows_that_are_not(tables, wher
     assert selected[0].num_rows < tables[0].num_rows
     assert rows_in(selected[0]).equals(rows_in(selected[1]))
     assert same_epochs(*selected, BatchTransform([], Exact(GROUPS, validate=True))) > 10
+
+
+def test_a_file_may_lack_a_column_of_which_others_leave_out_lists(tmp_path):
+    rows = rows_of(1)
+    some = dataclasses.replace(SCHEMA, sparse=tuple(f for f in SCHEMA.sparse if f.name != "tags"))
+    tables = []
+    for folder, left in (tmp_path / "whole", ()), (tmp_path / "left_out", LEFT):
+        written(folder / "a", rows.slice(0, 250), left)
+        leave_out = [name for name in left if name != "tags"]
+        with TableWriter(folder / "b", some, rows_per_stripe=64, leave_out=leave_out) as writer:
+            writer.write(rows.slice(250).drop_columns(["tags"]))
+        tables.append(Table.open([folder / "a", folder / "b"], SCHEMA, absent=["tags"]))
+    assert same_epochs(*tables, BatchTransform([], Exact(GROUPS, validate=True))) > 40
 
 
 def test_kept_stripes_are_read_both_ways(tables):
