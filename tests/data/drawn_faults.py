@@ -143,7 +143,7 @@ FAULTS: dict[str, list[Kind]] = {
     "session": [
         ("a list", lambda c: (pa.list_(pa.int64()), [1], [1]), _any),
         ("a fraction", lambda c: (pa.float32(), 0.5, 1.0), _any),
-        ("a time", lambda c: (pa.timestamp("us"), 1, 1), _any),
+        ("the time of a day", lambda c: (pa.time64("us"), 1, 1), _any),
         ("a null", lambda c: (pa.uint8(), None, 1), _strict),
         ("not there", lambda c: None, _any),
     ],

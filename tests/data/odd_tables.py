@@ -241,7 +241,11 @@ def key(value: Any, case: Odd) -> Any:
 
 
 def session(value: Any, case: Odd) -> dict[str, int]:
-    one = whole(key(value, case))
+    one = key(value, case)
+    if (unit := unit_of(case.type)) is not None:
+        times, over = PER_MS[unit]
+        return {"odd": int(one) * times * 1000 // over}
+    one = whole(one)
     return {"odd": signed(hash_of(one) if isinstance(one, bytes) else one)}
 
 
@@ -252,13 +256,16 @@ def signed(number: int) -> int:
 PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000), "day": (86400000, 1)}
 
 
+def unit_of(kind: pa.DataType) -> str | None:
+    """What a type of dates and times counts."""
+    if pa.types.is_date(kind):
+        return "day" if pa.types.is_date32(kind) else "ms"
+    return kind.unit if pa.types.is_timestamp(kind) else None
+
+
 def time(value: Any, case: Odd) -> dict[str, int]:
     """Values are numbers, of whatever the type counts."""
-    value, unit = key(value, case), case.options.get("unit", "ms")
-    if pa.types.is_timestamp(case.type):
-        unit = case.type.unit
-    elif pa.types.is_date32(case.type):
-        unit = "day"
+    value, unit = key(value, case), unit_of(case.type) or case.options.get("unit", "ms")
     times, over = PER_MS[unit]
     exact = not isinstance(value, float)
     found = int(value) * times // over if exact else round(value * times / over)
@@ -563,7 +570,11 @@ def _sessions() -> Iterator[Odd]:
     yield case("a null text as a session", ["a", None], pa.string(), nulls={"value": "none"})
     yield case("a null session, dropped", ["a", None], pa.string(), nulls="drop")
     yield case("lists as a session", [[1]], pa.list_(pa.int64()), refused=True)
-    yield case("times as a session", [1], pa.timestamp("s"), refused=True)
+    for unit in ("s", "ms", "us", "ns"):
+        yield case(f"times in {unit} as a session", [-2000, 0, 10**9], pa.timestamp(unit))
+    yield case("days as a session", [-1, 0, 20000], pa.date32())
+    yield case("days in ms as a session", [-86400000, 0, 86400000], pa.date64())
+    yield case("times of a day as a session", [1], pa.time32("s"), refused=True)
 
 
 def _times() -> Iterator[Odd]:
