@@ -168,6 +168,42 @@ def test_messages_that_were_deleted(brokers):
     assert [row for one in rest.between(shard, {}, ends) for row in rows_of([one.messages])] == left
 
 
+def test_what_is_deleted_between_the_first_look_and_the_join_is_an_error(brokers, tmp_path):
+    """Also where a topic may lack what was deleted before; what came and went since is nobody's."""
+    sessions = np.arange(50)
+    mine, other = (int(sessions[session_shards(sessions, SHARDS) == n][0]) for n in range(2))
+
+    def send(session: int, *times: int) -> None:
+        with opened(brokers, "aging") as log:
+            log.append(messages_of([(session, n, os.urandom(800_000)) for n in times]))
+
+    def looked() -> Snapshot:
+        return Snapshot(opened(brokers, "aging", may_lack=True), tmp_path)
+
+    send(mine, *range(1, 11))
+    first = looked()
+    fingerprint, there = first.fingerprint(), rows_of(first.read(0))
+    assert 0 < len(there) < 10
+    (noted,) = tmp_path.glob("ends-*.json")
+    text = noted.read_text()
+    for again in (text, json.dumps({part: end[:2] for part, end in json.loads(text).items()})):
+        noted.write_text(again)  # also one of before begins were noted
+        assert looked().fingerprint() == fingerprint
+        assert rows_of(looked().read(0)) == there
+    noted.write_text(text)
+    send(mine, *range(11, 14))
+    send(other, *range(1, 11))
+    later = looked()
+    with pytest.warns(NoticeWarning, match=r"13 messages came after"):
+        assert later.fingerprint() == fingerprint
+    for log in (first, later):
+        with pytest.raises(DataError, match=r"aging, partition 0: messages \d+ to \d+ are deleted"):
+            [*log.read(0)]
+    assert [*later.read(1)] == []
+    noted.unlink()
+    assert rows_of(looked().read(0))[-1][1] == 13
+
+
 def test_messages_of_others(brokers):
     other = kafka.Producer({"bootstrap.servers": brokers})
     other.produce("others", b"hello", key=b"me", partition=0)

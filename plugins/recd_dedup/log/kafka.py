@@ -209,18 +209,21 @@ class KafkaLog:
         self.flush()
         self._made = None
 
-    def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
-        """The messages that the shard holds when reading begins, or up to these places: each
+    def read(self, shard: int, ends: Mapping[str, End] | None = None) -> Iterator[pa.RecordBatch]:
+        """The messages that the shard holds when reading begins, or up to these ends: each
         partition's in its order, those of several topics block by block, by their first times."""
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.name}: has shards 0 to {self.shards - 1}, not {shard}.")
+        bounds = {}
         with closing(self._consumer()) as consumer:
-            bounds = {
-                part: (self._there(part, None, low), high if ends is None else ends[part.name])
-                for part in self._parts(shard)
-                if ends is None or part.name in ends  # a partition that was added later has none
-                for low, high in [self._watermarks(consumer, part)]
-            }
+            for part in self._parts(shard):
+                if ends is not None and part.name not in ends:  # a partition that was added later
+                    continue
+                low, high = self._watermarks(consumer, part)
+                end = End(high, "") if ends is None else ends[part.name]
+                if end.begin is None or end.begin < end.place:
+                    begin = end.begin if self.config.may_lack else None
+                    bounds[part] = (self._there(part, begin, low), end.place)
         for placed in self._merged(bounds):
             yield placed.messages
 
@@ -313,7 +316,7 @@ class KafkaLog:
                     for message in chain.from_iterable(last)
                 ]
                 digests = [blake2b(one, digest_size=8).hexdigest() for one in held]
-                found[part.name] = End(end, "".join(digests))
+                found[part.name] = End(end, "".join(digests), low)
         return found
 
     def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:

@@ -302,8 +302,8 @@ class ZstdShards:
             if (place := now[name].place if name in now else 0) < end.place:
                 cut_short(self.folder / name, place, end.place, self.config.damaged)
 
-    def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
-        """The messages of a shard so far, or up to these places, a block at a time.
+    def read(self, shard: int, ends: Mapping[str, End] | None = None) -> Iterator[pa.RecordBatch]:
+        """The messages of a shard so far, or up to these ends, a block at a time.
 
         Torn tails of files that are not sealed are left out: `unsealed` counts them.
         """
@@ -316,8 +316,9 @@ class ZstdShards:
             if ends is not None:
                 named = [self.folder / name for name in sorted(ends)]
                 there = {name_of(file): file for file in named if shard_of(file) == shard}
+            up_to = {} if ends is None else {name: end.place for name, end in ends.items()}
             files = [
-                self._frames(file, shard, sealed.get(file), None if ends is None else ends[name])
+                self._frames(file, shard, sealed.get(file), up_to.get(name))
                 for name, file in there.items()
             ]
         for frame in heapq.merge(*files, key=lambda frame: frame.first):

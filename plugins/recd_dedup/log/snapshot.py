@@ -30,6 +30,13 @@ class End(NamedTuple):
     digest: str
     """Of the message before it; none where it is deleted, or there was none, or where a part is
     never written anew."""
+    begin: int | None = None
+    """The place of the part's first message; none where nothing is deleted before it is read, or
+    the end was noted by a version that noted no begin."""
+
+    def __repr__(self) -> str:
+        """Tables are known by it, those of versions that noted no begin too."""
+        return f"End(place={self.place!r}, digest={self.digest!r})"
 
 
 class EndingLog(Protocol):
@@ -55,8 +62,9 @@ class EndingLog(Protocol):
     def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
         """`DataError` where it lost what was there up to the noted ends, unless it began anew."""
 
-    def read(self, shard: int, ends: Mapping[str, int] | None = None) -> Iterator[pa.RecordBatch]:
-        """The messages of a shard, up to these places."""
+    def read(self, shard: int, ends: Mapping[str, End] | None = None) -> Iterator[pa.RecordBatch]:
+        """The messages of a shard, up to these ends; `DataError` where some from their begins on
+        are deleted."""
 
 
 class Snapshot:
@@ -77,7 +85,7 @@ class Snapshot:
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
         """The messages of a shard up to the noted ends."""
-        return self.log.read(shard, {part: end.place for part, end in self._ends.items()})
+        return self.log.read(shard, self._ends)
 
     def fingerprint(self) -> str:
         """Names the messages up to the noted ends."""
@@ -93,7 +101,10 @@ class Snapshot:
             with FileLock(self._file.with_name(f".{self._file.name}.lock")):
                 noted = self._noted()
                 if noted is None or not self._is_still(noted, now):
-                    write_whole(self._file, json.dumps(now, indent=1))
+                    text = {
+                        part: [one for one in end if one is not None] for part, end in now.items()
+                    }
+                    write_whole(self._file, json.dumps(text, indent=1))
                     noted = now
         none = End(0, "")
         newer = sum(max(0, end.place - noted.get(part, none).place) for part, end in now.items())
@@ -112,7 +123,10 @@ class Snapshot:
             return None
         try:
             found = json.loads(self._file.read_text("utf-8"))
-            return {part: End(int(place), str(digest)) for part, (place, digest) in found.items()}
+            return {
+                part: End(int(place), str(digest), *map(int, begin))
+                for part, (place, digest, *begin) in found.items()
+            }
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{self._file}: is damaged ({error}). Remove it, and the log is read up to where "
