@@ -23,6 +23,7 @@ from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.data.growing import NotClosed
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
 from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 
 SCHEMA = Schema(sparse=(SparseFeature(name="item", num_ids=10**6),))
@@ -147,6 +148,23 @@ def test_what_comes_when_the_last_period_has_closed_is_counted_before_the_end(
         log.append(requests(1, 2))
     counts = counted(growing, tmp_path)
     assert (counts["samples"], counts["late_requests"]) == (REQUESTS, 2)
+
+
+def test_what_is_written_after_the_data_have_ended_is_told(tmp_path: Path) -> None:
+    written(tmp_path)
+    assert counted(dataset(tmp_path), tmp_path)["samples"] == REQUESTS
+    assert dataset(tmp_path).period(4) is None
+    with opened(tmp_path) as log:
+        log.append(requests(45))
+        growing = dataset(tmp_path)
+        message = f"log: more was written after the data had ended.*remove {tmp_path}/.*ended.json"
+        with pytest.warns(NoticeWarning, match=message):  # while it is written, too
+            assert growing.period(4) is None
+        assert growing.period(4) is None  # it is told once
+    with pytest.warns(NoticeWarning, match=message):
+        assert dataset(tmp_path).period(4) is None
+    next(tmp_path.glob("periods-*/ended.json")).unlink()
+    assert counted(dataset(tmp_path), tmp_path)["samples"] == REQUESTS + 1
 
 
 def test_this_machines_clock_decides_nothing_but_whether_to_stop(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ from recd_plugins.api.data import (
 __all__ = ["GrowingLogConfig", "GrowingLogDataset", "LogPeriod", "build_growing_log"]
 
 JOINED = "join.json"
+ENDED = "ended.json"
+NEVER = 1 << 62
+"""A time that no message has."""
 
 LOOKED_AT = 4
 """The shards whose last messages tell whether a log is still the same."""
@@ -147,6 +150,8 @@ class GrowingLogDataset(GrowingDataset):
         self._folder = folder / f"periods-{name}"
         self._is_same = False
         """Whether the periods that were there are known to be this log's."""
+        self._told = False
+        """Whether it was looked for what came after the data had ended."""
 
     @property
     def schema(self) -> Schema:
@@ -159,6 +164,7 @@ class GrowingLogDataset(GrowingDataset):
         """The period of a manifest; one that has none is looked for in the log, by one process at a
         time."""
         if self._ends_before(number):
+            self._tell_of_later()
             return None
         if (there := self._manifest(number)) is not None:
             self._check_once(there)
@@ -213,7 +219,7 @@ class GrowingLogDataset(GrowingDataset):
             self._check_origin(earliest)
         # What came late, after the last request's period had closed, is one period's to count.
         if ended and not new and latest < start:
-            write_whole(self._folder / "ended.json", json.dumps({"before": number}))
+            write_whole(self._folder / ENDED, json.dumps({"before": number}))
             return None
         found = PeriodManifest(
             number=number,
@@ -330,12 +336,32 @@ class GrowingLogDataset(GrowingDataset):
         config = self.config
         if config.until is not None and config.origin + number * config.period_ms >= config.until:
             return True
-        file = self._folder / "ended.json"
+        file = self._folder / ENDED
         found = self._read_json(file)
         try:
             return found is not None and number >= int(found["before"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(file, str(error)) from error
+
+    def _tell_of_later(self) -> None:
+        """Say, once, that more was written after the data had ended: it is in no period."""
+        ended = self._read_json(self._folder / ENDED)
+        if self._told or ended is None:
+            return
+        self._told = True
+        last = self._manifest(int(ended["before"]) - 1)
+        try:
+            cuts = self._log.cuts({}, NEVER, NEVER)
+        except DataError:  # nobody needs more of the log
+            return
+        if last and (cuts.behind or any(n > last.ends.get(one, 0) for one, n in cuts.past.items())):
+            warnings.warn(
+                f"{self._log.name}: more was written after the data had ended, and is in no "
+                f"period. To read it, remove {self._folder / ENDED}, which says that they ended; "
+                "to wait for writers that come later, leave out `ends_when_sealed`.",
+                NoticeWarning,
+                stacklevel=2,
+            )
 
     @staticmethod
     def _read_json(file: Path) -> Mapping[str, Any] | None:
