@@ -590,6 +590,33 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
         stack.adapt(looks_up(), batches=Loader())
 
 
+@pytest.mark.filterwarnings("ignore::recd_plugins.notices.NoticeWarning")  # nothing is left
+@pytest.mark.parametrize(
+    ("pairs", "groups"),
+    [
+        ([("seen", "bought")], (("seen", "bought", "made_0"),)),  # which are one group
+        ([("seen", "item")], (("bought",),)),
+        ([("seen", "bought"), ("made_0", "item")], ()),
+    ],
+)
+def test_auto_takes_all_features_that_a_transform_joins_or_none(
+    pairs: list[tuple[str, str]], groups: tuple[tuple[str, ...], ...]
+) -> None:
+    """A user's feature together with an item's is the same for no two samples."""
+    steps = [
+        {"use": "union", "left": left, "right": right, "into": f"made_{number}"}
+        for number, (left, right) in enumerate(pairs)
+    ]
+    slots: dict[str, Any] = {"plugins": ["recd_dedup", "recd_dsi"], "preprocess": steps}
+    stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"}, **slots)
+    stack.adapt(looks_up("bought"), batches=[sessions(0), sessions(1)])
+    assert stack.groups == groups
+    joined = "item, all of which would have to be one group"
+    assert (joined in stack.explain_groups()) == (pairs[-1][1] == "item")
+    made, plain = stack.convert(sessions(2)), stack_of(dedup=None, **slots).convert(sessions(2))
+    assert to_lists(made.to_kjt() if groups else made) == to_lists(plain)
+
+
 def test_auto_leaves_what_a_module_looks_up_that_takes_no_unique_samples() -> None:
     bags = EmbeddingBagCollection(
         tables=[

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
@@ -55,6 +56,9 @@ class Limits:
     """Names or globs of the features that may be."""
     without: frozenset[str] = frozenset()
     """Features that may not be, for the model looks them up by modules that take all samples."""
+    joined: tuple[tuple[str, ...], ...] = ()
+    """Features that are deduplicated as one group or not at all, for a transform makes others of
+    them together."""
     together: float = 0.9
     """Two features may share a group if, of the samples in which either changes, both change
     in this share."""
@@ -64,6 +68,24 @@ class Limits:
     def allow(self, name: str, factor: float) -> bool:
         """Whether a feature of this DedupeFactor, alone, may be deduplicated."""
         return factor >= self.min_factor and self.named(name) and name not in self.without
+
+    def whole(self, groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """The groups, without features that are joined to one that is not in the same group."""
+        kept = [*groups]
+        while apart := {name for group in kept for name in self._apart(group)}:
+            kept = [tuple(name for name in group if name not in apart) for group in kept]
+        return [group for group in kept if group]
+
+    def _apart(self, group: Sequence[str]) -> Iterator[str]:
+        """The features of a group that are joined to one that is not in it."""
+        for name in group:
+            if not {*self.joined_to(name)} <= {*group}:
+                yield name
+
+    def joined_to(self, name: str) -> tuple[str, ...]:
+        """The features that a transform takes together with this one."""
+        every = chain.from_iterable(one for one in self.joined if name in one)
+        return tuple(one for one in dict.fromkeys(every) if one != name)
 
     def named(self, feature: str) -> bool:
         """Whether it is among `features`."""
@@ -146,7 +168,7 @@ class Advice:
         yield from self.after_all
 
     def _verdict(self, feature: FeatureAdvice) -> str:
-        others = ", ".join(name for name in feature.group if name != feature.name)
+        grouped = ", ".join(name for name in feature.group if name != feature.name)
         weighed = f"saves {feature.saves}, costs {feature.costs}"
         if not self.limits.named(feature.name):
             return f"left as it is, factor {feature.factor:.2f}: it is not among dedup.features"
@@ -155,15 +177,21 @@ class Advice:
                 f"left as it is, factor {feature.factor:.2f}: a module of the model looks it up "
                 "that takes no unique samples"
             )
+        others = self.limits.joined_to(feature.name)
+        if feature.factor >= self.limits.min_factor and others and not feature.group:
+            return (
+                f"left as it is, factor {feature.factor:.2f}: a transform makes others of it and "
+                f"of {', '.join(others)}, all of which would have to be one group"
+            )
         if feature.factor < self.limits.min_factor:
             return f"left as it is, factor {feature.factor:.2f} < {self.limits.min_factor:g}"
         if not feature.saves:
             return f"left as it is, factor {feature.factor:.2f}: no model is known to look it up"
         if not feature.group:
             return f"left as it is, factor {feature.factor:.2f} {weighed}"
-        if others:
+        if grouped:
             return (
-                f"deduplicated with {others}, factor {feature.group_factor:.2f}, alone "
+                f"deduplicated with {grouped}, factor {feature.group_factor:.2f}, alone "
                 f"{feature.factor:.2f}; saves {feature.saves}, and all of them cost {feature.costs}"
             )
         return (
@@ -189,6 +217,7 @@ def advise(
     batch_size: int,
     features: tuple[str, ...] = ("*",),
     min_factor: float = 1.5,
+    joined: tuple[tuple[str, ...], ...] = (),
     together: float = 0.9,
     tolerance: float = 0.05,
     sample_rows: int = 65_536,
@@ -200,7 +229,11 @@ def advise(
     same advice. What training reads may come in another order: see `advise_rows`.
     """
     limits = Limits(
-        features=features, min_factor=min_factor, together=together, tolerance=tolerance
+        features=features,
+        min_factor=min_factor,
+        joined=joined,
+        together=together,
+        tolerance=tolerance,
     )
     parts = sample_batches(table, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
     sample = SampledBatches(table.schema.sparse_names, parts)
@@ -282,7 +315,7 @@ def _found(sample: SampledBatches, limits: Limits, worth: Worth) -> list[tuple[s
                 break
         else:
             found.append((name,))
-    return found
+    return limits.whole(found)
 
 
 def _judged(

@@ -168,6 +168,7 @@ def _by_table(config: GroupsConfig, context: Context) -> Advised:
         batch_size=context.batch_size,
         features=config.features,
         min_factor=config.min_factor,
+        joined=context.joined,
     )
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares)
 
@@ -201,6 +202,7 @@ def _limits(config: GroupsConfig, context: Context, names: Sequence[str]) -> Lim
     return Limits(
         min_factor=config.min_factor,
         features=config.features,
+        joined=context.joined,
         without=frozenset() if model is None else looked_up_otherwise(model, names),
     )
 

@@ -20,6 +20,7 @@ __all__ = [
     "ChosenTransform",
     "Step",
     "completed",
+    "joined_by",
     "narrowed",
     "needed",
     "schema_of_keys",
@@ -239,17 +240,40 @@ class Step:
         made = self.names(taken)
         return group if made == taken else (*(n for n in group if n not in taken), *made)
 
-    def _check_separate(self, parts: Sequence[tuple[str, ...]]) -> None:
+    def makes_apart(self, parts: Sequence[tuple[str, ...]]) -> bool:
+        """Whether the same features come out where these parts of what it takes go in by
+        themselves."""
         try:
             separately = [name for part in parts for name in self.names(part)]
         except Exception:  # whatever its author raises where a feature is missing
             separately = []
-        if sorted(separately) != sorted(self.names(self.takes)):
+        return sorted(separately) == sorted(self.names(self.takes))
+
+    def _check_separate(self, parts: Sequence[tuple[str, ...]]) -> None:
+        if not self.makes_apart(parts):
             raise RegistryError(
                 f"{self.who} makes features of several at a time, but dedup has them in different "
                 f"groups: {' | '.join(', '.join(part) for part in parts)}. Deduplicate them as one "
                 "group of dedup.groups, or leave all of them out."
             )
+
+
+def joined_by(steps: Sequence[Step]) -> tuple[tuple[str, ...], ...]:
+    """The features before all steps of which one makes others together: unique samples of some of
+    them are none of what it makes."""
+    found: dict[tuple[str, ...], None] = {}
+    made_of: dict[str, tuple[str, ...]] = {}
+    for step in steps:
+        if not step.changes_keys:
+            continue
+        takes = {name: made_of.get(name, (name,)) for name in step.takes}
+        if step.makes_apart([(name,) for name in takes]):
+            made_of |= {new: of for name, of in takes.items() for new in step.names((name,))}
+            continue
+        together = tuple(dict.fromkeys(chain.from_iterable(takes.values())))
+        made_of |= dict.fromkeys(step.names(step.takes), together)
+        found[together] = None
+    return tuple(one for one in found if len(one) > 1)
 
 
 def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:

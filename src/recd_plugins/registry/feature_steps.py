@@ -16,6 +16,7 @@ from recd_plugins.data.preprocessing import (
     ChosenTransform,
     Step,
     completed,
+    joined_by,
     narrowed,
     needed,
     schema_of_keys,
@@ -272,6 +273,7 @@ class FeatureSteps:
             delivered=None if tables is None or self._looked_at else self._delivered(tables),
             model=self._model_as_it_is,
             preprocessed=self._preprocessed,
+            joined=joined_by(self.steps) if schema is not None else (),
             cluster=Cluster.of(self._registry.topology, self._world_size),
             group=self.group,
         )

@@ -69,6 +69,9 @@ class Context:
     or the registry's; none where nobody knows. There for `dedup`."""
     preprocessed: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
     """The features that `preprocess` makes of a batch's; there for `dedup`."""
+    joined: tuple[tuple[str, ...], ...] = ()
+    """The features of which `preprocess` makes others together, which must be deduplicated as one
+    group or not at all; there for `dedup`."""
     cluster: Cluster | None = None
     """Ranks and links, as prices count with them; there for `dedup`."""
     group: ProcessGroup | None = None
