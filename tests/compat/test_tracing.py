@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 from torchrec.distributed.train_pipeline import Tracer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -19,9 +20,9 @@ from recd_plugins.data.transform import BatchTransform
 class PlusOne(nn.Module):
     """Each id and one, by a module within."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Any = None) -> None:
         super().__init__()
-        self.inner = nn.Identity()
+        self.inner = nn.Identity() if inner is None else inner
         self.register_buffer("one", torch.ones((), dtype=torch.int64))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -46,15 +47,33 @@ class Model(nn.Module):
         return self.second(x)
 
 
-def test_a_thread_transforms_batches_while_another_one_traces() -> None:
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        PlusOne,
+        lambda: PlusOne(symbolic_trace(nn.Identity())),
+        lambda: PlusOne(compiled(nn.Identity())),
+        lambda: PlusOne(torch.compile(lambda ids: ids * 1, backend="eager")),
+        lambda: compiled(PlusOne()),
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_thread_transforms_batches_while_another_one_traces(
+    make: Callable[[], Any], warm: bool
+) -> None:
     features = KeyedJaggedTensor(
         keys=["item"], values=torch.tensor([4, 7, 7]), lengths=torch.tensor([2, 1])
     )
     batch = Batch(torch.zeros(2, 0), features, torch.zeros(2), torch.ones(2))
-    plus_one: Any = PlusOne()
-    transform = BatchTransform([(["item"], plus_one)])
+    transform = BatchTransform([(["item"], make())])
     made: list[Batch] = []
     with ThreadPoolExecutor(1) as thread:
+        if warm:
+            thread.submit(transform, batch).result()
         model = Model(lambda: made.append(thread.submit(transform, batch).result()))
         nodes = [(node.op, node.target) for node in Tracer().trace(model).nodes]
     assert made[0].features["item"].values().tolist() == [5, 8, 8]
@@ -71,3 +90,17 @@ def test_a_module_that_the_tracing_thread_calls_is_still_held_to_be_of_the_model
     stray = PlusOne()
     with pytest.raises(NameError, match="module is not installed as a submodule"):
         Tracer().trace(Model(lambda: stray(None)))
+
+
+def test_a_compiled_function_refuses_to_be_traced_by_its_own_thread_as_ever() -> None:
+    BatchTransform([])
+    plus = torch.compile(lambda x: x + 1, backend="eager")
+    with ThreadPoolExecutor(1) as thread:
+        model = Model(lambda: thread.submit(plus, torch.ones(2)).result() is plus(torch.ones(2)))
+        with pytest.raises(RuntimeError, match="using FX to symbolically trace"):
+            Tracer().trace(model)
+        nested = Model(lambda: thread.submit(Tracer().trace, Model(lambda: plus(torch.ones(2)))))
+        Tracer().trace(nested)
+        with pytest.raises(RuntimeError, match="using FX to symbolically trace"):
+            thread.submit(Tracer().trace, Model(lambda: plus(torch.ones(2)))).result()
+    assert torch._dynamo.config.error_on_nested_fx_trace

@@ -3,11 +3,16 @@
 torch.fx replaces the call of every module of the process while it traces. One that a reader's
 thread calls then is taken for a part of the model, which it is not: the call fails, "module is not
 installed as a submodule". Pipelines trace before their first step, and again after an evaluation.
+What torch.compile made refuses to be called by any thread meanwhile, "Detected that you are using
+FX"; an option of torch._dynamo, which has a value for each thread, lets it run uncompiled.
 """
 
 from __future__ import annotations
 
-from threading import get_ident
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Any, cast
 
 from torch.fx import Tracer
@@ -16,11 +21,22 @@ __all__ = ["trace_own_thread_alone"]
 
 THREAD = "_recd_thread"
 """The attribute of a tracer that has the thread which it traces."""
+REFUSES = "error_on_nested_fx_trace"
+"""The option of torch._dynamo by which compiled functions refuse to be traced."""
+
+
+class _Traces:
+    """The traces that run now."""
+
+    lock = Lock()
+    running = 0
+    refuses = True
+    """What compiled functions do by default where none runs."""
 
 
 def trace_own_thread_alone() -> None:
-    """From now on a module that another thread calls than the one that traces is called as ever,
-    and is no part of what is traced."""
+    """From now on a module, compiled or not, that another thread calls than the one that traces is
+    called as ever, and is no part of what is traced."""
     tracer: Any = cast("Any", Tracer)
     trace, call_module = tracer.trace, tracer.call_module
     if hasattr(call_module, THREAD):
@@ -28,7 +44,8 @@ def trace_own_thread_alone() -> None:
 
     def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
         setattr(self, THREAD, get_ident())
-        return trace(self, *args, **kwargs)
+        with _refused_here_alone():
+            return trace(self, *args, **kwargs)
 
     def called(self: Any, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
         if getattr(self, THREAD, get_ident()) != get_ident():
@@ -37,3 +54,28 @@ def trace_own_thread_alone() -> None:
 
     setattr(called, THREAD, True)
     tracer.trace, tracer.call_module = traced, called
+
+
+@contextmanager
+def _refused_here_alone() -> Iterator[None]:
+    """Compiled functions refuse to be traced in this thread, and run uncompiled in others."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    option = getattr(config, "_config", {}).get(REFUSES)
+    if option is None:  # nobody has compiled anything yet
+        yield
+        return
+    with _Traces.lock:
+        if not _Traces.running:
+            _Traces.refuses = option.default
+        here = getattr(config, REFUSES) or (_Traces.running > 0 and _Traces.refuses)
+        _Traces.running += 1
+        option.default = False
+    before = option.user_override.set(here)  # `config.patch` would leave a value behind
+    try:
+        yield
+    finally:
+        option.user_override.reset(before)
+        with _Traces.lock:
+            _Traces.running -= 1
+            if not _Traces.running:
+                option.default = _Traces.refuses
