@@ -419,7 +419,8 @@ def test_a_checkpoint_without_room_is_an_error_or_left_out(
 def test_a_torn_checkpoint_is_passed_over(runs: Path, folder: Path, gloo_pool: GlooPool) -> None:
     shutil.copytree(runs / "2-5", folder / "run")
     checkpoints = folder / "run/checkpoints"
-    (checkpoints / "step-00000010.part").mkdir()  # what a kill in the middle of saving leaves
+    for step in (7, 10):  # what a kill in the middle of saving leaves, be it of no regular step
+        (checkpoints / f"step-{step:08}.part").mkdir()
     (summary, _) = gloo_pool.run(run, str(folder), SHORT, True)
     assert isinstance(summary, dict)
     assert summary["step"] == 10

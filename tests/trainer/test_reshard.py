@@ -424,6 +424,7 @@ def test_it_writes_where_train_would(
         ("job.json", '{"step": 3, "world_size": 2, "registry": []}'),
         ("rank-0.json", "[]"),
         ("rank-0.json", "{}"),
+        ("digest.json", "[" * 100_000),
         ("metadata.json", None),
         ("__0_0.distcp", None),
     ],

@@ -21,6 +21,7 @@ __all__ = [
     "check_makes_files",
     "check_resumable",
     "checkpoints_in",
+    "remove_parts",
     "set_aside",
     "step_of",
 ]
@@ -77,13 +78,18 @@ def set_aside(run: Path) -> Path | None:
     check_is_run(run)
     if not run.exists() or not any(run.iterdir()):
         return None
-    for part in (run / "checkpoints").glob("step-*.part"):
-        shutil.rmtree(part, ignore_errors=True)  # a kill left it: nobody can go on from it
+    remove_parts(run)
     number = 1
     while (target := run.with_name(f"{run.name}.{number}")).exists():
         number += 1
     run.rename(target)
     return target
+
+
+def remove_parts(run: Path) -> None:
+    """Remove the parts of checkpoints that a kill left: nobody can go on from them."""
+    for part in (run / "checkpoints").glob("step-*.part"):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def check_resumable(run: Path) -> None:

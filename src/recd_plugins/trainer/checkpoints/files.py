@@ -62,7 +62,7 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
         if held["digest"] != _digest(held["files"]):
             raise damaged(file, "its digest is not that of the files it names")
         return {name: FileDigest(*one) for name, one in held["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise damaged(file, str(error)) from error
@@ -140,7 +140,7 @@ def read_rank(path: Path, rank: int) -> dict[str, Any]:
 def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(), object_hook=from_items)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         raise damaged(file, str(error)) from error
     if not isinstance(value, dict):
         raise damaged(file, "it holds no mapping")

@@ -113,7 +113,7 @@ class JsonReader(FileSystemReader):
                 storage_data=dict(_stored_from_json(value) for value in metadata["stored"]),
                 storage_meta=StorageMeta(load_id=self.load_id),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(file, str(error)) from error
 
 
