@@ -179,6 +179,11 @@ def _resumed(
         report.say(f"{again}resumed after step {reached.step}: {settings.run}")
         for line in (*reached.new_code, *reached.new_rates):
             report.say(line)
+        if reached.begun_anew:
+            report.say(
+                f"another optimizer steps {listed(reached.begun_anew)} by this plan, and its "
+                "states of that begin anew: data-parallel tables are the dense one's"
+            )
         if reached.no_taker:
             report.say(f"the checkpoint's {listed(reached.no_taker)} have no taker now")
         positions = Positions(loader, settings.steps - reached.step)

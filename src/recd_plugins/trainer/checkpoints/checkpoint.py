@@ -114,6 +114,9 @@ class Reached:
     """What the optimizers kept beside tensors (`numbers_of`)."""
     rates: Mapping[str, RateOf] = field(default_factory=dict)
     """Where the rates of `dense` and of `tables` begin."""
+    begun_anew: tuple[str, ...] = ()
+    """The parameters that another optimizer steps from here on, by another plan: its states of them
+    begin anew."""
     no_taker: tuple[str, ...] = ()
     """The checkpoint's tensors that are in nothing of this job."""
     new_code: tuple[str, ...] = ()
@@ -311,8 +314,12 @@ class Checkpoints:
         reader = JsonReader(path)
         kept = reader.read_metadata().state_dict_metadata
         _materialise(job)
-        _leave_unstepped(job, kept, numbers)
-        tensors = _tensors(job)
+        anew = _begin_anew(job, kept, numbers)
+        tensors = {
+            name: one
+            for name, one in _tensors(job).items()
+            if name.rpartition("/")[0].removeprefix("optimizer.") not in anew
+        }
         asked = as_named(tensors, own_of(kept, dist.get_rank()), dist.get_rank())
         try:
             dcp.load(asked, storage_reader=reader)
@@ -327,6 +334,7 @@ class Checkpoints:
             ) from error
         # A rank has the optimizer states of its own tables alone.
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
+        begun_anew = {name for names in on_every_rank(lambda: anew) for name in names}
         _restore(job, tensors, mine.get("model", {}))
         restore_states(job, numbers)
         random: dict[str, Tensor] = {}
@@ -354,6 +362,7 @@ class Checkpoints:
             new_rates=tuple(_new_rates(saved["registry"], self._registry)),
             numbers=numbers,
             rates=_rates_of(saved["registry"], self._registry),
+            begun_anew=tuple(sorted(begun_anew)),
             no_taker=tuple(sorted(name for name in kept.keys() - taken if not is_of_a_rank(name))),
             new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
@@ -470,14 +479,28 @@ def _materialise(job: Job) -> None:
             optimizer.init_state()
 
 
-def _leave_unstepped(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> None:
-    """Take the state of each dense parameter away that had no gradient before the checkpoint: that
-    has none of it, and the parameter's first step makes it."""
-    stepped = {name.rpartition("/")[0] for name in kept if "/" in name}
-    stepped |= {f"optimizer.{name}" for name in numbers.get("states", {})}
-    for name, parameter in job.optimizer.params.items():
-        if f"optimizer.{name}" not in stepped:
-            job.dense.state.pop(parameter, None)
+def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> list[str]:
+    """The parameters of this rank that another optimizer stepped before, as the tables that a plan
+    has data-parallel, and the one before had not, or the other way round: their states begin anew.
+
+    Those of dense parameters are taken away here: their first step makes them. So are those of
+    parameters that had no gradient before the checkpoint, which has none of them.
+    """
+    had: dict[str, set[str]] = {}
+    for one in kept:
+        name, _, key = one.rpartition("/")
+        had.setdefault(name, set()).add(key)
+    tables = job.model.fused_optimizer.params
+    found = []
+    for name, states in job.optimizer.state_dict()["state"].items():
+        before = had.get(f"optimizer.{name}", set())
+        if not before.isdisjoint(states) or name in numbers.get("states", {}):
+            continue
+        if name not in tables:
+            job.dense.state.pop(job.optimizer.params[name])
+        if before or name in tables:
+            found.append(name)
+    return found
 
 
 def _restore(
