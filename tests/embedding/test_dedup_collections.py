@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -116,6 +117,19 @@ def test_a_keyed_tensor_is_whole_where_asked() -> None:
         torch.testing.assert_close(ours, theirs)
     assert found.device() == torch.device("cpu")
     assert torch.equal(found.to(torch.device("cpu")).values(), found.values())
+
+
+def test_gradients_come_to_a_whole_keyed_tensor_that_waits_for_them() -> None:
+    found = []
+    for net, batch in ((model(False), both()[2]), (model(True), deduplicated(both()[2]))):
+        sums = net.bags(batch.features if batch.dedup is None else batch.sparse)
+        values = sums.values()
+        values.retain_grad()
+        (sums["topics"].sin().sum() + sums.to_dict()["seller"].cos().sum()).backward()
+        assert values.grad is not None
+        places = zip(sums.keys(), pairwise(sums.offset_per_key()), strict=True)
+        found.append({key: values.grad[:, slice(*place)] for key, place in places})
+    torch.testing.assert_close(*found)
 
 
 def test_a_kjt_yields_ordinary_tensors() -> None:

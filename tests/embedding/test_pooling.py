@@ -438,6 +438,33 @@ def test_a_gradient_that_does_not_come_to_all_samples_any_more_is_refused() -> N
             ask()
 
 
+class Encoding(Silent):
+    """Returns values, a vector for each row and a number, or these vectors and their sums."""
+
+    def __init__(self, yields: str) -> None:
+        super().__init__()
+        self.yields = yields
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Any:
+        if self.yields == "values":
+            return values * self.scale
+        pooled = super().forward(values, lengths, query)
+        return pooled.sum() if self.yields == "a number" else (pooled, pooled.sum(1))
+
+
+@pytest.mark.parametrize("yields", ["values", "a number", "two"])
+def test_what_is_no_vector_for_each_row_is_made_of_all_samples(
+    yields: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, pooling = Encoding(yields).double(), DedupPooling(Encoding(yields).double())
+    for _ in range(2):
+        samples = Samples()
+        wanted, made = plain(*samples.expanded()), pooling(*samples.deduplicated())
+        torch.testing.assert_close(made, wanted, rtol=1e-9, atol=1e-9)
+    assert len(caplog.messages) == 1
+    assert "it returns something else than one vector for each row" in caplog.messages[0]
+
+
 class Halved(Attention):
     """Has a `forward` of its own, and inherits the `pool_unique` of another."""
 

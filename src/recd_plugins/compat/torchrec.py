@@ -36,7 +36,7 @@ from torchrec.modules.embedding_modules import (
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.compat.pytorch import was_written_to
+from recd_plugins.compat.pytorch import is_watched, was_written_to
 from recd_plugins.errors import CapabilityError
 
 __all__ = [
@@ -175,7 +175,8 @@ class LazyKeyedTensor(KeyedTensor):
     """A KeyedTensor of tensors that are joined only when its values are asked for.
 
     KeyedTensor's own methods, and torch's trees, read `_values`. Once somebody has changed these in
-    place, as models change embeddings, each key's are a part of them, as in a KeyedTensor.
+    place, as models change embeddings, or waits for their gradient, each key's are a part of them,
+    as in a KeyedTensor.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], widths: Sequence[int]) -> None:
@@ -200,7 +201,8 @@ class LazyKeyedTensor(KeyedTensor):
 
     @property
     def _changed(self) -> bool:
-        return self._joined is not None and was_written_to(self._joined)
+        joined = self._joined
+        return joined is not None and (was_written_to(joined) or is_watched(joined))
 
     def __getitem__(self, key: str) -> Tensor:
         return super().__getitem__(key) if self._changed else self._tensors[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 from weakref import WeakSet
 
 import torch
@@ -45,9 +45,10 @@ class DedupPooling(nn.Module):
       so it does on a query that is `Unexpanded` by the same lookup. The result [B, D] is
       `Unexpanded` too.
     - Where no sample repeats another, nothing is copied and nothing shared: it runs as it is.
-    - Where it normalises over the samples of a batch, or draws at random while it trains, it runs
-      on the expansion: on unique samples it would come to something else. What it draws may be
-      shared where it says so (`draws_once = True`).
+    - Where it normalises over the samples of a batch, keeps numbers of all that it is handed, or
+      draws at random while it trains, it runs on the expansion: on unique samples it would come to
+      something else. What it draws may be shared where it says so (`draws_once = True`). And so it
+      does where it returns something else than a vector for each row, as weights beside them.
     - On a query for each sample it runs `pool_unique`, if the pooling has it beside its `forward`
       (`PoolsUnique`).
     - Else it runs on the expansion, and says so once in the log; `explain_pooling` knows before.
@@ -96,8 +97,11 @@ class DedupPooling(nn.Module):
                 if isinstance(one, Unexpanded):
                     one.took()
             pooled = pool(*shared)
-            if not isinstance(pooled, Tensor) or not pooled.dim():  # the others as any pooling's
+            if not _has_rows(pooled, lengths.unique.numel()):
                 check_unique(self, values.unique, lengths.unique, pooled)
+                vars(self)[TRIED].makes_rows = False
+                _warn_once(self, MAKES_OTHERS)
+                return pool(*_of_all(values, lengths, *asked))
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.unique.numel()):
             return pool(values.took(), lengths.unique, query)
@@ -126,6 +130,9 @@ NORMALISES = "it normalises over the samples of a batch, and unique ones have ot
 DRAWS = (
     "it draws at random, as dropout does, and each sample draws by itself; if those that share a "
     "unique sample may share what it draws, let it say so by draws_once = True"
+)
+MAKES_OTHERS = (
+    "it returns something else than one vector for each row, which nothing puts beside the samples"
 )
 KEEPS = (
     "it keeps numbers of all that it is handed (buffers), and those of unique samples are others"
@@ -213,6 +220,8 @@ class _Tried:
     """Its parts that may draw at random, now or once somebody sets their `p`."""
     draws: bool | None = None
     """Whether it draws at random while it trains; none before it was handed a value."""
+    makes_rows: bool = True
+    """Whether it made a vector for each row of all that it was handed."""
     keeps: bool | None = None
     """Whether its buffers are others by unique samples than by all; none before some repeat."""
 
@@ -236,6 +245,8 @@ def _why_of_all(
             tuple(part for part in parts if isinstance(part, kinds)) for kinds in (NORMS, DROPOUTS)
         )
         tried = vars(pooling)[TRIED] = _Tried(norms, dropouts)
+    if not tried.makes_rows:
+        return MAKES_OTHERS
     for norm in tried.norms:
         if norm.training or norm.running_mean is None:
             return NORMALISES
@@ -293,10 +304,14 @@ def _set_buffers(pooling: nn.Module, kept: Mapping[str, Tensor]) -> None:
 
 def _alike_buffers(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
     """Whether buffers are the same, but for rounding."""
-    return some.keys() == others.keys() and all(
-        buffer.shape == others[name].shape
-        and torch.allclose(buffer.double(), others[name].double(), equal_nan=True)
-        for name, buffer in some.items()
+    return some.keys() == others.keys() and all(map(_alike_numbers, some.values(), others.values()))
+
+
+def _alike_numbers(some: Tensor, others: Tensor) -> bool:
+    if some.shape != others.shape or some.dtype != others.dtype:
+        return False
+    return torch.equal(some, others) or (
+        some.is_floating_point() and torch.allclose(some.double(), others.double(), equal_nan=True)
     )
 
 
@@ -321,6 +336,10 @@ def _alike(values: Unexpanded, rows: Unexpanded) -> bool:
         and rows.is_unique
         and values.shares_lookup(rows)
     )
+
+
+def _has_rows(pooled: Any, num_rows: int) -> TypeGuard[Tensor]:
+    return isinstance(pooled, Tensor) and pooled.dim() > 0 and pooled.shape[0] == num_rows
 
 
 def _repeats_nothing(inverse_lookup: Tensor, num_unique: int) -> bool:
