@@ -88,6 +88,18 @@ def test_a_run_that_still_trains_shows_what_it_has(tmp_path: Path) -> None:
     assert set(memory.OWNERS) == set(OWNERS)
 
 
+def test_a_label_that_no_sample_of_an_evaluation_has_is_left_out(tmp_path: Path) -> None:
+    """As of orders, which the latest day's clicks have not yet."""
+    run = write_run(tmp_path / "run", 1.0)
+    with (run / "metrics.jsonl").open("a") as file:
+        bins = [[0.25, 0.5, 10.0]]
+        line = {"kind": "calibration", "step": 60, "labels": {"ordered": [], "click": bins}}
+        file.write(json.dumps(line) + "\n")
+    text = page(read_sources([str(run)]))
+    assert "Calibration of click" in text
+    assert "Calibration of ordered" not in text
+
+
 def test_an_older_run_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"kind": "train", "step": 5, "loss": 0.5}\n'

@@ -78,7 +78,8 @@ def _calibration(sources: Sources) -> Iterator[Figure]:
     for run, ink in sources.inks():
         lines = [line for line in run.lines if line["kind"] == "calibration"]
         for label, bins in lines[-1]["labels"].items() if lines else ():
-            found.setdefault(label, []).append((run.name, bins, ink))
+            if bins:  # none where no sample of the evaluation has the label
+                found.setdefault(label, []).append((run.name, bins, ink))
     for label, runs in found.items():
         most = 1.05 * max(value for _, bins, _ in runs for one in bins for value in one[:2])
         scale = Scale(low=0.0, high=min(1.0, most) or 1.0, unit="%")
