@@ -148,6 +148,25 @@ def test_last_layers_may_be_left_out(bottom: tuple[int, ...], top: tuple[int, ..
     assert config.top_layers_of(3) == [16, 3]
 
 
+@pytest.mark.parametrize(
+    ("top", "labels", "layers"),
+    [((8, 1, 1), 1, [8, 1, 1]), ((8, 3, 1), 3, [8, 3, 3]), ((3, 1), 3, [3, 3]), ((8, 3), 3, [8, 3])],
+)
+def test_no_layer_before_the_last_is_left_out(
+    top: tuple[int, ...], labels: int, layers: list[int]
+) -> None:
+    assert DlrmConfig(top=top).top_layers_of(labels) == layers
+
+
+@pytest.mark.parametrize("name", [record.name for record in recd_model()])
+def test_outputs_alone_are_no_top(name: str) -> None:
+    (record,) = (record for record in recd_model() if record.name == name)
+    history = SparseFeature(name="clicks", num_ids=9, sequence=True)
+    schema = Schema(labels=LABELS, dense=("price",), sparse=(*SCHEMA.sparse, history))
+    with pytest.raises(RegistryError, match=r"model\.top: has the outputs of 3 labels alone"):
+        Build(name, schema, record.config(top=(3,)))()
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_tables_follow_the_schema(name: str) -> None:
     model = Build(name, SCHEMA, SMALL[name])()

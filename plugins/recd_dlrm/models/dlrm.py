@@ -26,6 +26,7 @@ from recd_plugins.api import (
     RegistryError,
     check_patterns,
     matching,
+    so_many,
 )
 from recd_plugins.api.data import Label, Schema, SparseFeature
 
@@ -227,7 +228,8 @@ class DlrmConfig(Config):
 
     @property
     def bottom_layers(self) -> list[int]:
-        return _ending(self.bottom, self.embedding_dim)
+        last = () if self.bottom[-1:] == (self.embedding_dim,) else (self.embedding_dim,)
+        return [*self.bottom, *last]
 
     @property
     def top_layers(self) -> list[int]:
@@ -235,12 +237,8 @@ class DlrmConfig(Config):
 
     def top_layers_of(self, labels: int) -> list[int]:
         """The layers of the top MLP, of which the last has an output for each label."""
-        hidden = self.top[:-1] if self.top[-1:] == (1,) else self.top
-        return _ending(hidden, labels)
-
-
-def _ending(layers: tuple[int, ...], last: int) -> list[int]:
-    return list(layers if layers[-1:] == (last,) else (*layers, last))
+        is_last = self.top[-1:] in ((1,), (labels,))
+        return [*(self.top[:-1] if is_last else self.top), labels]
 
 
 def build_dlrm(config: DlrmConfig, context: Context) -> nn.Module:
@@ -251,7 +249,7 @@ def build_dlrm(config: DlrmConfig, context: Context) -> nn.Module:
         embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
         dense_in_features=dense_width(schema),
         dense_arch_layer_sizes=config.bottom_layers,
-        over_arch_layer_sizes=config.top_layers_of(len(schema.targets)),
+        over_arch_layer_sizes=top_layers(config, schema),
     )
     return click_model(net, schema, context)
 
@@ -284,6 +282,18 @@ def taken_schema(model: str, config: DlrmConfig, context: Context) -> Schema:
     return schema.having(taken)
 
 
+def top_layers(config: DlrmConfig, schema: Schema) -> list[int]:
+    """The layers of the top MLP for the schema's labels, at least two."""
+    layers = config.top_layers_of(len(schema.targets))
+    if len(layers) == 1:
+        raise RegistryError(
+            f"has the outputs of {so_many(len(schema.targets), 'label')} alone: it must have a "
+            "layer before the last, say [512, 256].",
+            where="model.top",
+        )
+    return layers
+
+
 def dense_width(schema: Schema) -> int:
     """Inputs of the bottom MLP: the dense features, or ClickModel's constant."""
     return schema.dense_width or 1
@@ -307,7 +317,7 @@ def build_dlrm_dcn(config: DlrmDcnConfig, context: Context) -> nn.Module:
         embedding_bag_collection=bag_tables(schema, schema.sparse, config.embedding_dim),
         dense_in_features=dense_width(schema),
         dense_arch_layer_sizes=config.bottom_layers,
-        over_arch_layer_sizes=config.top_layers_of(len(schema.targets)),
+        over_arch_layer_sizes=top_layers(config, schema),
         dcn_num_layers=config.cross_layers,
         dcn_low_rank_dim=config.low_rank,
     )

@@ -16,6 +16,7 @@ from recd_dlrm.models.dlrm import (
     dense_width,
     sequence_tables,
     taken_schema,
+    top_layers,
 )
 from recd_dlrm.poolings.reduce import Reduce
 from recd_plugins.api import (
@@ -246,6 +247,6 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
         vectors=SequenceVectors(schema.sparse_names, pooled),
         dense_features=dense_width(schema),
         bottom=config.bottom_layers,
-        top=config.top_layers_of(len(schema.targets)),
+        top=top_layers(config, schema),
     )
     return click_model(net, schema, context)
