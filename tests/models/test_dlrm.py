@@ -150,7 +150,12 @@ def test_last_layers_may_be_left_out(bottom: tuple[int, ...], top: tuple[int, ..
 
 @pytest.mark.parametrize(
     ("top", "labels", "layers"),
-    [((8, 1, 1), 1, [8, 1, 1]), ((8, 3, 1), 3, [8, 3, 3]), ((3, 1), 3, [3, 3]), ((8, 3), 3, [8, 3])],
+    [
+        ((8, 1, 1), 1, [8, 1, 1]),
+        ((8, 3, 1), 3, [8, 3, 3]),
+        ((3, 1), 3, [3, 3]),
+        ((8, 3), 3, [8, 3]),
+    ],
 )
 def test_no_layer_before_the_last_is_left_out(
     top: tuple[int, ...], labels: int, layers: list[int]

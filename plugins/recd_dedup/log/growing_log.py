@@ -150,7 +150,7 @@ class GrowingLogDataset(GrowingDataset):
         self._folder = folder / f"periods-{name}"
         self._is_same = False
         """Whether the periods that were there are known to be this log's."""
-        self._told = False
+        self._reported = False
         """Whether it was looked for what came after the data had ended."""
 
     @property
@@ -346,9 +346,9 @@ class GrowingLogDataset(GrowingDataset):
     def _tell_of_later(self) -> None:
         """Say, once, that more was written after the data had ended: it is in no period."""
         ended = self._read_json(self._folder / ENDED)
-        if self._told or ended is None:
+        if self._reported or ended is None:
             return
-        self._told = True
+        self._reported = True
         last = self._manifest(int(ended["before"]) - 1)
         try:
             cuts = self._log.cuts({}, NEVER, NEVER)
