@@ -4,8 +4,10 @@ need, which all of them look up by the kernel that it shares with another one.""
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +21,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
-from recd_plugins.errors import CapabilityError
+from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.testing.gloo import GlooPool
 
 SLOW = {"ranks_per_node": 2, "inter_node_gbps": 0.005, "intra_node_gbps": 1.0}
@@ -106,6 +109,50 @@ def test_a_table_without_rows_on_some_rank_keeps_the_kernel_that_has_some(
         "planned too"
     )
     assert others == [[]] * 3
+
+
+def refused_by_a_saved_plan(path: Path) -> str:
+    """On a rank; the error of a plan by which the larger table's rows travel in another kernel."""
+    net = TwoBags()
+    stack = rp.load(
+        {
+            "plugins": ["recd_flexshard"],
+            "topology": SLOW,
+            "sharding": {"use": "flexshard", "plan": str(path)},
+        }
+    )
+    with pytest.raises(RecdError) as refused:
+        stack.plan(net, sharders=[RowWiseBags()])
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("coalesce", ["none", "rank"])
+@pytest.mark.parametrize("table", ROWS)
+def test_a_saved_plan_that_leaves_a_table_without_rows_on_some_rank_is_refused(
+    gloo_pool: GlooPool, tmp_path: Path, table: str, coalesce: Coalesce
+) -> None:
+    hot = np.arange(4)
+    one = TablePlan(table=table, replicated=hot, coalesce=coalesce, num_rows=ROWS[table])
+    TierPlan(tables={table: one}, n_nodes=2, ranks_per_node=2).save(tmp_path / "p.arrow")
+    if coalesce == "none":  # both are in one kernel
+        assert gloo_pool.run(trains_by_a_saved_plan, tmp_path / "p.arrow", world_size=4)
+        return
+    for said in gloo_pool.run(refused_by_a_saved_plan, tmp_path / "p.arrow", world_size=4):
+        assert f"sharding.plan: {tmp_path}/p.arrow leaves table shop row-wise in a kernel" in said
+        assert "without a row on some of 4 ranks, where the first batch fails" in said
+
+
+ANOTHER_ORDER = 2 * 400 * 2**-24
+"""What squares of sums of 400 rows may differ by where these are added in another order."""
+
+
+def trains_by_a_saved_plan(path: Path) -> bool:
+    """On a rank."""
+    sharding = {"use": "flexshard", "plan": str(path)}
+    found, _ = losses({"plugins": ["recd_flexshard"], "topology": SLOW, "sharding": sharding})
+    expected, _ = losses(None)
+    assert found == pytest.approx(expected, rel=ANOTHER_ORDER)
+    return True
 
 
 def refused_on_unique_samples() -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.errors import (
+    CapabilityError,
     DataError,
     PluginError,
     RecdError,
@@ -275,6 +276,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self._notices.append(Unused(what=what, why=slower, cure=cure))
             return f"{reason}\n{slower}", own
         assert plan is not None  # where there is none, there is an own one
+        if own is None and self.tier_plan is not None:
+            self._check_saved_rows(self.tier_plan, plan, model, world_size, homes.mapped)
         self._behind = others
         return reason, plan
 
@@ -508,6 +511,39 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         )
         self._left.add(partners, why, cure)
         return as_torchrec(partners, chosen, tables)
+
+    def _check_saved_rows(
+        self,
+        saved: TierPlan,
+        plan: ShardingPlan,
+        model: nn.Module,
+        world_size: int,
+        mapped: Collection[str],
+    ) -> None:
+        """`CapabilityError` where a saved tier plan has a table, or leaves one that the planner
+        behind has row-wise, in a kernel without a row on some rank."""
+        every = model_tables(model)
+        shards = planned_shards(plan, every)
+        row_wise = {name: TableSizes() for name, one in shards.items() if one.kind == "row_wise"}
+        held = {
+            name: TableSizes(coalesce=one.coalesce)
+            for name, one in saved.tables.items()
+            if name in row_wise
+        }
+        files = self.found if self.all_mapped else mapped
+        before = without_rows(row_wise, every, world_size, (), self.fused)
+        lacking = [
+            name
+            for name in without_rows(row_wise | held, every, world_size, files, self.fused)
+            if name in held or name not in before
+        ]
+        if lacking:
+            raise CapabilityError(
+                f"{self.options_in}.plan: {self.plan_path} leaves {listed(lacking, kind='table')} "
+                f"row-wise in a kernel without a row on some of {so_many(world_size, 'rank')}, "
+                "where the first batch fails and the other ranks wait. Plan again: take `plan` out "
+                "of registry.yaml."
+            )
 
     def _checked_choice(
         self,
