@@ -328,7 +328,7 @@ class Stack(LooksAtBatches):
     @cached_property
     def periods(self) -> Periods | None:
         """The periods of a dataset that grows; none of any other."""
-        return Periods.of(self.registry, self._contexts.of, self._waits_for)
+        return Periods.of(self.registry, self._contexts.of, self._waits_for, self._usage.found)
 
     def _waits_for(self, what: str) -> None:
         self.waiting(f"waiting for {what}")

@@ -424,3 +424,48 @@ def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages
     monkeypatch.setattr("recd_plugins.registry.prepare.fcntl.flock", removed_meanwhile)
     behind.hold(4, period)
     assert locks[4].exists()  # what is held is there, for others to find
+
+
+SAME = """
+from recd_plugins.api import Config, EtlRecord, hookimpl
+from recd_plugins.api.data import write_table
+
+class Same:
+    def run(self, table, folder, progress):
+        return write_table(folder, table.schema, map(table.read, table.stripes))
+
+@hookimpl
+def recd_etl():
+    return [EtlRecord(name="same", summary="Same.", config=Config, build=lambda *_: Same())]
+"""
+
+
+def test_tables_of_periods_that_changed_code_has_written_are_told_once(tmp_path, rows, messages):
+    write(tmp_path, messages, 0, lambda: None, kill=False)
+    config = periods_of(opened(tmp_path), tmp_path, rows).config
+    growing = {"use": "growing_log", "join": dataclasses.asdict(JOIN), "ends_when_sealed": True}
+    growing |= {"schema": json.loads(SESSIONS.schema.to_json())}
+    growing |= {"origin": config.origin, "period_ms": config.period_ms}
+    plugin = tmp_path / "strangers_same.py"
+    plugin.write_text(SAME)
+    registry = {
+        "plugins": ["recd_dedup", str(plugin)],
+        "folder": str(tmp_path),
+        "log": {"use": "zstd_shards", "folder": str(tmp_path / "log"), "shards": 3},
+        "dataset": growing,
+        "etl": ["same"],
+    }
+
+    def read_all() -> None:
+        stack = load(registry)
+        stack.prepare()
+        for number in range(3):
+            stack.periods.tables(stack.periods.wait(number))
+
+    read_all()
+    read_all()  # a warning would be an error
+    plugin.write_text(f"{SAME}# changed\n")
+    with pytest.warns(NoticeWarning, match="the code of .*strangers_same.py has changed") as found:
+        read_all()
+    (says,) = (str(one.message) for one in found)
+    assert says.startswith("etl[0]: same may be outdated")

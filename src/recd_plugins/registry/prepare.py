@@ -78,7 +78,7 @@ def beside_registry(registry: Registry) -> Iterator[None]:
 def _prepared(
     registry: Registry, context: Callable[[str], Context], progress: Progress, found: Found
 ) -> Tables:
-    periods = Periods.of(registry, context)
+    periods = Periods.of(registry, context, found=found)
     if periods is not None:
         return periods.first(progress)[1]
     chosen = (registry.one("dataset"), *registry.chosen("etl"))
@@ -155,10 +155,13 @@ class Periods:
         context: Callable[[str], Context],
         dataset: GrowingDataset,
         waiting: Waiting = lambda what: None,
+        found: Found = lambda notices: None,
     ) -> None:
-        """`waiting` hears, several times a second, what period is waited for, and why."""
+        """`waiting` hears, several times a second, what period is waited for, and why; `found` is
+        handed the notices of tables, each once of all periods that it is of."""
         self.dataset = dataset
         self._registry, self._context, self._waiting = registry, context, waiting
+        self._found, self._told = found, set[str]()
         self._held: dict[int, int] = {}
         """By period, the descriptor whose lock keeps its tables."""
         weakref.finalize(self, _give_back, self._held)
@@ -169,11 +172,12 @@ class Periods:
         registry: Registry,
         context: Callable[[str], Context],
         waiting: Waiting = lambda what: None,
+        found: Found = lambda notices: None,
     ) -> Periods | None:
         """Those of a registry; none where its dataset does not grow."""
         if not registry.has_dataset or not _grows(choice := registry.one("dataset")):
             return None
-        return cls(registry, context, choice.build(context("dataset")), waiting)
+        return cls(registry, context, choice.build(context("dataset")), waiting, found)
 
     def wait(
         self, number: int, *, speaks: bool = False, together: Together = bool
@@ -193,7 +197,13 @@ class Periods:
 
     def tables(self, period: Period, progress: Progress = silent) -> Tables:
         """The tables of a period."""
-        return _written(self._registry, self._context, period, progress)
+        return _written(self._registry, self._context, period, progress, self._tell)
+
+    def _tell(self, notices: Iterable[Notice]) -> None:
+        """Hand on what is of no period before: the folders alone that a notice names differ."""
+        new = [one for one in notices if f"{type(one).__name__} {one.what}" not in self._told]
+        self._told.update(f"{type(one).__name__} {one.what}" for one in new)
+        self._found(new)
 
     def hold(self, number: int, period: Period) -> None:
         """Have nobody remove the tables of a period, until one is held that lies more than `keep`
