@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_module
 from stack_plugin import SCHEMA, Counting
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -257,6 +259,82 @@ def test_tables_made_of_a_file_that_has_changed_since_are_told(whose: str, tmp_p
     assert len(found) == 1
     shutil.rmtree(values["folder"])
     rp.load(values).prepare()
+
+
+ENDING = """
+import os
+
+class Numbered(Rows):
+    def __init__(self, files):
+        self.files = files
+    def chunks(self, split):
+        if split == "test":
+            end("in_test")
+        number = int(self.files.ids.read_text())
+        yield pa.table({"label": [0.0, 1.0], "a": [[CODE], [number]]})
+
+class Ending(Same):
+    def run(self, table, folder, progress):
+        end("in_step")
+        return super().run(table, folder, progress)
+
+def end(where):
+    if os.environ.get("KILLED") == where:
+        os._exit(9)
+    if os.environ.get("FAILS") == where:
+        raise KeyError(where)
+
+@hookimpl
+def recd_etl():
+    return [EtlRecord(name="ending", summary="Same.", config=Config, build=lambda *_: Ending())]
+
+@hookimpl
+def recd_dataset():
+    build = lambda files, _: Numbered(files)
+    return [DatasetRecord(name="numbered", summary="Rows.", config=Files, build=build)]
+"""
+
+
+@pytest.mark.parametrize("how", ["KILLED", "FAILS"])
+@pytest.mark.parametrize("where", ["in_test", "in_step"])
+@pytest.mark.parametrize("changed", ["code", "file"])
+def test_tables_that_were_left_half_are_of_one_code_and_one_file(
+    how: str, where: str, changed: str, tmp_path: Path
+) -> None:
+    """Those of a dataset that are whole, as where its step ended, are told as ever."""
+    plugin, number = tmp_path / f"ending_{how}_{where}_{changed}.py", tmp_path / "number"
+    values = {
+        "plugins": [str(plugin)],
+        "folder": str(tmp_path / "tables"),
+        "dataset": {"use": "numbered", "ids": str(number)},
+        "etl": ["ending"],
+    }
+    (tmp_path / "registry.yaml").write_text(json.dumps(values))
+
+    def write(code: int, file: int) -> None:
+        plugin.write_text(f"CODE = {code}{STRANGERS}{OF_FILES}{ENDING}")
+        number.write_text(str(file))
+
+    write(1, 3)
+    program = ("recd_plugins", "data", "prepare")
+    assert run_module(*program, folder=tmp_path, environment={how: where}).code
+    now = (2, 3) if changed == "code" else (1, 4)
+    write(*now)
+    said = run_module(*program, folder=tmp_path)
+    assert said.code == 0, said.err
+    made = {
+        split: [row for (row,) in pq.read_table(folder)["a"].to_pylist()]
+        for split in ("train", "test")
+        for folder in tmp_path.glob(f"tables/ending-*/{split}")
+    }
+    if where == "in_test":
+        assert made == {"train": [*now], "test": [*now]}
+        assert "outdated" not in said.err
+    else:
+        assert made == {"train": [1, 3], "test": [1, 3]}
+        assert "dataset: numbered may be outdated" in said.err
+    again = run_module(*program, folder=tmp_path)
+    assert ("outdated" in again.err) == ("outdated" in said.err)
 
 
 def test_batches_of_a_plugin_that_has_changed_since_are_others(tmp_path: Path) -> None:

@@ -69,9 +69,9 @@ class Dataset(ABC):
     def write(self, folder: Path, progress: Progress = silent) -> Tables:
         """The splits as tables under `folder`; those already there are taken as they are.
 
-        A user's error in the middle leaves nothing behind of a folder that it began.
+        A user's error in the middle leaves nothing behind of tables that it began.
         """
-        began = not folder.exists()
+        began = not any((folder / split).exists() for split in SPLITS)
         try:
             tables = {split: self._table(folder / split, split, progress) for split in SPLITS}
         except RecdError:

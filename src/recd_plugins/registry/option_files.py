@@ -16,10 +16,13 @@ from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [
+    "NOTE",
     "FileStat",
+    "changed_file",
     "changed_files",
     "files_of_steps",
     "note_files",
+    "note_less_files",
     "paths_of",
     "stats_of_files",
 ]
@@ -75,27 +78,32 @@ def stats_of_files(choice: Choice) -> dict[Path, FileStat]:
     return found
 
 
-def note_files(
-    choices: Sequence[Choice], folders: Sequence[Path], before: Sequence[Mapping[Path, FileStat]]
+def note_files(choice: Choice, folder: Path, files: Mapping[Path, FileStat]) -> None:
+    """Keep beside tables that are about to be written what the files of their step hold."""
+    with contextlib.suppress(OSError):  # tables can be written all the same
+        noted = {str(path): [*stat, sha256_of(path)] for path, stat in files.items()}
+        if noted:
+            write_whole(folder / NOTE, json.dumps(noted, indent=1) + "\n")
+
+
+def note_less_files(
+    folder: Path, before: Mapping[Path, FileStat], after: Mapping[Path, FileStat]
 ) -> None:
-    """Keep beside tables that were written just now what the files of their steps hold; a file that
-    was another one `before` they were written is written by a step, and not read."""
-    for choice, folder, known in zip(choices, folders, before, strict=True):
-        with contextlib.suppress(OSError):  # tables are there all the same
-            noted = {
-                str(path): [*stat, sha256_of(path)]
-                for path, stat in stats_of_files(choice).items()
-                if known.get(path) == stat
-            }
-            if noted:
-                write_whole(folder / NOTE, json.dumps(noted, indent=1) + "\n")
+    """Take out of what is kept beside tables the files that are others than `before` they were
+    written: a step writes these, and does not read them."""
+    written = {str(path) for path, stat in before.items() if after.get(path) != stat}
+    with contextlib.suppress(OSError, ValueError):
+        noted = json.loads((folder / NOTE).read_text()) if written else {}
+        if written & noted.keys():
+            left = {path: one for path, one in noted.items() if path not in written}
+            write_whole(folder / NOTE, json.dumps(left, indent=1) + "\n")
 
 
 def changed_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
     """The first of the choices of whose files one holds something else than its tables were made
     of, if any; all tables behind it were made of these."""
     for at, (choice, folder) in enumerate(zip(choices, folders, strict=True)):
-        if (file := _changed(choice, folder)) is None:
+        if (file := changed_file(choice, folder)) is None:
             continue
         behind = " ".join(str(one) for one in folders[at:])
         yield Outdated(
@@ -107,7 +115,7 @@ def changed_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterato
         return
 
 
-def _changed(choice: Choice, folder: Path) -> Path | None:
+def changed_file(choice: Choice, folder: Path) -> Path | None:
     """The first file of a choice that is not what was noted."""
     try:
         noted = json.loads((folder / NOTE).read_text())

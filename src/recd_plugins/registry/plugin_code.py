@@ -17,7 +17,15 @@ from recd_plugins.notices import Outdated
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["changed_code", "code_of", "made_by", "note_code", "outdated"]
+__all__ = [
+    "NOTE",
+    "changed_code",
+    "code_of",
+    "is_by_other_code",
+    "made_by",
+    "note_code",
+    "outdated",
+]
 
 NOTE = "code.sha256"
 """The file beside the tables of a plugin: the digest of its code when it wrote them."""
@@ -44,12 +52,22 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[
             yield f"the code of {plugin} has changed: what it says now holds from here on"
 
 
-def note_code(choices: Sequence[Choice], folders: Sequence[Path]) -> None:
-    """Keep beside tables that were written just now by which code they were."""
-    for choice, folder in zip(choices, folders, strict=True):
-        if (digest := _digest_of(choice)) is not None:
-            with contextlib.suppress(OSError):  # tables are there all the same
-                write_whole(folder / NOTE, digest)
+def note_code(choice: Choice, folder: Path) -> None:
+    """Keep beside tables that are about to be written by which code they are."""
+    if (digest := _digest_of(choice)) is not None:
+        with contextlib.suppress(OSError):  # tables can be written all the same
+            write_whole(folder / NOTE, digest)
+
+
+def is_by_other_code(choice: Choice, folder: Path) -> bool:
+    """Whether what lies in a folder was begun by other code of a stranger's plugin, or by nobody
+    knows which."""
+    if (digest := _digest_of(choice)) is None:
+        return False
+    try:
+        return (folder / NOTE).read_text() != digest
+    except OSError:
+        return True
 
 
 def outdated(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:

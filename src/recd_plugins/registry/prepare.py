@@ -15,7 +15,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import compress
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
@@ -29,12 +28,20 @@ from recd_plugins.data.growing import (
     closed_period,
 )
 from recd_plugins.data.table import ChunkError, Progress, Table, silent
-from recd_plugins.errors import DataError, check_made
+from recd_plugins.errors import DataError, RecdError, check_made
 from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
-from recd_plugins.registry.option_files import changed_files, note_files, stats_of_files
-from recd_plugins.registry.plugin_code import note_code, outdated
+from recd_plugins.registry.option_files import NOTE as NOTE_OF_FILES
+from recd_plugins.registry.option_files import (
+    changed_file,
+    changed_files,
+    note_files,
+    note_less_files,
+    stats_of_files,
+)
+from recd_plugins.registry.plugin_code import NOTE as NOTE_OF_CODE
+from recd_plugins.registry.plugin_code import is_by_other_code, note_code, outdated
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
 
@@ -110,13 +117,14 @@ def _written(
     folders = _folders(registry, choice, dataset)
     choices = (choice, *registry.chosen("etl"))
     with _while_written(registry, folders, progress):
+        _drop_others_halves(choices, folders)
         found(outdated(choices, folders))
         found(changed_files(choices, folders))
-        new = [not _are_written([folder]) for folder in folders]
-        files = [stats_of_files(one) for one in choices]
-        if new[0] and files[0] and dataset.fingerprint():  # which changes with its source
-            files[0] = {}
-        with choice.named("when it wrote its tables"), _naming_chunks(choice):
+        with (
+            _begun(choice, folders[0], dataset),
+            choice.named("when it wrote its tables"),
+            _naming_chunks(choice),
+        ):
             tables = dataset.prepare(folders[0], progress)
             if tables.train.source is not None:
                 # A step reads the files as it likes, so their columns are those of the schema.
@@ -125,12 +133,49 @@ def _written(
         found(notices)
         for step, folder in zip(registry.chosen("etl"), folders[1:], strict=True):
             etl = step.build(context("etl"))
-            with step.named("when it ran"), _naming_chunks(step):
+            with _begun(step, folder), step.named("when it ran"), _naming_chunks(step):
                 tables = _run(etl, tables, folder, progress, step.who)
-        written = [*compress(choices, new)], [*compress(folders, new)]
-        note_code(*written)
-        note_files(*written, [*compress(files, new)])
     return tables
+
+
+@contextlib.contextmanager
+def _begun(choice: Choice, folder: Path, dataset: Dataset | None = None) -> Iterator[None]:
+    """Inside, a choice writes its tables. What they are made by is noted first: of what a kill
+    leaves half, somebody with other code, or other files, may write the rest. A `dataset` with a
+    fingerprint has its files in that."""
+    if _are_written([folder]):
+        yield
+        return
+    before = stats_of_files(choice)
+    if before and dataset is not None and dataset.fingerprint():
+        before = {}
+    note_code(choice, folder)
+    note_files(choice, folder, before)
+    try:
+        yield
+    except RecdError:
+        if not _holds_tables(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    note_less_files(folder, before, stats_of_files(choice))
+
+
+def _drop_others_halves(choices: Sequence[Choice], folders: Sequence[Path]) -> None:
+    """Remove what a kill left half and is not of the code, or of the files, that the rest would be
+    of."""
+    for choice, folder in zip(choices, folders, strict=True):
+        if _are_written([folder]) or not _holds_tables(folder):
+            continue
+        if is_by_other_code(choice, folder) or changed_file(choice, folder) is not None:
+            _remove(folder)
+
+
+def _holds_tables(folder: Path) -> bool:
+    """Whether a folder has more than notes."""
+    try:
+        return any(one.name not in (NOTE_OF_CODE, NOTE_OF_FILES) for one in folder.iterdir())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
