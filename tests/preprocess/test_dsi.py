@@ -448,3 +448,21 @@ def test_buckets_are_those_of_torch(borders: list[float], numbers: list[float]) 
     bucketize = Bucketize(tuple(ends.tolist()))
     found = bucketize.buckets(floats[:, None], ends)
     assert torch.equal(found, torch.bucketize(floats[:, None], ends))
+
+
+def test_buckets_are_those_of_torch_where_borders_crowd_or_are_beyond_float32() -> None:
+    """Cells of the grid with one border, with twenty, and none between infinite borders."""
+    nan, inf = math.nan, math.inf
+    for borders in [
+        (-1e6, *map(float, range(1, 41))),
+        (*map(float, range(1, 41)), 1e6),
+        (-1e39, 0.0, 1.0),
+        (-1e39, 0.0, 1.0, 1e39),
+        (-1e39, 2.0),
+        (1e39,),
+    ]:
+        parse(RECORDS["bucketize"].config, {"borders": list(borders)}, "bucketize")
+        bucketize = Bucketize(borders)
+        numbers = torch.tensor([nan, -inf, -1e38, -1.0, 0.0, 0.5, 1.0, 2.0, 39.5, 50.0, 1e38, inf])
+        found = bucketize.buckets(numbers[:, None], bucketize.borders)
+        assert torch.equal(found, torch.bucketize(numbers[:, None], bucketize.borders))

@@ -227,12 +227,14 @@ def _grid(borders: Floats) -> tuple[np.float64, np.float64, npt.NDArray[np.int64
     cell.
 
     The cell of a number never falls as the number grows, so borders of cells before its own are
-    less than it, whatever is rounded.
+    less than it, whatever is rounded. A border that is beyond float32 is infinite, and lies in the
+    first cell or in the last one.
     """
-    low, high = (np.float64(one) for one in (borders[0], borders[-1]))
+    finite = borders[np.isfinite(borders)]
+    if len(finite) < 2:
+        return np.float64(0), np.float64(0), np.array([0, len(borders)])
+    low, high = (np.float64(one) for one in (finite[0], finite[-1]))
     count = CELLS * len(borders)
-    if high == low:
-        return low, np.float64(0), np.array([0, len(borders)])
     scale = np.float64(count / (high - low))
     cells = np.clip((borders - low) * scale, 0, count - 1).astype(np.int64)
     return low, scale, np.searchsorted(cells, np.arange(count + 1))
@@ -256,10 +258,10 @@ def _buckets(
         k, end = before[cell], before[cell + 1]
         while end - k > 8:  # borders that crowd in one cell
             middle = (k + end) // 2
-            if borders[middle] < x:
-                k = middle + 1
-            else:
+            if borders[middle] >= x:
                 end = middle
+            else:
+                k = middle + 1
         while k < end and not borders[k] >= x:
             k += 1
         out[i] = k
