@@ -466,3 +466,14 @@ def test_buckets_are_those_of_torch_where_borders_crowd_or_are_beyond_float32() 
         numbers = torch.tensor([nan, -inf, -1e38, -1.0, 0.0, 0.5, 1.0, 2.0, 39.5, 50.0, 1e38, inf])
         found = bucketize.buckets(numbers[:, None], bucketize.borders)
         assert torch.equal(found, torch.bucketize(numbers[:, None], bucketize.borders))
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+def test_a_weight_of_zero_has_no_sign(power: float) -> None:
+    weights = [0.0, -0.0, 4.0, -4.0]
+    features = from_lists({"a": [[1, 2, 3, 4]]})
+    features = KeyedJaggedTensor(
+        ["a"], features.values(), torch.tensor(weights), lengths=features.lengths()
+    )
+    made = ComputeScore(scale=3.0, power=power, offset=1.0)(features).weights().tolist()
+    assert made == [1.0, 1.0, 3 * 4.0**power + 1, -3 * 4.0**power + 1]

@@ -228,7 +228,7 @@ class ComputeScore(nn.Module):
         if weights is None:
             weights = torch.ones_like(features.values(), dtype=torch.float32)
         if self.power != 1:
-            weights = weights.abs().pow(self.power).copysign(weights)
+            weights = weights.abs().pow(self.power) * weights.sign()
         return with_ids(
             features,
             features.values(),
