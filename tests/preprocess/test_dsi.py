@@ -477,3 +477,26 @@ def test_a_weight_of_zero_has_no_sign(power: float) -> None:
     )
     made = ComputeScore(scale=3.0, power=power, offset=1.0)(features).weights().tolist()
     assert made == [1.0, 1.0, 3 * 4.0**power + 1, -3 * 4.0**power + 1]
+
+
+def test_a_column_of_the_name_of_weights_that_are_made() -> None:
+    """Keys of a trainer's own batches are no columns: its weights of `a` go by no name."""
+    scores = {"use": "compute_score", "features": ["a"], "scale": 2.0}
+    own = from_lists({"a": [[1], [2]], "a_weights": [[3], []]})
+    for features in (["a"], ["a", "a_weights"]):
+        chain = [{**scores, "features": features}]
+        made = rp.load({"plugins": ["recd_dsi"], "preprocess": chain}).convert(own)
+        assert to_lists(made) == to_lists(own)
+        assert made["a"].weights().tolist() == [2.0, 2.0]
+    table = Schema(
+        session_id=None,
+        timestamp=None,
+        sparse=tuple(SparseFeature(name=name, num_ids=9) for name in ("a", "a_weights")),
+    )
+    says = (
+        r"preprocess 'compute_score'.*: column 'a_weights' is named twice: the weights of the ids "
+        r"of 'a' go by it, since that is scored\. Give the other column another name\."
+    )
+    for features in (("a",), ("a", "a_weights")):
+        with pytest.raises(RecdError, match=says):
+            transform_of(table, ("compute_score", {}, features))

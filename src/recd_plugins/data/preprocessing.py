@@ -194,7 +194,10 @@ class Step:
         self._check_free(feature.name for feature in new)
         names = {feature.name for feature in made}
         kept = self.before.drop(name for name in self.takes if name not in names)
-        return kept.replace(feature for feature in made if feature.name in self.takes).add(new)
+        try:
+            return kept.replace(feature for feature in made if feature.name in self.takes).add(new)
+        except RegistryError as error:  # of columns that the transform does not take
+            raise RegistryError(f"{self.who}: {error.message}") from error
 
     def _after_dense(self, made: Schema) -> Schema:
         """The schema with what was made of dense columns in their place, or behind all."""

@@ -149,12 +149,24 @@ class Schema(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "label", first_label(self.label, self.labels))
-        check_unique(self.columns)
+        check_unique(self._named)
+        for feature in self.sparse if self.label else ():  # else of no table, but of keys alone
+            if feature.scored and feature.weights_name in self._named:
+                raise RegistryError(
+                    f"column {feature.weights_name!r} is named twice: the weights of the ids of "
+                    f"{feature.name!r} go by it, since that is scored. Give the other column "
+                    "another name."
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column, in the order of the file."""
-        return (*self.key_columns, *self.float_columns, *self.sparse_names, *self.weights_names)
+        return (*self._named, *self.weights_names)
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """The columns that the schema names."""
+        return (*self.key_columns, *self.float_columns, *self.sparse_names)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
