@@ -500,3 +500,29 @@ def test_a_column_of_the_name_of_weights_that_are_made() -> None:
     for features in (("a",), ("a", "a_weights")):
         with pytest.raises(RecdError, match=says):
             transform_of(table, ("compute_score", {}, features))
+
+
+CHAINS: list[list[dict[str, Any]]] = [
+    [{"use": "sigrid_hash", "modulo": 31}, {"use": "first_x", "n": 1}],
+    [{"use": "sampling", "share": 0.5}, {"use": "compute_score", "features": "a"}],
+    [{"use": "clamp", "high": 3, "features": "b"}],
+    [{"use": "n_gram", "of": ["a"], "n": 1, "modulo": 31, "into": "c"}, {"use": "first_x", "n": 1}],
+    [{"use": "cartesian", "left": "a", "right": "b", "modulo": 31, "into": "c", "keep": False}],
+    [{"use": "union", "left": "b", "right": "a", "into": "c"}, {"use": "sampling", "share": 0.5}],
+    [{"use": "intersection", "left": "a", "right": "b", "into": "c"}],
+    [{"use": "enumerate", "of": "b", "longest": 2, "into": "c"}],
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0]["use"])
+def test_the_type_of_ids_is_the_same_whether_or_not_there_are_some(chain: Any) -> None:
+    """Ranks exchange ids by their bytes, and one of them may have a batch of empty lists alone."""
+    stack = rp.load({"plugins": ["recd_dsi"], "preprocess": chain})
+    kinds = set()
+    for a in ([[1, 2], [3]], [[], []]):
+        for b in ([[2], [3]], [[], []]):
+            lists = from_lists({"a": a, "b": b, "other": [[1], [2]]})
+            narrow = KeyedJaggedTensor(lists.keys(), lists.values().int(), lengths=lists.lengths())
+            made = stack.convert(narrow)
+            kinds.add((made.values().dtype, made.lengths().dtype))
+    assert len(kinds) == 1

@@ -89,7 +89,8 @@ def with_feature(
 
 def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJaggedTensor:
     """What `with_feature` makes of the features with each of these, one after another; each id is
-    copied once for all of them."""
+    copied once for all of them. Ids of two types get the wider one, whether or not there are some:
+    ranks exchange them."""
     return made_of_rows(features, rows_with_features(features, added))
 
 
@@ -131,7 +132,7 @@ def rows_with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> K
     counts = None if numels is None else [*numels, *(one.values.numel() for one in added)]
     return KeyedRows(
         keys,
-        _laid(ids, ends, _typed(features, added), pieces),
+        _laid(ids, ends, [one.values for one in added], pieces),
         _laid(
             lengths,
             [stride * place for place in range(len(held) + 1)],
@@ -167,30 +168,6 @@ def _order(
         else:
             pieces.append(range(place, place + 1))
     return tuple(names[place] for place in places), tuple(pieces)
-
-
-def _typed(features: KeyedJaggedTensor, added: Sequence[Added]) -> list[Tensor]:
-    """The ids of each feature that is added; those of another type get that of the others, if it
-    comes behind features without any."""
-    dtype, found = features.values().dtype, []
-    for number, one in enumerate(added):
-        values = one.values
-        if values.dtype != dtype:
-            if _num_ids(features, added[:number], one.last):
-                dtype = torch.promote_types(dtype, values.dtype)
-            else:
-                values = values.to(dtype)
-        found.append(values)
-    return found
-
-
-def _num_ids(features: KeyedJaggedTensor, before: Sequence[Added], last: Collection[str]) -> int:
-    """The ids of some features, or of all."""
-    behind = {one.name: one.values.numel() for one in before}
-    if not last:
-        return int(features.values().numel()) + sum(behind.values())
-    counts = dict(zip(features.keys(), features.length_per_key(), strict=True)) | behind
-    return sum(counts[key] for key in last)
 
 
 def _weighing(
