@@ -526,3 +526,21 @@ def test_the_type_of_ids_is_the_same_whether_or_not_there_are_some(chain: Any) -
             made = stack.convert(narrow)
             kinds.add((made.values().dtype, made.lengths().dtype))
     assert len(kinds) == 1
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0]["use"])
+@pytest.mark.parametrize("dedup", ["none", "exact", "partial"])
+def test_lengths_of_keys_by_samples_are_taken_as_torchrec_takes_them(
+    chain: Any, dedup: str
+) -> None:
+    registry: dict[str, Any] = {"plugins": ["recd_dedup", "recd_dsi"], "preprocess": chain}
+    if dedup != "none":
+        registry["dedup"] = {"use": dedup, "groups": [["a", "b"]]}
+    stack = rp.load(registry)
+    flat = from_lists({"a": [[1, 2], [1, 2], [5]], "b": [[2, 2], [2, 2], []]})
+    by_key = KeyedJaggedTensor(
+        flat.keys(), flat.values(), lengths=flat.lengths().view(2, 3), stride=3
+    )
+    found, expected = (stack.convert(one) for one in (by_key, flat))
+    assert to_lists(found) == to_lists(expected)
+    assert torch.equal(found.lengths(), expected.lengths())

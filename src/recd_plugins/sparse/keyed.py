@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Added",
     "KeyedRows",
+    "in_one_line",
     "made_of_rows",
     "mark_of",
     "marked",
@@ -54,6 +55,15 @@ def with_ids(
         length_per_key=features.length_per_key_or_none() if kept else None,
         inverse_indices=features.inverse_indices_or_none(),
     )
+
+
+def in_one_line(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same features, their lengths [K * B]: TorchRec takes those of [K, B] too."""
+    lengths = features.lengths()
+    if lengths.dim() == 1:
+        return features
+    weights = features.weights_or_none()
+    return with_ids(features, features.values(), lengths=lengths.reshape(-1), weights=weights)
 
 
 class Added(NamedTuple):

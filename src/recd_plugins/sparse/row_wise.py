@@ -20,6 +20,7 @@ from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import (
     Added,
     KeyedRows,
+    in_one_line,
     made_of_rows,
     rows_with_features,
     with_features,
@@ -297,6 +298,8 @@ class TransformedFeatures(Generic[Features]):
 
     def __init__(self, features: Features) -> None:
         self._features: KeyedJaggedTensor | DeduplicatedFeatures = features
+        if isinstance(features, KeyedJaggedTensor):
+            self._features = in_one_line(features)
         self._added: list[Added] = []
         """To be laid behind them."""
         self._rows: KeyedRows | None = None
