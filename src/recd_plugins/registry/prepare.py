@@ -206,7 +206,7 @@ class Periods:
         handed the notices of tables, each once of all periods that it is of."""
         self.dataset = dataset
         self._registry, self._context, self._waiting = registry, context, waiting
-        self._found, self._told = found, set[str]()
+        self._found, self._reported = found, set[str]()
         self._held: dict[int, int] = {}
         """By period, the descriptor whose lock keeps its tables."""
         weakref.finalize(self, _give_back, self._held)
@@ -246,8 +246,8 @@ class Periods:
 
     def _tell(self, notices: Iterable[Notice]) -> None:
         """Hand on what is of no period before: the folders alone that a notice names differ."""
-        new = [one for one in notices if f"{type(one).__name__} {one.what}" not in self._told]
-        self._told.update(f"{type(one).__name__} {one.what}" for one in new)
+        new = [one for one in notices if f"{type(one).__name__} {one.what}" not in self._reported]
+        self._reported.update(f"{type(one).__name__} {one.what}" for one in new)
         self._found(new)
 
     def hold(self, number: int, period: Period) -> None:
