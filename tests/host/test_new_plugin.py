@@ -56,6 +56,33 @@ def test_a_plugin_is_written_under_its_own_name(tmp_path: Path) -> None:
     assert "class MySums(nn.Module)" in (folder / "src/my_sums/__init__.py").read_text()
 
 
+@pytest.mark.parametrize("name", ["my_new_plugin", "new_plugin_2", "new_plugin"])
+def test_a_name_may_hold_that_of_the_templates(tmp_path: Path, name: str) -> None:
+    folder = write_plugin(name, "pooling", tmp_path)
+    test = (folder / f"tests/test_{name}.py").read_text()
+    camel = "".join(part.capitalize() for part in name.split("_"))
+    assert f"from {name} import {camel}, recd_pooling" in test
+    assert Registry.load(folder / "registry.yaml").plugins == ("recd_dlrm", f"./src/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "slot", "says"),
+    [
+        ("on", "pooling", "in registry.yaml, which names it, the word means True"),
+        ("null", "pooling", "the word means None"),
+        ("range", "cache", "a class of it would be called Range, as something that its code uses"),
+        ("config", "callbacks", "a class of it would be called Config"),
+        ("none", "pooling", "a class of it would be called None"),
+    ],
+)
+def test_a_name_that_means_something_else_there_is_refused(
+    tmp_path: Path, name: str, slot: str, says: str
+) -> None:
+    written = new(name, "--slot", slot, "--into", tmp_path)
+    assert (written.exit_code, says in written.stderr) == (2, True), written.stderr
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_tests_of_every_slots_plugin_pass_as_written(tmp_path: Path) -> None:
     folders = [write_plugin(f"my_{slot}", slot, tmp_path) for slot in SLOTS]

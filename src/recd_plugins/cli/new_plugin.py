@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import keyword
 import re
@@ -62,6 +63,16 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
         raise RegistryError(
             f"there is no template for the slot {slot!r}; {nearest(slot, SLOTS_WITH_TEMPLATE)}"
         )
+    if (meant := _in_yaml(name)) is not None:
+        raise RegistryError(
+            f"{name!r} cannot name a plugin: in registry.yaml, which names it, the word means "
+            f"{meant}. Choose another name."
+        )
+    if clash := _clash(name, slot):
+        raise RegistryError(
+            f"{name!r} cannot name a plugin of this slot: a class of it would be called {clash}, "
+            "as something that its code uses. Choose another name."
+        )
     folder = into / name
     there = RegistryError(f"{folder} is there already. Choose another name, or remove it.")
     if folder.exists():
@@ -82,6 +93,32 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
             raise _unwritten(folder, error) from error
         raise
     return folder
+
+
+def _in_yaml(name: str) -> str | None:
+    """What YAML makes of the word `name`, if that is no text."""
+    import yaml
+
+    value = yaml.safe_load(name)
+    return None if value == name else f"{value!r}"
+
+
+def _clash(name: str, slot: str) -> str | None:
+    """A class of the plugin that would hide what the templates import, or be a word of Python."""
+    texts = [
+        (TEMPLATES / slot / file).read_text(encoding="utf-8")
+        for file in ("__init__.py", "test_new_plugin.py")
+    ]
+    every = [node for text in texts for node in ast.walk(ast.parse(text))]
+    imported = {
+        alias.asname or alias.name
+        for node in every
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and getattr(node, "module", "") != f"recd_plugins.cli.templates.{slot}"
+        for alias in node.names
+    }
+    classes = [_renamed(node.name, name, slot) for node in every if isinstance(node, ast.ClassDef)]
+    return next((one for one in classes if one in imported or keyword.iskeyword(one)), None)
 
 
 def _unwritten(folder: Path, error: OSError) -> RegistryError:
@@ -114,12 +151,13 @@ def _write(name: str, slot: str, folder: Path) -> None:
 
 
 def _renamed(text: str, name: str, slot: str) -> str:
-    """The templates' names, which are those of modules that are linted, become the plugin's."""
-    for theirs, ours in (
-        (f"recd_plugins.cli.templates.{slot}", name),
-        ("new_plugin", name),
-        ("new-plugin", name.replace("_", "-")),
-        ("NewPlugin", "".join(part.capitalize() for part in name.split("_"))),
-    ):
-        text = text.replace(theirs, ours)
-    return text
+    """The templates' names, which are those of modules that are linted, become the plugin's: all at
+    once, for the plugin's may hold one of them, as my_new_plugin does."""
+    ours = {
+        f"recd_plugins.cli.templates.{slot}": name,
+        "new_plugin": name,
+        "new-plugin": name.replace("_", "-"),
+        "NewPlugin": "".join(part.capitalize() for part in name.split("_")),
+    }
+    theirs = "|".join(map(re.escape, ours))
+    return re.sub(theirs, lambda found: ours[found[0]], text)
