@@ -82,3 +82,36 @@ def test_batch_sizes_are_trained_to_one_loss(registry: Path) -> None:
     assert " best " in tuned.out
     # Reached at once, so no step more than the pipeline needs.
     assert [row.split("│")[4].strip() for row in tuned.out.splitlines() if " best " in row] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--batch-size=8", "--batch-size=256"],
+            "--batch-size: 3 steps, the fewest of a trial, of 256 samples on 1 rank take 768, but "
+            "there are 512. Name 170 at most, or give the train split more rows.",
+        ),
+        (
+            ["--batch-size=64", "--samples=100"],
+            "but there are 100. Name 33 at most, or raise --samples.",
+        ),
+        (
+            ["--samples=100", "--window=128"],
+            "--window: so many samples are 128, but 100 are trained, so that no loss would be of "
+            "as many. Lower it, or raise --samples.",
+        ),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(registry: Path, options: list[str], says: str) -> None:
+    tuned = tune(registry, *options)
+    assert (tuned.code, says in tuned.err) == (2, True), tuned.err
+
+
+def test_sizes_around_the_registrys_are_those_that_the_samples_suffice_for(registry: Path) -> None:
+    """Of larger ones a window would be of more samples than the smaller ones train."""
+    tuned = tune(registry, "--samples=100", "--json")
+    assert tuned.code == 0, tuned.err
+    found = json.loads(tuned.out)
+    assert [one["batch_size"] for one in found["sides"]["without cache"]] == [2, 8, 32]
+    assert found["window"] == 32

@@ -21,7 +21,8 @@ from recd_plugins.cli.options import (
     reported_trial,
     server_of_ranks,
 )
-from recd_plugins.errors import so_many
+from recd_plugins.errors import DataError, so_many
+from recd_plugins.trainer.tuning.trial_rank import WARM_UP
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from recd_plugins.trainer.tuning.learning import Learning
 
 __all__ = ["loss"]
+
+FEWEST_STEPS = WARM_UP + 1
 
 Trainings = Mapping[str, Mapping[int, "Learning | None"]]
 
@@ -85,16 +88,25 @@ def loss(
             stack.prepare(show)
         stack.check()
         own, ranks = stack.registry.train.batch_size, stack.registry.train.ranks
-        sizes = sorted(set(batch_sizes or (max(1, own // 4), own, 4 * own, 16 * own)))
         rows = stack.prepare().train.num_rows
-        sizes = [size for size in sizes if 2 * size * ranks <= rows] or sizes[:1]
+        most = samples or rows
+        sizes = (
+            _asked(batch_sizes, ranks, rows, samples)
+            if batch_sizes
+            else _around(own, ranks, min(rows, most))
+        )
+        if window is not None and window > most:
+            raise DataError(
+                f"--window: so many samples are {window:,}, but {most:,} are trained, so that no "
+                f"loss would be of as many. Lower it, or {_raise(samples)}."
+            )
         sides = {"without cache": [*changes, "cache=null"]}
         if stack.registry.chosen("cache"):
             sides["with cache"] = changes
         counted = window or sizes[-1] * ranks
         trainings: dict[str, dict[int, Learning | None]] = {name: {} for name in sides}
         with progress() as show:
-            total, most = len(sides) * len(sizes), samples or rows
+            total = len(sides) * len(sizes)
             show("trainings", 0, total)
             for done, (name, size) in enumerate(product(sides, sizes), start=1):
                 trainings[name][size] = _train(
@@ -106,6 +118,31 @@ def loss(
         print(json.dumps(found))
     else:
         _show(found)
+
+
+def _around(own: int, ranks: int, samples: int) -> list[int]:
+    """The registry's batch size and some around it: those of which so many samples are steps
+    enough, or the least."""
+    sizes = sorted({max(1, own // 4), own, 4 * own, 16 * own})
+    return [size for size in sizes if FEWEST_STEPS * size * ranks <= samples] or sizes[:1]
+
+
+def _asked(sizes: Sequence[int], ranks: int, rows: int, samples: int | None) -> list[int]:
+    """The batch sizes of the command line, each once; `DataError` for one that cannot be tried."""
+    most = rows if samples is None else min(rows, samples)
+    largest, at_once = max(sizes), FEWEST_STEPS * ranks
+    if largest * at_once > most:
+        raise DataError(
+            f"--batch-size: {FEWEST_STEPS} steps, the fewest of a trial, of "
+            f"{so_many(largest, 'sample')} on {so_many(ranks, 'rank')} take {largest * at_once:,}, "
+            f"but there are {most:,}. Name {max(1, most // at_once):,} at most, or "
+            f"{_raise(samples if most < rows else None)}."
+        )
+    return sorted(set(sizes))
+
+
+def _raise(samples: int | None) -> str:
+    return "give the train split more rows" if samples is None else "raise --samples"
 
 
 def _train(
