@@ -13,9 +13,10 @@ import yaml
 from strangers_files import write
 from typer.testing import CliRunner
 
-from recd_plugins.cli.init import registry_text, sizes
+from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import write_table
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
@@ -106,6 +107,30 @@ def test_a_registry_is_written_for_what_the_table_has(tmp_path: Path) -> None:
         assert steps >= 1
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside one of plain ids"])
+def test_a_history_of_scored_ids_is_summed(tmp_path: Path, beside: bool) -> None:
+    """Attention would refuse its weights."""
+    item = SparseFeature(name="item", num_ids=9, table="items")
+    seen, rated = (
+        SparseFeature(name=name, num_ids=9, table="items", sequence=True, scored=name == "rated")
+        for name in ("seen", "rated")
+    )
+    schema = Schema(dense=("price",), sparse=(item, rated, *([seen] if beside else [])))
+    rows: dict[str, list[object]] = {"session_id": [1, 1], "timestamp": [1, 2], "label": [0.0, 1.0]}
+    rows |= {"price": [0.5, 1.5], "item": [[1], [2]], "rated": [[3, 4], []], "seen": [[5], [6]]}
+    rows |= {"rated_weights": [[0.5, 2.0], []]}
+    names = schema.arrow().names
+    table = pa.table({name: rows[name] for name in names}, schema=schema.arrow())
+    for split in ("train", "test"):
+        write_table(tmp_path / "table" / split, schema, [table])
+    text, _ = registry_of_table(tmp_path / "table", None, None)
+    (tmp_path / "r.yaml").write_text(text)
+    stack = load(tmp_path / "r.yaml", ["dedup=null", "etl=null", "reader=local"])
+    stack.check()
+    assert len([*stack.registry.chosen("pooling")]) == beside
+    assert stack.model() is not None
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -142,6 +167,12 @@ def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         result = CliRunner().invoke(app, arguments)
         assert (result.exit_code, says in result.stderr) == (2, True), result.output
+    flat = Schema(session_id=None, timestamp=None, dense=("price",))
+    prices = pa.table({"label": [0.0, 1.0], "price": [1.0, 2.0]}).cast(flat.arrow())
+    write_table(tmp_path / "prices", flat, [prices])
+    result = CliRunner().invoke(app, ["init", "prices", "--test", "prices"])
+    assert "prices: has no sparse feature, of which every model here embeds some" in result.stderr
+    assert not (tmp_path / "registry.yaml").exists()
     run("init", "table", "--test", "table")
     again = CliRunner().invoke(app, ["init", "table", "--test", "table"])
     assert "registry.yaml: is there already. Name another with --out" in again.stderr

@@ -118,6 +118,12 @@ def registry_of_table(
     for one in (opened, tested):
         if not one.num_rows:
             raise DataError(f"{one.path}: holds no rows. Name a table that has some.")
+    if not opened.schema.sparse:
+        raise DataError(
+            f"{train}: has no sparse feature, of which every model here embeds some. List its "
+            "columns of ids under the schema's `sparse`; or write a registry.yaml by hand, with a "
+            "model of your own: `recd plugins new NAME --slot model` begins one."
+        )
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened
 
@@ -174,9 +180,10 @@ def registry_text(
 
 
 def asked_sequences(schema: Schema) -> list[tuple[SparseFeature, str]]:
-    """The sequences that share a table with a feature that is none, and the first such feature."""
+    """The sequences that share a table with a feature that is none, and the first such feature; but
+    those of scored ids, which attention does not weigh: their sums are."""
     found = []
-    for sequence in (one for one in schema.sparse if one.sequence):
+    for sequence in (one for one in schema.sparse if one.sequence and not one.scored):
         query = next(
             (
                 one.name
