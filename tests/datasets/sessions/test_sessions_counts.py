@@ -30,6 +30,14 @@ def test_session_sizes_have_their_mean_and_their_tail() -> None:
     assert 1 == sizes.min() < sizes.max() <= 10_000
 
 
+@pytest.mark.parametrize("sigma", [0.1, 1.5, 4.0])
+@pytest.mark.parametrize(("mean", "most"), [(10, 10), (9.9, 10), (1, 1), (1, 10), (999.5, 1000)])
+def test_session_sizes_have_their_mean_next_to_the_ends_of_their_range(
+    mean: float, most: int, sigma: float
+) -> None:
+    assert CountLaw.lognormal(mean, sigma, most).mean == pytest.approx(mean, rel=1e-9)
+
+
 def test_solve_finds_where_a_rising_function_reaches_a_value() -> None:
     assert solve(lambda x: x**3, 27, -50, 50) == pytest.approx(3, abs=1e-15)
     assert solve(lambda x: float(x >= 1), 1, 0, 8) == 1  # where it steps over the value

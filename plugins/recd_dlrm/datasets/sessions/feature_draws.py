@@ -38,7 +38,8 @@ class FeatureConfig(Config):
     sequence: bool = False
     """A history: the order of its ids carries meaning."""
     stay: Annotated[float, Range(ge=0, le=1)] = 0.0
-    """d(f): the probability that it is unchanged in the adjacent sample of its session."""
+    """d(f): the probability that it is unchanged in the adjacent sample of its session; at least
+    that with which a change of few ids, or of none, leaves them as they were."""
     shift: bool = False
     """A change drops the oldest id and appends a new one; else it redraws them all."""
     group: str | None = None

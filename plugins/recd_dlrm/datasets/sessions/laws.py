@@ -92,6 +92,8 @@ def _lognormal(mean: float, sigma: float, most: int) -> CountLaw:
         return CountLaw(1, _closed(np.array([*below, 1.0])))
 
     low, high = math.log(mean) - sigma**2 - 10 * sigma, math.log(most) + sigma
+    if law(high).mean < mean:  # next to all sessions are of the most samples
+        high = math.log(most) + 10 * sigma
     return law(solve(lambda mu: law(mu).mean, mean, low, high))
 
 
