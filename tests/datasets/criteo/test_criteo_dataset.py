@@ -176,6 +176,18 @@ def test_absent_files_and_too_few_rows_are_named(raw: Callable[..., Path], tmp_p
         ({"train": ["a"], "test_fraction": 1.0}, "must be > 0 and < 1"),
         ({"train": ["a"], "num_ids": 1}, "must be >= 2"),
         ({"train": ["a"], "index": "hahs"}, "did you mean 'hash'"),
+        (
+            {"train": ["a"], "num_ids": 1_000},
+            r"dataset\.num_ids: does nothing here, for `index: frequency` makes a row of each",
+        ),
+        (
+            {"train": ["a"], "index": "hash", "frequency_threshold": 2},
+            r"dataset\.frequency_threshold: does nothing here, for `index: hash` counts no",
+        ),
+        (
+            {"train": ["a"], "test": ["b"], "test_fraction": 0.5},
+            r"dataset\.test_fraction: does nothing here, for `test` names the files to hold out",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:

@@ -213,6 +213,12 @@ def test_bad_options_are_named(feature: dict[str, object], message: str) -> None
         parse(TraceConfig, {"features": [{"name": "cat", **feature}]}, "dataset")
 
 
+def test_a_floor_of_the_printed_version_is_refused() -> None:
+    options = {"adjusted": False, "features": [{"name": "cat"}, {"name": "page", "floor": 0.1}]}
+    with pytest.raises(RegistryError, match=r"dataset\.features: the floor of 'page' does nothing"):
+        parse(TraceConfig, options, "dataset")
+
+
 def test_two_columns_of_one_name_are_refused() -> None:
     for names in (("cat", "cat"), ("cat", "dense_0"), ("label", "cat")):
         with pytest.raises(RegistryError, match=r"dataset\.features: column '\w+' is named twice"):

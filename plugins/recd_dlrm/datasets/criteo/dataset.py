@@ -135,6 +135,14 @@ class CriteoConfig(Config):
         for path in self.test:
             if path in self.train:
                 raise RegistryError(f"{path} is also under `train`: keep one.", where="test")
+        hashed = self.index == "hash"
+        for option, idle, why in (
+            ("test_fraction", bool(self.test), "`test` names the files to hold out"),
+            ("frequency_threshold", hashed, "`index: hash` counts no category"),
+            ("num_ids", not hashed, "`index: frequency` makes a row of each category"),
+        ):
+            if idle and getattr(self, option) != getattr(CriteoConfig, option):
+                raise RegistryError(f"does nothing here, for {why}: take it out.", where=option)
 
 
 class FileSpan(NamedTuple):

@@ -87,6 +87,13 @@ class TraceConfig(RowsConfig):
             self.schema([1] * len(self.features))
         except RegistryError as error:  # a column named twice
             raise RegistryError(error.message, where="features") from None
+        for feature in self.features if not self.adjusted else ():
+            if feature.floor is not None:
+                raise RegistryError(
+                    f"the floor of {feature.name!r} does nothing here, for `adjusted: false` has "
+                    "none: take one of the two out.",
+                    where="features",
+                )
 
     def schema(self, num_ids: Sequence[int]) -> Schema:
         """The columns, with so many ids of each feature."""
