@@ -667,7 +667,9 @@ def test_small_files_and_row_groups_are_sampled_enough(tmp_path: Path) -> None:
     tiny = write(tmp_path / "tiny.parquet", rows, row_group_size=1)
     found = surveys.survey(foreign_files([tiny]))
     assert (found.rows, found.sampled) == (2_000, 15 * 64 + 1)
-    file = text(tmp_path / "schema.yaml", "{timestamp: null, session_id: null, label: clicked}")
+    items = "sparse: [{name: item_id, num_ids: 1000060}]"
+    columns = f"{{timestamp: null, session_id: null, label: clicked, {items}}}"
+    file = text(tmp_path / "schema.yaml", columns)
     init = ("init", tiny, "--test", tiny, "--schema", file, "--out", tmp_path / "registry.yaml")
     assert "note: 2,000 stripes (row groups) of 1 row: each is read" in recd(*init)
     (tmp_path / "many").mkdir()
