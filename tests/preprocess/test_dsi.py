@@ -544,3 +544,15 @@ def test_lengths_of_keys_by_samples_are_taken_as_torchrec_takes_them(
     found, expected = (stack.convert(one) for one in (by_key, flat))
     assert to_lists(found) == to_lists(expected)
     assert torch.equal(found.lengths(), expected.lengths())
+
+
+@pytest.mark.parametrize("dedup", ["exact", "partial"])
+def test_places_in_the_rows_of_the_first_of_several_groups(dedup: str) -> None:
+    """Their lengths are those of the samples, in the same memory."""
+    chain = [{"use": "enumerate", "of": "a", "longest": 9, "into": "c", "keep": False}]
+    groups = [["a"], ["b"]]
+    registry = {"plugins": ["recd_dedup", "recd_dsi"], "preprocess": chain}
+    stack = rp.load({**registry, "dedup": {"use": dedup, "groups": groups}})
+    features = from_lists({"a": [[7, 8], [9], [9]], "b": [[4], [], [5, 6]]})
+    long = KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths().long())
+    assert to_lists(stack.convert(long)) == {"c": [[0, 1], [0], [0]], "b": [[4], [], [5, 6]]}

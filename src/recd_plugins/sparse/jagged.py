@@ -217,9 +217,10 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     """[n_i] each, laid end to end; where they lie so in memory already, the same memory."""
     first = parts[0]
     ends = accumulate((part.numel() for part in parts), initial=first.storage_offset())
-    storage = first.untyped_storage().data_ptr()
+    storage, size = first.untyped_storage().data_ptr(), first.untyped_storage().nbytes()
     if all(
         part.untyped_storage().data_ptr() == storage
+        and part.untyped_storage().nbytes() == size  # else numpy's memory, of which it has a part
         and part.storage_offset() == end
         and part.is_contiguous()
         and part.dtype == first.dtype
