@@ -339,6 +339,7 @@ def test_what_the_schema_does_not_have_is_named(chosen: Any, message: str) -> No
         ("clamp_dense", {}, "needs `low`, `high` or both"),
         ("map_id", {}, "needs either `ids` or `file`"),
         ("map_id", {"ids": {1: -1}}, "id 1 cannot become -1"),
+        ("map_id", {"ids": {2**63: 1}}, r"ids: no id is 9223372036854775808: ids are integers of"),
         ("get_local_hour", {"zone": "Europe/Berln"}, "no time zone 'Europe/Berln'"),
         ("n_gram", {"of": [], "into": "m", "modulo": 2}, "one feature at least"),
         ("cartesian", {"left": "a", "right": "a", "into": "m", "modulo": 2}, "another feature"),
@@ -357,6 +358,11 @@ def test_a_map_comes_from_a_file(tmp_path: Path) -> None:
     ).values().tolist() == [2, 1, 3]
     pq.write_table(pa.table({"id": [4, 4], "becomes": [1, 2]}), file)
     with pytest.raises(RegistryError, match="names an id twice"):
+        built("map_id", {"file": str(file)})
+    pq.write_table(pa.table({"id": [4], "becomes": [1]}).slice(0, 0), file)
+    with pytest.raises(
+        RegistryError, match=r"file: .*map\.parquet has no row, where each names an"
+    ):
         built("map_id", {"file": str(file)})
 
 

@@ -209,6 +209,8 @@ class MapIdConfig(Config):
         if (self.file is None) != bool(self.ids):
             raise RegistryError("needs either `ids` or `file`.", "ids")
         for id_, becomes in self.ids.items():
+            if not -(2**63) <= id_ < 2**63:
+                raise RegistryError(f"no id is {id_}: ids are integers of 64 bits.", "ids")
             if not 0 <= becomes <= 2**62:
                 raise RegistryError(f"id {id_} cannot become {becomes}: ids count from 0.", "ids")
 
@@ -323,6 +325,8 @@ def build_map_id(config: MapIdConfig, context: Context) -> MapId:
             f"integers: {error}",
             "file",
         ) from error
+    if not ids:
+        raise RegistryError(f"{config.file} has no row, where each names an id.", "file")
     if len(set(ids)) < len(ids) or None in ids or None in becomes:
         raise RegistryError(f"{config.file} names an id twice, or has nulls.", "file")
     return MapId(MapIdConfig(ids=dict(zip(ids, becomes, strict=True))).ids, config.other)
