@@ -562,3 +562,20 @@ def test_places_in_the_rows_of_the_first_of_several_groups(dedup: str) -> None:
     features = from_lists({"a": [[7, 8], [9], [9]], "b": [[4], [], [5, 6]]})
     long = KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths().long())
     assert to_lists(stack.convert(long)) == {"c": [[0, 1], [0], [0]], "b": [[4], [], [5, 6]]}
+
+
+@pytest.mark.parametrize("dedup", [{}, {"dedup": {"use": "exact", "groups": [["a", "b"]]}}])
+def test_a_compiled_function_may_convert(dedup: dict[str, Any]) -> None:
+    chain = [
+        {"use": "sigrid_hash", "modulo": 31},
+        {"use": "union", "left": "a", "right": "b", "into": "c"},
+    ]
+    convert = rp.load({"plugins": ["recd_dedup", "recd_dsi"], "preprocess": chain, **dedup}).convert
+    features = from_lists({"a": [[1, 2], [1, 2]], "b": [[2], [2]]})
+
+    def total(features: KeyedJaggedTensor, scale: torch.Tensor) -> torch.Tensor:
+        return (scale * convert(features).values()).sum()
+
+    compiled = torch.compile(total, backend="eager")
+    scale = torch.tensor(3)
+    assert torch.equal(compiled(features, scale), total(features, scale))

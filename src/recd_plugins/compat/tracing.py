@@ -10,14 +10,25 @@ FX"; an option of torch._dynamo, which has a value for each thread, lets it run 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, get_ident
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import torch
 from torch.fx import Tracer
 
-__all__ = ["trace_own_thread_alone"]
+__all__ = ["outside_of_graphs", "trace_own_thread_alone"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def outside_of_graphs(function: F) -> F:
+    """A function that stays as it is where one calls it that torch.compile compiles: of what numpy
+    has, torch makes tensors there, which numba's kernels do not take."""
+    disable: Any = torch.compiler.disable
+    return cast("F", disable(function))
+
 
 THREAD = "_recd_thread"
 """The attribute of a tracer that has the thread which it traces."""

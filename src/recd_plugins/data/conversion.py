@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.data.preprocessing import ChosenTransform, schema_of_keys, steps_of
 from recd_plugins.data.transform import BatchTransform, row_wise
 from recd_plugins.errors import CapabilityError, DataError
@@ -41,6 +42,7 @@ class Conversion:
         self._order: dict[tuple[str, ...], tuple[str, ...]] = {}
         """By a batch's keys, those that come out, in their order where nothing is deduplicated."""
 
+    @outside_of_graphs
     def __call__(
         self, features: KeyedJaggedTensor | SparseFeatures
     ) -> KeyedJaggedTensor | SparseFeatures:
