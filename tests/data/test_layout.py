@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,36 @@ def test_an_ended_rewrite_goes_on_behind_its_last_file(
     assert sorted(file.name for file in target.iterdir()) == sorted(
         file.name for file in (tmp_path / "whole").iterdir()
     )
+
+
+def test_what_is_left_of_a_rewrite_that_was_being_removed_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one begins, which removes it, and is ended as it has removed a file."""
+    source, target, part = wide(tmp_path / "t"), tmp_path / "r", tmp_path / "r.part"
+    config = RewriteConfig(rows_per_stripe=7, stripes_per_file=2)
+    rewrite(source, tmp_path / "whole", config)
+    write = rewriting._write
+
+    def ends(file: Path, *rest: Any) -> int:
+        if len(list(part.glob("part-*"))) == 2:
+            raise KeyboardInterrupt
+        return write(file, *rest)
+
+    def half(folder: Path, **options: Any) -> None:
+        min(folder.glob("part-*")).unlink()
+        raise KeyboardInterrupt
+
+    for place, name, ending, asked in (
+        (rewriting, "_write", ends, config),
+        (shutil, "rmtree", half, RewriteConfig(rows_per_stripe=9)),
+    ):
+        with monkeypatch.context() as within:
+            within.setattr(place, name, ending)
+            with pytest.raises(KeyboardInterrupt):
+                rewrite(source, target, asked)
+    rewrite(source, target, config)
+    assert pq.read_table(target).equals(pq.read_table(tmp_path / "whole"))
 
 
 VALUES = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,42 @@ def killed_amid(
         dying.setattr(table_import, "conform", dies)
         with pytest.raises(KeyboardInterrupt):
             imported(path, folder, changes)
+
+
+def ending_amid_a_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the folder of an import lose a file alone where it is removed, and the import end."""
+    whole = shutil.rmtree
+
+    def half(folder: Path, **options: Any) -> None:
+        if not Path(folder).name.endswith("table.part") or not Path(folder).exists():
+            whole(folder, **options)
+            return
+        min(Path(folder).glob("segment-*/train/*.parquet")).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("amid", ["its end", "another's begin"])
+def test_what_is_left_of_an_import_that_was_being_removed_is_not_gone_on_with(
+    amid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "clicks.parquet", clicks(1_000), row_group_size=50)
+    imported(path, tmp_path / "whole")
+    if amid == "another's begin":
+        killed_amid(monkeypatch, path, tmp_path / "table", {})
+    changes: dict[str, Any] = {} if amid == "its end" else {"dense": []}
+    with monkeypatch.context() as ending:
+        ending_amid_a_removal(ending)
+        with pytest.raises(KeyboardInterrupt):
+            imported(path, tmp_path / "table", changes)
+    if amid == "its end":
+        assert rows_of(tmp_path / "table") == rows_of(tmp_path / "whole")
+        shutil.rmtree(tmp_path / "table")
+    assert imported(path, tmp_path / "table").resumed == 0
+    assert rows_of(tmp_path / "table") == rows_of(tmp_path / "whole")
+    assert not (tmp_path / "table.part").exists()
 
 
 @pytest.mark.usefixtures("small")

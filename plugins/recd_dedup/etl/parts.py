@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,13 +103,15 @@ class Workspace:
     def __init__(self, folder: Path, plan: Mapping[str, Any], *, resume: bool = True) -> None:
         self.folder = folder
         self.path = folder.with_name(folder.name + ".clustering")
-        file = self.path / "plan.json"
+        self._plan = self.path / "plan.json"
         text = json.dumps(plan, sort_keys=True)
-        if not (resume and file.exists() and file.read_text() == text):
+        if not (resume and self._plan.exists() and self._plan.read_text() == text):
             self.remove()
-            write_whole(file, text)
+            write_whole(self._plan, text)
 
     def remove(self) -> None:
+        with suppress(OSError):  # first: without it, nobody takes what a kill leaves for all of it
+            self._plan.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Workspace:

@@ -150,10 +150,14 @@ def _begun(
             return _whole_files(part, config), keys
     except (OSError, ValueError, KeyError, AttributeError):
         pass
+    # The plan goes first, or else a part of what a kill leaves would be taken for the whole.
     if isinstance(part, Uri):
-        for file in part.glob("part-*.parquet"):
+        if files_there := [*part.glob("part-*.parquet")]:
+            _plan_file(part).write_text("")  # which says that the table is not whole, too
+        for file in files_there:
             file.unlink(missing_ok=True)
     else:
+        _plan_file(part).unlink(missing_ok=True)
         shutil.rmtree(part, ignore_errors=True)
     return 0, None
 

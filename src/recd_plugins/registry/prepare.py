@@ -324,6 +324,7 @@ class Periods:
 def _remove(folder: Path) -> None:
     """Remove tables, all at once: those of which a kill left a part would be read as if whole."""
     aside = folder.with_name(f".{folder.name}{REMOVED}")
+    shutil.rmtree(aside, ignore_errors=True)  # by a kill
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

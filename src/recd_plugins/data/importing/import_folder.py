@@ -79,6 +79,7 @@ class ImportFolder:
 
     def begin_anew(self, key: str, widened: Mapping[str, Sequence[str]]) -> None:
         """Remove what is done, since other columns are widened than before."""
+        self._forget()
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         write_json(self.path / JOB, {"key": key, "widened": widened})
@@ -121,7 +122,13 @@ class ImportFolder:
             if self._to.exists():
                 self._to.rmdir()  # empty, as `check_free` saw
             whole.rename(self._to)
+        self._forget()
         shutil.rmtree(self.path)
+
+    def _forget(self) -> None:
+        """Have no import go on with what is there: of that, a kill may leave a part from here on,
+        which would be taken for the whole."""
+        (self.path / JOB).unlink(missing_ok=True)
 
     def _copy(self, whole: Path, to: Uri, progress: Progress) -> None:
         """Copy to a store: tables say that they are not whole until all is there."""
