@@ -106,19 +106,40 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
     assert set_aside(run) is None
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_link_leads_to_the_new_run_and_the_one_before_is_beside_what_it_led_to(
+    there: bool, tmp_path: Path
+) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "runs" / "latest"
+    link.parent.mkdir()
+    link.symlink_to(disk / "run")
+    if there:
+        (disk / "run" / "checkpoints").mkdir(parents=True)
+    assert set_aside(link) == (disk / "run.1" if there else None)
+    assert link.is_symlink()
+    assert not any((disk / "run").iterdir())
+    assert [one.name for one in link.parent.iterdir()] == ["latest"]
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recd_plugins.trainer.run_folder import RunLock
+from recd_plugins.trainer.run_folder import RunLock, set_aside
 with RunLock(Path(sys.argv[1])) as lock:
     lock.take()
+    set_aside(Path(sys.argv[1]))
     print("holds", flush=True)
     time.sleep(600)
 """
 
 
-def test_a_run_is_one_jobs_until_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_is_one_jobs_until_that_is_killed(linked: bool, tmp_path: Path) -> None:
+    """By whatever link, of which what it leads to had a run before."""
     run = tmp_path / "latest"
+    if linked:
+        (tmp_path / "disk" / "checkpoints").mkdir(parents=True)
+        run.symlink_to(tmp_path / "disk")
     check_free(run)
     command = [sys.executable, "-c", HOLDER, str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:

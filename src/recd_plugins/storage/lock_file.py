@@ -53,10 +53,10 @@ class LockFile:
                 break
             file.close()  # whoever had it removed it meanwhile
         self._file = file
-        file.truncate(0)
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-        file.write(json.dumps(holder))
-        file.flush()
+        with contextlib.suppress(OSError):  # of a full disk it is had all the same
+            file.truncate(0)
+            os.write(file.fileno(), json.dumps(holder).encode())
 
     def give_back(self, *, remove: bool = False) -> None:
         """Let others have it; `remove` leaves no file behind."""

@@ -74,15 +74,19 @@ def check_makes_files(path: Path, option: str) -> None:
 
 def set_aside(run: Path) -> Path | None:
     """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing; checkpoints that
-    a kill left half are removed."""
+    a kill left half are removed. A link stays, and leads to the new run, whose lock is the one that
+    a job took by the link."""
     check_is_run(run)
-    if not run.exists() or not any(run.iterdir()):
-        return None
-    remove_parts(run)
-    number = 1
-    while (target := run.with_name(f"{run.name}.{number}")).exists():
-        number += 1
-    run.rename(target)
+    folder = Path(os.path.realpath(run)) if run.is_symlink() else run
+    target = None
+    if folder.exists() and any(folder.iterdir()):
+        remove_parts(folder)
+        number = 1
+        while (target := folder.with_name(f"{folder.name}.{number}")).exists():
+            number += 1
+        folder.rename(target)
+    if run.is_symlink():
+        folder.mkdir(parents=True, exist_ok=True)
     return target
 
 
