@@ -248,7 +248,8 @@ class FileWriter(pq.ParquetWriter):
         if self._sink is None:  # a name with a colon is a path here, and no URI
             options["filesystem"] = LocalFileSystem()
         place = location.absolute() if isinstance(location, Path) else self._sink
-        super().__init__(place, schema, **options)
+        with self._explained():
+            super().__init__(place, schema, **options)
 
     def write_table(self, table: pa.Table, *args: Any, **options: Any) -> None:
         with self._explained():

@@ -44,6 +44,7 @@ from recd_plugins.registry.plugin_code import NOTE as NOTE_OF_CODE
 from recd_plugins.registry.plugin_code import is_by_other_code, note_code, outdated
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.whole_file import of_path
 
 __all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
 
@@ -152,7 +153,8 @@ def _begun(choice: Choice, folder: Path, dataset: Dataset | None = None) -> Iter
     note_code(choice, folder)
     note_files(choice, folder, before)
     try:
-        yield
+        with of_path(folder):
+            yield
     except RecdError:
         if not _holds_tables(folder):
             shutil.rmtree(folder, ignore_errors=True)

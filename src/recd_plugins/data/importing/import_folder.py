@@ -28,6 +28,7 @@ from recd_plugins.data.table import Progress, TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.whole_file import of_path, write_whole
 
 __all__ = ["JOURNAL", "IdCounts", "ImportFolder", "Segment", "write_json"]
 
@@ -62,7 +63,7 @@ class ImportFolder:
     def alone(self) -> Iterator[None]:
         """Inside, no other import goes into the table; `DataError` where one does already, or has
         by now."""
-        with written_alone(self.path, self._to):
+        with of_path(self.path), written_alone(self.path, self._to):
             self.check_free()
             yield
 
@@ -202,9 +203,7 @@ class Segment:
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write a file that is there as a whole, or not at all."""
-    aside = file.with_suffix(".new")
-    aside.write_text(json.dumps(values))
-    aside.rename(file)
+    write_whole(file, json.dumps(values))
 
 
 def _link(file: Path, name: Path) -> None:

@@ -1,0 +1,79 @@
+"""Rung 1 (values, on files): a disk that takes no more bytes is told with what it was of."""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import recd_plugins as rp
+from recd_plugins.config import parse
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.table_import import TableImport
+from recd_plugins.data.rewrite import RewriteConfig, rewrite
+from recd_plugins.errors import DataError
+from recd_plugins.testing.batches import random_table
+from recd_plugins.testing.probe import SCHEMA
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Inside, the system takes no more bytes of a file."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+
+
+def import_table(folder: Path) -> None:
+    item = {"name": "item", "num_ids": 9}
+    columns = {"label": "click", "session_id": None, "timestamp": None, "sparse": [item]}
+    schema = parse(ForeignSchema, columns, "schema")
+    found = survey(foreign_files([folder / "rows.csv"]))
+    TableImport(found.files, folder / "table", schema, found.read_as, workers=1).run()
+
+
+def rewrite_table(folder: Path) -> None:
+    rewrite(folder / "source", folder / "table", RewriteConfig())
+
+
+def prepare_tables(folder: Path) -> None:
+    values = {
+        "plugins": ["recd_dlrm", "recd_dedup"],
+        "folder": str(folder / "tables"),
+        "dataset": {"use": "sessions", "samples": 200},
+    }
+    rp.load({**values, "etl": [{"use": "cluster_by_session", "memory_gb": 1e-5}]}).prepare()
+
+
+@pytest.mark.parametrize("work", [import_table, rewrite_table, prepare_tables])
+def test_a_full_disk_is_told_with_what_was_written_there(
+    work: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """However much it takes before; once there is room, the same work comes to its end."""
+    random_table(tmp_path / "source", SCHEMA, 200)
+    (tmp_path / "rows.csv").write_text("click,item\n" + "1,7\n0,8\n" * 50)
+    told = []
+    for size in (0, 100, 500, 1_000, 2_000, 4_000):
+        try:
+            with files_of_at_most(size):
+                work(tmp_path)
+        except OSError as error:
+            told.append(f"{error.filename}: {error.strerror}")
+        except DataError as error:
+            told.append(str(error))
+        else:
+            break
+    else:
+        work(tmp_path)
+    assert told
+    for says in told:
+        assert re.match(rf"{tmp_path}/tables?\b.*(File too large|writing bytes to file)", says)
