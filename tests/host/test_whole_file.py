@@ -56,6 +56,18 @@ write_whole(Path(sys.argv[1]), "second, and longer")
 """
 
 
+def test_two_writers_at_a_time_may_be_of_one_number(tmp_path: Path) -> None:
+    """As processes of two containers may be; here they are one."""
+    file = tmp_path / "plan.svg"
+    with whole_file(file) as first:
+        first.write_text("first, and not whole")
+        write_whole(file, "second")
+        assert file.read_text() == "second"
+        first.write_text("first")
+    assert file.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_of_two_writers_at_a_time_the_last_ones_file_is_there(tmp_path: Path) -> None:
     file = tmp_path / "plan.svg"
     with whole_file(file) as first:

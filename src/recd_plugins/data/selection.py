@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from recd_plugins.data.parquet_file import arrow_schema, opened
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.storage.uri import Location
+from recd_plugins.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.data.schema import Schema
@@ -256,10 +256,7 @@ def _remember(file: Path | None, counts: Sequence[int]) -> None:
     if file is None:
         return
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(list(counts)))
-        part.replace(file)
+        write_whole(file, json.dumps(list(counts)))
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

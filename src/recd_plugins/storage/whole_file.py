@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     # A picture's suffix says what it is.
-    part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
+    # Processes of two containers that share a folder may have one number.
+    part = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
     try:
         with of_path(path):
             yield part

@@ -78,16 +78,16 @@ def set_aside(run: Path) -> Path | None:
     a job took by the link."""
     check_is_run(run)
     folder = Path(os.path.realpath(run)) if run.is_symlink() else run
-    target = None
+    moved = None
     if folder.exists() and any(folder.iterdir()):
         remove_parts(folder)
         number = 1
         while (target := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
-        folder.rename(target)
+        moved = folder.rename(target)
     if run.is_symlink():
         folder.mkdir(parents=True, exist_ok=True)
-    return target
+    return moved
 
 
 def remove_parts(run: Path) -> None:
