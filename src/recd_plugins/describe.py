@@ -19,6 +19,7 @@ from recd_plugins.storage.uri import Uri
 __all__ = [
     "Option",
     "attribute_docs",
+    "bare",
     "describe",
     "field_docs",
     "nested",
@@ -119,8 +120,16 @@ def attribute_docs(owner: type) -> dict[str, str]:
     return docs
 
 
+def bare(hint: Any) -> Any:
+    """The class of a name of `typing` that says nothing of its parts, as `Dict` is `dict`; any
+    other type as it is."""
+    origin = get_origin(hint)
+    return origin if isinstance(origin, type) and not hasattr(hint, "__args__") else hint
+
+
 def describe(hint: Any) -> str:
     """A type as a user reads it: `Annotated[int, Range(ge=1)]` is "an integer >= 1"."""
+    hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return " ".join([describe(args[0]), *map(str, args[1:])])
@@ -128,14 +137,14 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(arg) for arg in args)
     if origin is Literal:
         return " | ".join(map(str, args))
-    if hint is tuple:
+    if hint in (tuple, list):
         return "a list"
     if origin is tuple:
         parts = ", ".join(describe(arg) for arg in args if arg is not ...)
         return f"a list of ({parts})"
     if origin in (dict, Mapping):
         return f"a mapping to ({describe(args[1])})"
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) or hint in (dict, Mapping):
         return "a mapping"
     names = {
         int: "an integer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from recd_plugins.config import Config, Range, parse
-from recd_plugins.describe import describe, field_docs, type_hints
+from recd_plugins.config.option_types import wrong_with_options
+from recd_plugins.describe import describe, field_docs, options_of, type_hints
 from recd_plugins.errors import RegistryError
 
 
@@ -202,6 +204,31 @@ def test_types_read_as_words() -> None:
     assert words["named"] == "a list of (an integer, a text)"
     assert words["some"] == "a list"
     assert "made" not in words
+
+
+def test_names_of_typing_without_parts_are_their_classes() -> None:
+    of = vars(typing)  # as authors write them
+    fields = {
+        "names": of["Dict"],
+        "sizes": of["List"] | None,
+        "pairs": of["Tuple"][of["Mapping"], ...],
+        "some": of["Tuple"],
+        "none": of["Tuple"][()],
+    }
+    Bare: Any = make_dataclass("Bare", fields.items(), bases=(Config,), frozen=True, kw_only=True)
+    given = {"names": {"a": 1}, "sizes": [1], "pairs": [{"b": 2}], "some": [1, "c"], "none": []}
+    made = Bare(names={"a": 1}, sizes=[1], pairs=({"b": 2},), some=(1, "c"), none=())
+    assert wrong_with_options(Bare) == ""
+    assert parse(Bare, given, "here") == made
+    assert [one.takes for one in options_of(Bare)] == [
+        "a mapping",
+        "a list or nothing",
+        "a list of (a mapping)",
+        "a list",
+        "a list of ()",
+    ]
+    with pytest.raises(RegistryError, match=r"here\.names: expected a mapping, got \[1\]"):
+        parse(Bare, {"names": [1]}, "here")
 
 
 def test_keys_that_are_numbers_may_be_texts_of_them_as_json_has_them() -> None:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from recd_plugins.describe import nested, type_hints
+from recd_plugins.describe import bare, nested, type_hints
 
 __all__ = ["wrong_with_options"]
 
@@ -40,8 +40,19 @@ def wrong_with_options(config: type, beside: Collection[str] = ()) -> str:
     return ""
 
 
+def _has_instances(kind: type) -> bool:
+    """Whether Python tells the instances of a class: it tells none of a TypedDict, and of a
+    Protocol only of one that is checked at runtime."""
+    try:
+        isinstance(None, kind)
+    except TypeError:
+        return False
+    return True
+
+
 def _unfit(hint: Any) -> str:
     """The end of a sentence about a type that `parse` cannot make; nothing for one that it can."""
+    hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal or hint is Any:
         return ""
@@ -49,7 +60,7 @@ def _unfit(hint: Any) -> str:
         return _unfit(args[0])
     if origin in (Union, types.UnionType, tuple, dict, Mapping):
         return next(filter(None, (_unfit(arg) for arg in args if arg is not ...)), "")
-    if origin is None and isinstance(hint, type):
+    if origin is None and isinstance(hint, type) and _has_instances(hint):
         return ""
     if origin in SEVERAL:
         inner = getattr(args[0], "__name__", str(args[0]))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from recd_plugins.describe import describe, field_docs, type_hints
+from recd_plugins.describe import bare, describe, field_docs, type_hints
 from recd_plugins.errors import DataError, RegistryError, nearest, shown, without_frames
 from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
@@ -62,6 +62,7 @@ class Config:
 
 def _check_bounds(hint: Any, value: Any, where: str) -> None:
     """Hold a value, or each part of it, against the bounds that its type carries."""
+    hint = bare(hint)
     args = get_args(hint)
     match get_origin(hint), value:
         case _, None:
@@ -151,6 +152,7 @@ def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _convert(args[0], value, where)
