@@ -270,6 +270,15 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
             "(broken_plugin/__init__.py:18): division by zero. Run with --debug",
         ),
         (
+            "@hookimpl\ndef recd_pooling():\n    exit(0)\n",
+            "its hook recd_pooling raised SystemExit in recd_pooling "
+            "(broken_plugin/__init__.py:18): 0. Run with --debug",
+        ),
+        (
+            "@hookimpl\ndef recd_pooling():\n    raise StopIteration\n",
+            "raised StopIteration in recd_pooling (broken_plugin/__init__.py:18). Run with",
+        ),
+        (
             "@hookimpl\ndef recd_pooling():\n    return 3\n",
             "its hook recd_pooling must return a list of records, but returned one int.",
         ),
@@ -341,11 +350,17 @@ def test_the_fields_of_a_record_are_not_believed_unchecked(
 OPTIONS = """
 from __future__ import annotations
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypedDict
 from recd_plugins.api import *
 from dataclasses import dataclass
 if TYPE_CHECKING:
     from pathlib import Path
+
+class Named(TypedDict):
+    name: str
+
+class Sized(Protocol):
+    size: int
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
@@ -368,6 +383,8 @@ def recd_{slot}():
         ("a", "dict[str, set[str]] | None", "set[str]: write tuple[str, ...] in its place."),
         ("a", "Callable[[int], int]", "cannot fill, collections.abc.Callable[[int], int]: let it"),
         ("a", "tuple[Inner, ...]", "'size' of Inner is of a type that registry.yaml cannot fill"),
+        ("a", "Named", "registry.yaml cannot fill, <class 'odd_options.Named'>: let it be made of"),
+        ("a", "Sized | None", "registry.yaml cannot fill, <class 'odd_options.Sized'>: let it be"),
         ("a", "Path", "not there when it runs (Options: name 'Path' is not defined): import them"),
         ("use", "int", "option 'use' nobody can set, since `use:` in registry.yaml is the host's"),
         ("features", "tuple[str, ...]", "option 'features' nobody can set, since `features:` in"),

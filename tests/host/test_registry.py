@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from typing import Any
 import pytest
 
 from plugins import write_module
+from recd_plugins.config import Config
 from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
 from recd_plugins.planning.topology import PRESETS, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
-from recd_plugins.registry import KEYS, Registry
+from recd_plugins.registry import KEYS, Choice, Registry
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import SLOTS, Context
 
@@ -138,6 +141,65 @@ def test_nothing_is_built_before_all_is_checked(plugin: str) -> None:
     )
     assert isinstance(caught.value.__cause__, ArithmeticError)
     assert "unknown key 'modle'" in refused({**broken, "modle": {}})
+
+
+EXITS = """
+import argparse, os, signal, sys, threading
+from recd_plugins.api import Config, PoolingRecord, hookimpl
+
+def own(config, context):
+    sys.exit(0)
+
+def parser(config, context):
+    argparse.ArgumentParser().parse_args(["--unknown"])
+
+def builtin(config, context):
+    exit()
+
+def answer(*_):
+    sys.exit(143)
+
+def signalled(config, context):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    threading.Event().wait(60)
+
+@hookimpl
+def recd_pooling():
+    for build in (own, parser, builtin, signalled):
+        yield PoolingRecord(name=build.__name__, summary="S.", config=Config, build=build)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "says"), [("own", 21, ": 0"), ("parser", 24, ": 2"), ("builtin", 27, ": None")]
+)
+def test_a_record_that_ends_the_process_is_named(
+    name: str, line: int, says: str, site: Path
+) -> None:
+    write_module(site, "exits", EXITS)
+    claim = Registry.load({"plugins": ["exits"]}).catalog.find("pooling", name)
+    choice = Choice(record=claim.record, config=Config(), provider=claim.provider, where="pooling")
+    with pytest.raises(PluginError) as caught:
+        choice.build(Context())
+    assert str(caught.value) == (
+        f"pooling: pooling {name!r} of exits raised SystemExit in {name} "
+        f"(exits/__init__.py:{line}) when built{says}. Run with --debug for its traceback."
+    )
+
+
+@pytest.mark.parametrize("is_plugins", [False, True])
+def test_a_trainer_that_ends_by_a_signal_meanwhile_does_so(is_plugins: bool, site: Path) -> None:
+    """Be its answer in a package that is a plugin too, or not."""
+    write_module(site, "exits", EXITS)
+    claim = Registry.load({"plugins": ["exits"]}).catalog.find("pooling", "signalled")
+    choice = Choice(record=claim.record, config=Config(), provider=claim.provider, where="pooling")
+    answer = sys.modules["exits"].answer if is_plugins else lambda *_: sys.exit(143)
+    before = signal.signal(signal.SIGUSR1, answer)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            choice.build(Context())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_error_meant_for_users_passes_as_it_is(plugin: str) -> None:

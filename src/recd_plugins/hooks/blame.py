@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from signal import getsignal, valid_signals
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,12 +20,14 @@ from recd_plugins.errors import without_frames
 if TYPE_CHECKING:
     from recd_plugins.hooks.manager import Provider
 
-__all__ = ["Raised", "blamed", "line_on_import", "raised_by", "remember"]
+__all__ = ["Raised", "blamed", "line_on_import", "raised_by", "remember", "who_exits"]
 
 HOST = Path(__file__).resolve().parents[1]
 IMPORTS = Path(importlib.__file__).resolve().parent
 TRAINERS = HOST / "planning" / "access"
 """The host's code that reads a trainer's batches: what it calls is the trainer's."""
+EXITS = ("_sitebuiltins", "argparse", "optparse")
+"""Python's own modules that end the process where they are told to: `exit()`, a parser."""
 
 
 class _Plugin(NamedTuple):
@@ -93,6 +96,29 @@ def raised_by(error: BaseException) -> Raised | None:
         if not frame.file.is_relative_to(HOST):
             return Raised(frame.plugin.name, frame.place, frame.plugin.names)
     return None
+
+
+def who_exits(error: SystemExit) -> Raised | None:
+    """The plugin that ends the process by a line of its own; none where another's line does, as a
+    trainer's answer to a signal that came meanwhile."""
+    answers = {getattr(getsignal(one), "__code__", None) for one in valid_signals()}
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        after = at.tb_next.tb_frame
+        if after.f_code in answers:
+            return None
+        if after.f_globals.get("__name__") in EXITS:
+            break
+        at = at.tb_next
+    own = next(_frames(at and _alone(at)), None)
+    if own is None or own.file.is_relative_to(HOST):
+        return None
+    return Raised(own.plugin.name, own.place, own.plugin.names)
+
+
+def _alone(at: TracebackType) -> TracebackType:
+    """One frame of a traceback, without those that it called."""
+    return TracebackType(None, at.tb_frame, at.tb_lasti, at.tb_lineno)
 
 
 def line_on_import(error: BaseException) -> str:

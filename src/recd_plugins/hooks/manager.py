@@ -287,12 +287,13 @@ class Catalog:
             with redirect_stdout(sys.stderr):
                 returned = caller()
                 records = [one for some in returned if isinstance(some, Iterable) for one in some]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             by = raised_by(error)
             place = "" if by is None else f" in {by.place}"
+            what = f": {error}" if str(error) else ""
             raise PluginError(
                 f"plugin {name!r} ({provider}): its hook {hook} raised "
-                f"{type(error).__name__}{place}: {error}. Run with --debug for its traceback."
+                f"{type(error).__name__}{place}{what}. Run with --debug for its traceback."
             ) from error
         if not returned and any(one.plugin is plugin for one in caller.get_hookimpls()):
             self._silent.append((name, hook))

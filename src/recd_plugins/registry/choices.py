@@ -28,7 +28,7 @@ from recd_plugins.errors import (
     who_raised,
     without_frames,
 )
-from recd_plugins.hooks.blame import raised_by
+from recd_plugins.hooks.blame import Raised, raised_by, who_exits
 from recd_plugins.hooks.manager import Catalog, Provider
 from recd_plugins.notices import Empty, LeftOut
 from recd_plugins.planning.remembered import remembered
@@ -109,13 +109,19 @@ class Choice:
                 by = None if is_of_the_system(error) else raised_by(error)
                 if by is None:
                     raise
-                kind, what = type(error).__name__, without_frames(error)
-                if self.provider.plugin in by.names and not trainers:
-                    message = who_raised(self.who, kind, f"in {by.place} {when}", what)
-                else:
-                    whose = f"{self.who}, {when}: plugin {by.plugin!r}"
-                    message = who_raised(whose, kind, f"in {by.place}", what)
-                raise PluginError(message) from error
+                raise self._raised(error, by, when, is_own=not trainers) from error
+            except SystemExit as error:
+                if (by := who_exits(error)) is None:
+                    raise
+                raise self._raised(error, by, when, is_own=not trainers) from error
+
+    def _raised(self, error: BaseException, by: Raised, when: str, *, is_own: bool) -> PluginError:
+        """An error of a plugin's code; `is_own`: whether the code may be this record's."""
+        kind, what = type(error).__name__, without_frames(error)
+        if self.provider.plugin in by.names and is_own:
+            return PluginError(who_raised(self.who, kind, f"in {by.place} {when}", what))
+        whose = f"{self.who}, {when}: plugin {by.plugin!r}"
+        return PluginError(who_raised(whose, kind, f"in {by.place}", what))
 
 
 def _unshared(value: Any) -> Any:
