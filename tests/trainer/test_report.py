@@ -55,6 +55,16 @@ def test_metrics_are_reported_everywhere(
     assert json.loads((tmp_path / "run/summary.json").read_text()) == {"step": 5}
 
 
+def test_a_metric_of_a_callback_that_has_no_value_is_undefined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_report = report(tmp_path / "run")
+    run_report.metrics("test", 5, {**metrics(4), "mine": None})
+    run_report.close({"step": 5})
+    assert capsys.readouterr().out.endswith("AUC 0.7500  mine undefined\n")
+    assert lines(tmp_path / "run")[0]["mine"] is None
+
+
 def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -80,13 +80,14 @@ class RunReport:
         if self._speaks:
             print(text, flush=True)
 
-    def metrics(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics of `kind` (train or test), everywhere."""
+    def metrics(self, kind: str, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One line of metrics of `kind` (train or test), everywhere; None is of a callback's that
+        has no value now."""
         if not self._speaks:
             return
         self.values(kind, step, metrics)
         more = "".join(
-            f"  {name} {value:.4g}"
+            f"  {name} {'undefined' if value is None else f'{value:.4g}'}"
             for name, value in metrics.items()
             if name not in STANDARD_METRICS
         )

@@ -258,7 +258,7 @@ def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
                 f"{whose} took away {gone[0]!r}, which a run prints. Add, and leave it."
             )
         for name, value in left.items():
-            if not isinstance(value, int | float | None):
+            if not isinstance(value, int | float) and (value is not None or name in KEPT):
                 raise PluginError(
                     f"{whose} left {shown(value)} as the metric {name!r}. Leave a number of "
                     "Python's, as `float(...)` makes of a tensor."
