@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,16 +64,20 @@ class EarlyStopping(Callback):
                 f"callbacks: early_stopping: there is no metric {config.metric!r}; "
                 f"{nearest(config.metric, metrics)}"
             )
-        value = self._sign * metrics[config.metric]
-        # What is no number is no improvement.
-        if self._best is None or value < self._best - config.min_delta:
-            self._best, self._failed = value, 0
-            return
+        found: float | None = metrics[config.metric]
+        # What is no number is no improvement, and nothing to improve on.
+        if found is not None and not math.isnan(found):
+            value = self._sign * found
+            if self._best is None or value < self._best - config.min_delta:
+                self._best, self._failed = value, 0
+                return
         self._failed += 1
         if self._failed >= config.patience:
+            failed = "been no number"
+            if self._best is not None:
+                failed = f"not improved on {self._sign * self._best:.6g}"
             training.stop(
-                f"{config.metric} of {config.split} has not improved on "
-                f"{self._sign * self._best:.6g} for {self._failed} times"
+                f"{config.metric} of {config.split} has {failed} for {self._failed} times"
             )
 
     def state_dict(self) -> dict[str, Any]:
