@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import callback_plugin
 import numpy as np
@@ -24,6 +24,7 @@ from probe_plugin import probe_registry
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recd_plugins.callbacks.early_stopping import EarlyStoppingConfig, build_early_stopping
 from recd_plugins.callbacks.extra_metrics import FIT, ExtraMetricsConfig, build_extra_metrics
 from recd_plugins.callbacks.schedule import ScheduleConfig, build_schedule
 from recd_plugins.data.batch import Batch
@@ -32,7 +33,7 @@ from recd_plugins.data.schema import Label, Schema, SparseFeature
 from recd_plugins.errors import DataError, PluginError, RegistryError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.slots import Callback, Context
+from recd_plugins.slots import Callback, Context, check_callback
 from recd_plugins.sparse.keyed import with_ids
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batch
@@ -191,6 +192,32 @@ def test_check_record_tries_callbacks() -> None:
 def test_a_misspelt_event_is_reported_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"callbacks\[0\]: nothing calls Misspelt.on_metric"):
         load(registry(tmp_path, "misspelt")).callbacks()
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_an_event_whose_code_no_call_runs_is_reported_before_the_run(kind: str) -> None:
+    made: dict[str, Any] = {"Callback": Callback}
+    body = "pass" if kind.startswith("async") else "yield"
+    exec(f"class Lazy(Callback):\n    {kind} before_step(self, training): {body}\n", made)
+    with pytest.raises(PluginError, match=r"here: Lazy\.before_step is a generator or a coroutine"):
+        check_callback(made["Lazy"](), "here")
+
+
+@pytest.mark.parametrize("first", [math.nan, None])
+def test_early_stopping_waits_for_a_first_number_and_goes_on_from_it(first: float | None) -> None:
+    config = EarlyStoppingConfig(metric="auc", split="train", patience=2)
+    callback, training = build_early_stopping(config, Context()), SimpleNamespace(reasons=[])
+    training.stop = training.reasons.append
+    for auc in (first, 0.5, 0.6, first, 0.7):
+        callback.on_metrics(cast("Training", training), cast("Any", {"auc": auc}))
+    assert training.reasons == []
+    for auc in (0.7, first):
+        callback.on_metrics(cast("Training", training), cast("Any", {"auc": auc}))
+    assert training.reasons == ["auc of train has not improved on 0.7 for 2 times"]
+    callback = build_early_stopping(config, Context())
+    for _ in range(2):
+        callback.on_metrics(cast("Training", training), cast("Any", {"auc": first}))
+    assert training.reasons[1:] == ["auc of train has been no number for 2 times"]
 
 
 def test_the_hosts_own_keep_the_contract() -> None:
@@ -715,6 +742,7 @@ def test_an_optimizer_of_a_plugins_steps_the_dense_part(
     [
         ("on_metrics", {"mine": "abc"}, "on_metrics left 'abc' as the metric 'mine'. Leave a num"),
         ("on_metrics", {"mine": torch.ones(1)}, "left tensor([1.]) as the metric 'mine'."),
+        ("on_metrics", {"loss": None}, "on_metrics left None as the metric 'loss'. Leave a number"),
         ("on_evaluation", None, "on_evaluation took away 'loss', which a run prints."),
         ("at_end", {"mine": {1}}, "at_end left what cannot be written as JSON (Object of type set"),
     ],
@@ -736,7 +764,7 @@ def test_what_a_callback_leaves_can_be_written(
         Callbacks([(Leaves(), choice)]).call(event, training, values)
     assert says in str(caught.value)
     assert str(caught.value).startswith("callbacks[0]: callbacks 'schedule' of ")
-    right = {"loss": 1.0, "ne": 1.0, "auc": math.nan, "samples": 8, "mine": 2}
+    right = {"loss": 1.0, "ne": 1.0, "auc": math.nan, "samples": 8, "mine": 2, "none": None}
     Callbacks([(Callback(), choice)]).call(event, training, right)
 
 

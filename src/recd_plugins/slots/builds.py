@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -349,3 +350,14 @@ def check_callback(callback: Any, where: str) -> None:
     for name in dir(callback):
         if name.startswith(EVENTS) and name not in known:
             raise PluginError(f"{where}: nothing calls {kind}.{name}; {nearest(name, known)}")
+        if name.startswith(EVENTS) and _runs_nothing(getattr(callback, name)):
+            raise PluginError(
+                f"{where}: {kind}.{name} is a generator or a coroutine, whose code a call does not "
+                "run. Write it without `yield` and `async`."
+            )
+
+
+def _runs_nothing(function: Any) -> bool:
+    """Whether a call of it makes a generator or a coroutine, and runs nothing yet."""
+    kinds = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
+    return any(kind(function) for kind in kinds)
