@@ -162,6 +162,13 @@ def ask_what_they_are(model: Model) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
+def stay_where_they_are(model: Model) -> None:
+    """As trainers do before an evaluation, or behind one, be it needed or not."""
+    model.to("cpu")
+    model.to(torch.device("cpu"), torch.float32)
+    model.cpu().float()
+
+
 def quiet(kind: str) -> list[str]:
     """On a rank: what is said of that, and of training, evaluation and state dicts."""
     make, tiers = KINDS[kind]
@@ -171,6 +178,7 @@ def quiet(kind: str) -> list[str]:
         for number in range(3):
             train_step(model, number)
             ask_what_they_are(model)
+            stay_where_they_are(model)
             with torch.no_grad():
                 model(own_batch(9))
             state = model.state_dict()

@@ -4,7 +4,7 @@ whoever reads them, for replicas may have newer rows. As of TorchRec 1.5 to 1.9.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ NO_NUMBERS = frozenset(
         *("register_hook", "register_post_accumulate_grad_hook", "retain_grad"),
         *("empty_like", "full_like", "ones_like", "zeros_like"),
         *("rand_like", "randint_like", "randn_like"),
+        "_has_compatible_shallow_copy_type",  # of Module.to and the like
         *("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"),
     }
 )
@@ -59,14 +60,18 @@ class HomeWeights(TableBatchedEmbeddingSlice):
     ) -> Any:
         if any(kind is not cls for kind in types):
             return NotImplemented  # of ShardedTensors, say, which know what to do
-        named, held = dict(kwargs or {}), False
-        for weights in _read(func, args, named):
-            table, method = REPORTS.get(weights, NONE)
-            if (report := method()) is not None:
-                held |= report(table)
-        if held and func == DATA:
-            func = Tensor.detach  # the same, but what is written to it counts
-        return super().__torch_function__(func, types, tuple(args), named)
+        named = dict(kwargs or {})
+        read = [*_read(func, args, named)]
+        if func == DATA:
+            held = [report(table) for table, report in _reports(read)]
+            if any(held):
+                func = Tensor.detach  # the same, but what is written to it counts
+            return super().__torch_function__(func, types, tuple(args), named)
+        made = super().__torch_function__(func, types, tuple(args), named)
+        # What is moved to where it is, or cast to what it is, comes back itself.
+        for table, report in _reports(one for one in read if one is not made):
+            report(table)
+        return made
 
 
 REPORTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -74,6 +79,14 @@ REPORTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 NONE: tuple[str, Callable[[], None]] = "", lambda: None
 """Of a tensor that came into the place of one of these, as by `torch.utils.swap_tensors`."""
+
+
+def _reports(read: Iterable[HomeWeights]) -> Iterator[tuple[str, Report]]:
+    """The table of each of these, and what it reports to while that lives."""
+    for weights in read:
+        table, method = REPORTS.get(weights, NONE)
+        if (report := method()) is not None:
+            yield table, report
 
 
 def report_reads(parameter: nn.Parameter, table: str, report: Report) -> None:
