@@ -55,6 +55,7 @@ __all__ = [
     "ranks_of",
     "recorded_events",
     "reduce_scatter_single",
+    "running_backward",
     "schema_of",
     "unseen_by_profilers",
     "was_written_to",
@@ -138,6 +139,12 @@ class EagerDispatchMode(TorchDispatchMode):
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call it once the running backward is done, before `backward()` returns. DDP does likewise."""
     Variable._execution_engine.queue_callback(function)
+
+
+def running_backward() -> int:
+    """The number of the backward that runs on this thread, which no other of the process has."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 def first_step_in_parts(mib: float) -> dict[str, Any]:

@@ -189,8 +189,8 @@ class RoutedGroup(GroupIds, Multistreamable):
     looked up. Before they are waited for, somebody may have had the state dict, and the tier's rows
     are at home."""
     rows_before: Tensor | None = None
-    """[n, D]: a copy of the rows of the ids that the tier `replicated` has, where a backward that
-    is still to come changes them before they are waited for."""
+    """[n, D]: a copy of the rows of the ids that the tier `replicated` has, where a backward may
+    change them, or is about to, before they are waited for."""
     hot: bool = False
     """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
 
@@ -233,7 +233,7 @@ class RoutedGroup(GroupIds, Multistreamable):
         if (tier := self.replicas.replicated_tier) is not None:
             self.replicated_rows = tier.rows
             if before_backward:
-                self.rows_before = tier.rows.index_select(0, self.routed.replicated.positions)
+                self.keep_rows()
         if answer.exchange is not None:
             assert self.replicas.per_node_tier is not None
             rows = self.replicas.per_node_tier.share.rows.index_select(0, answer.exchange.ids)
@@ -242,6 +242,12 @@ class RoutedGroup(GroupIds, Multistreamable):
                 # Its last collective has the time till backward. On CUDA the processor would wait.
                 assert answer.touched_by_node is not None
                 answer.touched_by_node.advance()
+
+    def keep_rows(self) -> None:
+        """Keep the rows of the tier `replicated` that are looked up: they are about to change."""
+        if self.replicated_rows is not None and self.rows_before is None:
+            positions = self.routed.replicated.positions
+            self.rows_before = self.replicated_rows.index_select(0, positions)
 
     def record_stream(self, stream: torch.Stream) -> None:
         tensors = [

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
@@ -54,7 +53,7 @@ from recd_plugins.tiers.routed_batch import (
 )
 from recd_plugins.tiers.router import Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.update import Update, Updates
 
 __all__ = ["FlushingOptimizer", "Tiers"]
 
@@ -92,11 +91,7 @@ class Tiers:
         self._version = plan.version
         self._holder = self._newest
         """The replicas that have the rows, or had them last."""
-        self._updates: WeakSet[Update] = WeakSet()
-        """The updates of forwards, as long as their graphs live; backward has made those that are
-        `applied`."""
-        self._to_apply: list[Update] = []
-        """Those that have gradients in the backward that runs."""
+        self._updates = Updates()
         self._deferred: list[DeferredExchange] = []
         self._warned = False
         self._reported_read = False
@@ -219,8 +214,9 @@ class Tiers:
 
         The update is the one that the batch's backward will make.
         """
+        self._updates.drop_failed()
         self._move_rows_to(batch.replicas)
-        before_backward = any(not update.applied for update in self._updates)
+        before_backward = any(True for _ in self._updates.to_come())
         for group, answer in zip(batch.groups, answers, strict=True):
             group.answer_node(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()
@@ -229,15 +225,12 @@ class Tiers:
         if batch.hot:
             count_forward(self._sharded)
             skipped = [self._sharded.get_parameter(name) for name in self._dense]
-        update = Update(batch, reduction, self._to_apply, skipped)
-        if torch.is_grad_enabled():
-            self._updates.add(update)
-        return update
+        return Update(batch, reduction, self._updates, skipped)
 
     def _move_rows_to(self, replicas: Replicas) -> None:
         """Have these replicas hold the rows: those of another plan first bring theirs home."""
         if self._holder is not replicas:
-            to_come = (update for update in self._updates if not update.applied)
+            to_come = self._updates.to_come()
             if any(update.batch.replicas is self._holder for update in to_come):
                 raise CapabilityError(
                     "tiers: a batch of the new plan is computed between a forward of the old one "
@@ -277,6 +270,7 @@ class Tiers:
 
     def flush(self) -> None:
         """Bring all rows and optimizer states home. Every rank must call it."""
+        self._updates.drop_failed()
         if self._holder.filled:
             flush_kernels(self._sharded)
             with _explains_waiting(self.nodes.world.rank):

@@ -1,21 +1,24 @@
 """The update of replicas that one forward's backward makes: when gradients are handed on, on which
-stream they are summed (`reduction`), and when rows change.
+stream they are summed (`reduction`), and when rows change; and all of a collection's (`Updates`).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recd_plugins.compat.pytorch import at_end_of_backward
+from recd_plugins.compat.pytorch import at_end_of_backward, running_backward
 from recd_plugins.errors import CapabilityError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence
 from recd_plugins.tiers.gradients.entries import Entries
 from recd_plugins.tiers.gradients.reduction import Reduction
@@ -23,7 +26,7 @@ from recd_plugins.tiers.replicas import PerNodeTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
-__all__ = ["GroupUpdate", "ReplicaGradients", "SideStream", "Update", "side_stream"]
+__all__ = ["GroupUpdate", "ReplicaGradients", "SideStream", "Update", "Updates", "side_stream"]
 
 
 @dataclass(frozen=True)
@@ -70,29 +73,30 @@ class Update:
         self,
         batch: RoutedBatch,
         reduction: Reduction,
-        waiting: list[Update],
+        updates: Updates,
         skipped: Sequence[Parameter] = (),
     ) -> None:
-        """`waiting` are the updates of the same collection that have gradients in this backward;
-        `skipped` are the parameters of an optimizer outside TorchRec whose lookups the forward left
-        out, since nothing of them is looked up."""
+        """`updates` are all of the same collection; `skipped` are the parameters of an optimizer
+        outside TorchRec whose lookups the forward left out, since nothing of them is looked up."""
         self.batch = batch
         self._skipped = skipped
         self.learns = torch.is_grad_enabled()
         """Whether its rows are looked up to be learnt, as TorchRec's kernels are asked there."""
-        self._number = next(_NUMBERS)
-        self._waiting = waiting
+        self.number = next(_NUMBERS)
+        self._updates = updates
         self._reduction = reduction
         self._optimizers = [one.replicas.group.row_optimizer() for one in batch.groups]
         """As they are at the time of the forward: so backward steps, as with fbgemm."""
         self._stream = side_stream(batch.ids.device)
         self._under_way: dict[int, list[CollectiveSequence[None]]] = {}
         self.applied = False
-        """Whether its backward has run: its graph may live on, but changes nothing more."""
+        """Whether its backward has run, or failed: its graph may live on, but nothing is due."""
+        updates.add(self)
 
     def accumulate(self, group: int, gradients: ReplicaGradients) -> None:
         """Backward has the gradients of one group's rows: begin to sum them over ranks."""
-        if not self._under_way:
+        backward = self._updates.running()
+        if self not in backward.updates:
             if self.batch.replicas.replaced:
                 raise CapabilityError(
                     "tiers: a second backward of a batch (retain_graph) whose tier plan has been "
@@ -100,8 +104,10 @@ class Update:
                 )
             if not self.batch.replicas.filled:  # someone had the state dict since
                 self.batch.replicas.fill()
-            self._waiting.append(self)
-            at_end_of_backward(self._apply_latest)
+            backward.add(self)
+        self._begin(group, gradients)
+
+    def _begin(self, group: int, gradients: ReplicaGradients) -> None:
         entries = gradients.replicated
         made = entries.targets, entries.gradients, entries.sources, entries.weights
         with self._stream.after(*made, gradients.per_node):
@@ -124,22 +130,22 @@ class Update:
         with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
             if torch.compiler.is_compiling():
                 yield
-                return
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
-                yield
+            else:
+                with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                    yield
+        self._updates.read(self)
 
-    def _apply_latest(self) -> None:
-        """Apply the update of the latest forward, as backward calls TorchRec's kernels: optimizers
-        with a state come to something else in another order."""
-        latest = max(self._waiting, key=lambda one: one._number)
-        self._waiting.remove(latest)
-        latest._apply()
+    def keep_rows(self) -> None:
+        """Rows are about to change: keep those that are looked up."""
+        for group in self.batch.groups:
+            group.keep_rows()
 
-    def _apply(self) -> None:
+    def apply(self) -> None:
         """Finish the sums and step the rows. Every rank does so for every group, be it by none."""
         for number, group in enumerate(self.batch.groups):
             if number not in self._under_way:
-                self.accumulate(number, _no_gradients(group))
+                self._begin(number, _no_gradients(group))
+        self._updates.keep_unread()
         under_way, self._under_way = self._under_way, {}
         with self._stream.after():
             for sequences in under_way.values():
@@ -149,6 +155,11 @@ class Update:
         for parameter in self._skipped:
             if parameter.grad is None:  # a lookup of nothing has zeros, by which Adam steps
                 parameter.grad = torch.zeros_like(parameter)
+        self.applied = True
+
+    def drop(self) -> None:
+        """Its backward failed: step no row by what came."""
+        self._under_way.clear()
         self.applied = True
 
     @torch.no_grad()
@@ -186,6 +197,100 @@ class Update:
         theirs = yield exchange.gradients_to_asked(gradients.per_node, self._reduction.nodes.node)
         entries = Entries(exchange.ids, theirs)
         yield from self._reduction.per_node(tier, entries, by_node.finish(), optimizer)
+
+
+class Updates:
+    """The updates of one collection: those whose rows nobody has read yet, those whose backward may
+    come, and those that have gradients in a backward."""
+
+    def __init__(self) -> None:
+        self._unread: WeakSet[Update] = WeakSet()
+        self._learning: WeakSet[Update] = WeakSet()
+        """As long as the graphs of their forwards live."""
+        self._backwards: list[_Backward] = []
+        self._told = False
+
+    def add(self, update: Update) -> None:
+        self._unread.add(update)
+        if update.learns:
+            self._learning.add(update)
+
+    def read(self, update: Update) -> None:
+        """Somebody has waited for the rows."""
+        self._unread.discard(update)
+
+    def keep_unread(self) -> None:
+        """Rows are about to change: whoever reads a lookup later gets them as they are."""
+        for update in self._unread:
+            update.keep_rows()
+
+    def to_come(self) -> Iterator[Update]:
+        """Those whose backward may come."""
+        return (update for update in self._learning if not update.applied)
+
+    def running(self) -> _Backward:
+        """The backward that runs."""
+        self.drop_failed()
+        number = running_backward()
+        for backward in self._backwards:
+            if backward.number == number:
+                return backward
+        self._backwards.append(_Backward(number))
+        return self._backwards[-1]
+
+    def drop_failed(self) -> None:
+        """Leave out the updates of a backward that failed, and say so."""
+        for backward in [one for one in self._backwards if one.over]:
+            self._backwards.remove(backward)
+            for update in backward.updates:
+                update.drop()
+            if backward.updates and not self._told:
+                self._told = True
+                warnings.warn(FAILED, NoticeWarning, stacklevel=4)
+
+
+FAILED = (
+    "tiers: a backward failed, or was stopped, once gradients had come to rows that have replicas: "
+    "it changed none of these rows, but may have changed others of the same tables. Go back to the "
+    "last checkpoint, or go on if a part of a step does no harm."
+)
+
+
+class _Backward:
+    """The updates that have gradients in one backward, whose end applies them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.updates: list[Update] = []
+        self._ends: WeakSet[_End] = WeakSet()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or failed: torch then lets go of what it calls at the end."""
+        return not self._ends
+
+    def add(self, update: Update) -> None:
+        end = _End(self)
+        self._ends.add(end)
+        self.updates.append(update)
+        at_end_of_backward(end.apply_latest)
+
+    def take_latest(self) -> Update:
+        latest = max(self.updates, key=lambda one: one.number)
+        self.updates.remove(latest)
+        return latest
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """Applies an update; torch alone holds it, until the backward is over."""
+
+    backward: _Backward
+
+    def apply_latest(self) -> None:
+        """Apply the update of the latest forward, as backward calls TorchRec's kernels: optimizers
+        with a state come to something else in another order."""
+        self.backward.take_latest().apply()
 
 
 def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
