@@ -208,7 +208,7 @@ class Updates:
         self._learning: WeakSet[Update] = WeakSet()
         """As long as the graphs of their forwards live."""
         self._backwards: list[_Backward] = []
-        self._told = False
+        self._reported = False
 
     def add(self, update: Update) -> None:
         self._unread.add(update)
@@ -244,8 +244,8 @@ class Updates:
             self._backwards.remove(backward)
             for update in backward.updates:
                 update.drop()
-            if backward.updates and not self._told:
-                self._told = True
+            if backward.updates and not self._reported:
+                self._reported = True
                 warnings.warn(FAILED, NoticeWarning, stacklevel=4)
 
 
