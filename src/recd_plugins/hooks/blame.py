@@ -27,7 +27,7 @@ IMPORTS = Path(importlib.__file__).resolve().parent
 TRAINERS = HOST / "planning" / "access"
 """The host's code that reads a trainer's batches: what it calls is the trainer's."""
 EXITS = ("_sitebuiltins", "argparse", "optparse")
-"""Python's own modules that end the process where they are told to: `exit()`, a parser."""
+"""Python's own modules that end the process where they are asked to: `exit()`, a parser."""
 
 
 class _Plugin(NamedTuple):
