@@ -14,6 +14,7 @@ from recd_plugins.config import Config, Range, parse
 from recd_plugins.config.option_types import wrong_with_options
 from recd_plugins.describe import describe, field_docs, options_of, type_hints
 from recd_plugins.errors import RegistryError
+from recd_plugins.registry.choices import _unshared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +180,21 @@ def test_what_a_config_checks_itself_is_named_and_bounds_hold_beside_it() -> Non
     assert str(caught.value).startswith(
         "model: these options are refused by Odd, which raised ValueError: size must be odd. Run"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computes(Config):
+    """An option, and what is computed of it when it is asked for."""
+
+    size: int = 1
+    table: list[int] = field(init=False)
+
+
+def test_what_a_config_computes_is_no_option() -> None:
+    assert parse(Computes, {"size": 2}, "model").size == 2
+    assert _unshared(parse(Computes, {}, "model")).size == 1
+    with pytest.raises(RegistryError, match=r"model\.table: unknown option 'table'"):
+        parse(Computes, {"table": []}, "model")
 
 
 def test_options_of_a_class_without_source_have_no_text() -> None:

@@ -122,7 +122,7 @@ def parse(
         required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
-        if required and field.name not in values:
+        if required and field.init and field.name not in values:
             doc = field_docs(config).get(field.name, "")
             raise RegistryError(f"option {field.name!r} is required. {doc}".rstrip(), where)
     for name, value in values.items():  # a config's own `__post_init__` may leave them out

@@ -134,7 +134,8 @@ def _unshared(value: Any) -> Any:
         return value
     made = copy(value)
     for one in dataclasses.fields(value):
-        object.__setattr__(made, one.name, _unshared(getattr(value, one.name)))
+        if hasattr(value, one.name):  # what a config computes may not be there yet
+            object.__setattr__(made, one.name, _unshared(getattr(value, one.name)))
     return made
 
 
