@@ -475,6 +475,7 @@ LOSS, ROWS = torch.tensor(1.0, requires_grad=True), torch.ones(3)
         ((ROWS, (LOSS, ROWS, ROWS, ROWS)), "a loss of shape [3], where it must be one number."),
         ((LOSS.detach(), (LOSS, ROWS, ROWS, ROWS)), "a loss without a gradient, so that nothing"),
         ((LOSS, (LOSS, torch.ones(3, 2), ROWS, ROWS)), "logits [3, 2] for labels [3] and"),
+        ((LOSS, (LOSS, ROWS, ROWS, torch.ones(3, 1))), "weights [3, 1]. Return one for each label"),
     ],
 )
 def test_a_model_that_returns_something_else_is_named(outputs: Any, says: str) -> None:

@@ -33,11 +33,11 @@ def watch_outputs(model: nn.Module, who: str) -> None:
                 f"{who}: forward returned a loss without a gradient, so that nothing would be "
                 f"trained. {FIX} Detach what stands behind the loss, and not the loss."
             )
-        if logits.numel() != labels.numel() or len(logits) != len(weights):
+        if logits.numel() != labels.numel() or weights.shape != logits.shape[:1]:
             raise PluginError(
                 f"{who}: forward returned logits {list(logits.shape)} for labels "
                 f"{list(labels.shape)} and weights {list(weights.shape)}. Return one for each "
-                "label of each sample."
+                "label of each sample, and a weight [B] for each sample."
             )
 
     model.register_forward_hook(check)
