@@ -229,6 +229,18 @@ class Draws(Callback):
         metrics["drawn"] = float(torch.rand(()))
 
 
+class Exhausts(Callback):
+    """Has the model take from what is at its end, in its second step."""
+
+    def before_step(self, training: Training) -> None:
+        if training.step == 1:
+            training.model.register_forward_pre_hook(lambda *_: next(iter(())))
+
+
+def build_exhausts(config: RatesConfig, context: Context) -> Callback:
+    return Exhausts()
+
+
 def build_draws(config: RatesConfig, context: Context) -> Callback:
     return Draws()
 
@@ -242,6 +254,7 @@ def build_torchs(config: RatesConfig, context: Context) -> Callback:
 
 
 OF_RATES = [
+    CallbackRecord(name="exhausts", summary="Ends.", config=RatesConfig, build=build_exhausts),
     CallbackRecord(name="drops", summary="Lowers.", config=RatesConfig, build=build_drops),
     CallbackRecord(name="torchs_own", summary="Steps.", config=RatesConfig, build=build_torchs),
 ]

@@ -183,6 +183,13 @@ def test_a_batch_is_what_callbacks_make_of_it(tmp_path: Path, gloo_pool: GlooPoo
         same(plain, once)
 
 
+def test_a_step_that_ends_an_iterator_is_no_end_of_the_data(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)callback_plugin\.py.*StopIteration"):
+        gloo_pool.run(trained, registry(tmp_path, "exhausts", steps=3))
+
+
 def test_check_record_tries_callbacks() -> None:
     check_record(DIARY)
     with pytest.raises(ContractBroken, match=r"nothing calls Misspelt\.on_metric; did you"):

@@ -292,6 +292,8 @@ class Loop:
             try:
                 outputs = self._job.pipeline.progress(self._batches)
             except StopIteration:
+                if self._ahead:  # there was a batch: it is of code that was to train it
+                    raise
                 return False
         self._positions.trained()
         # Whoever keeps them must keep no graph: tiers would wait for its backward.
