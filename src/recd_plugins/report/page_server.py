@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import HOST
 
 __all__ = ["HTML", "PageServer"]
 
+MOST_CALLS = 64
+"""Connections at a time, each of which has a thread: others are closed at once, for a process that
+has a page has other callers, too."""
 HTML = "text/html; charset=utf-8"
 """The content type of a page."""
 POLICY = (
@@ -25,8 +30,7 @@ class PageServer:
 
     def __init__(self, answers: Mapping[str, tuple[Callable[[], str], str]], port: int = 0) -> None:
         """`answers`: by path, what makes the text, and its type; port 0: one that is free."""
-        self._server = ThreadingHTTPServer((HOST, port), _handler(answers))
-        self._server.daemon_threads = True
+        self._server = _Server((HOST, port), _handler(answers))
         self.port: int = self._server.server_port
         self.address = f"http://{HOST}:{self.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True, name="recd-page").start()
@@ -35,6 +39,33 @@ class PageServer:
         """Answer nobody any more."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.Semaphore(MOST_CALLS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there may be one more."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for another."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A traceback, but where the browser went away, or did not read on."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 def _handler(
@@ -56,7 +87,7 @@ def _handler(
             try:
                 text = make().encode()
             except (RecdError, OSError) as error:  # files that are just being made anew
-                self.send_error(503, str(error).splitlines()[0])
+                self.send_error(503, explain=str(error))
                 return
             tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
             same = self.headers.get("If-None-Match") == tag
