@@ -2,17 +2,110 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
 import struct
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pyarrow as pa
 import pytest
 from service_jobs import until
 
+from recd_dsi.service.buffer import DiskCache, Key
+from recd_dsi.service.shared_memory import PLACE, NotShared, SharedReader
 from recd_plugins.errors import DataError
 from recd_plugins.report.page_server import HTML, MOST_CALLS, PageServer
+
+
+def record(number: int) -> pa.RecordBatch:
+    return pa.record_batch({"values": pa.array([number] * 1000)})
+
+
+def key(number: int) -> Key:
+    return Key("job", 0, 0, number)
+
+
+def links(to: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(to)
+
+
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, Path.mkdir, links("/dev/zero"), links("theirs"), links("nowhere")]
+)
+def test_what_is_no_file_in_the_folder_of_a_cache_is_no_batch(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    theirs = tmp_path / "theirs"
+    cache.put(key(1), record(1))
+    (tmp_path / key(1).name).rename(theirs)
+    os.utime(theirs, (0, 0))
+    put(tmp_path / key(1).name)
+    assert key(1) not in cache
+    assert cache.get(key(1)) is None
+    cache.put(key(1), record(1))
+    cache.put(key(2), record(2))
+    assert cache.get(key(2)) == record(2)
+    assert theirs.stat().st_mtime == 0
+
+
+def test_a_batch_under_the_name_of_another_is_none(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put(key(1), record(1))
+    (tmp_path / key(1).name).rename(tmp_path / key(2).name)
+    assert cache.get(key(2)) is None
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux alone has setfsuid")
+def test_a_damaged_file_that_may_not_be_removed_is_none() -> None:
+    """Of another user, in a folder that this one may not write to, or not even search."""
+    found: list[object] = []
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        cache = DiskCache(folder, 1 << 20)
+        (folder / key(1).name).write_bytes(b"damaged")
+
+        def as_nobody() -> None:
+            libc = ctypes.CDLL(None)
+            libc.setfsuid(65534)  # of this thread alone
+            found.append(cache.get(key(1)))
+            libc.setfsuid(0)
+            folder.chmod(0o700)
+            libc.setfsuid(65534)
+            found.extend([cache.get(key(1)), key(1) in cache])
+
+        if os.getuid() == 0:
+            thread = threading.Thread(target=as_nobody)
+            thread.start()
+            thread.join()
+            assert found == [None, None, False]
+            assert (folder / key(1).name).exists()
+        folder.chmod(0o500 if os.getuid() else 0o700)
+        assert cache.get(key(1)) is None
+        folder.chmod(0o700)
+
+
+def test_bodies_in_what_is_no_file_are_not_waited_for(tmp_path: Path) -> None:
+    """Nobody writes into the pipe that a worker names: to open it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    keeps = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    reader, began = SharedReader(), time.monotonic()
+    try:
+        with pytest.raises(NotShared):
+            reader.bodies(PLACE.pack(bytes(16), os.getpid(), keeps, 0, 64, 4096))
+    finally:
+        reader.close()
+        os.close(keeps)
+    assert time.monotonic() - began < 60
 
 
 def test_a_page_says_what_is_wrong_in_any_script() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import uuid
 import warnings
 import zlib
@@ -17,14 +18,17 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from recd_dsi.service.calls import LARGEST_ANSWER
 from recd_plugins.api import CapabilityError, NoticeWarning
 
 __all__ = ["Buffer", "DiskCache", "Key"]
 
-FORM = "head and narrow body"
+FORM = "head and narrow body, checked with its name"
 """How a record has its batch; records of another form are others' files."""
 CHECKSUM = 4
 """Bytes of a CRC-32."""
+LARGEST = LARGEST_ANSWER + (1 << 20)
+"""Bytes of a file: those of the largest batch, and what the stream has beside it."""
 OURS = re.compile(r"[0-9a-f]{40}(\.[0-9a-f]{32}\.part)?")
 """The names of the cache's files."""
 
@@ -140,7 +144,8 @@ class Buffer:
 class DiskCache:
     """A folder of batches that any number of workers of a machine share, bounded in bytes.
 
-    A file is an Arrow stream of one batch, and its CRC-32 behind it.
+    A file is an Arrow stream of one batch, and the CRC-32 of its name and of the stream behind it.
+    What lies there and is no such file, whoever put it there, is as if it were not.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -157,21 +162,25 @@ class DiskCache:
             ) from None
 
     def __contains__(self, key: Key) -> bool:
-        return (self._folder / key.name).exists()
+        try:
+            return stat.S_ISREG((self._folder / key.name).lstat().st_mode)
+        except OSError:
+            return False
 
     def get(self, key: Key) -> pa.RecordBatch | None:
         """The batch; none where it is not there, and a damaged file is removed, to be made anew."""
         path = self._folder / key.name
         try:
-            found = pa.py_buffer(path.read_bytes())
+            found = pa.py_buffer(_contents(path))
         except OSError:
             return None
         stream, checksum = found[:-CHECKSUM], found[-CHECKSUM:]
-        if found.size <= CHECKSUM or _checksum(stream) != checksum:
-            path.unlink(missing_ok=True)
+        if found.size <= CHECKSUM or _checksum(key.name, stream) != checksum:
+            with contextlib.suppress(OSError):  # of another user, or on a disk that is only read
+                path.unlink(missing_ok=True)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         with pa.ipc.open_stream(stream) as reader:
             return reader.read_next_batch()
 
@@ -179,7 +188,7 @@ class DiskCache:
         """Write a batch, whole or not at all; once the disk is full, nothing is any more, and a
         notice says so."""
         path = self._folder / key.name
-        if self._full or path.exists():
+        if self._full or os.path.lexists(path):
             return
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, record.schema) as writer:
@@ -189,7 +198,7 @@ class DiskCache:
         try:
             with part.open("wb") as file:
                 file.write(stream)
-                file.write(_checksum(stream))
+                file.write(_checksum(path.name, stream))
             part.rename(path)
         except OSError as error:
             self._full = True
@@ -226,5 +235,15 @@ class DiskCache:
                 over -= size
 
 
-def _checksum(stream: pa.Buffer) -> bytes:
-    return zlib.crc32(stream).to_bytes(CHECKSUM, "little")
+def _contents(path: Path) -> bytes:
+    """A file's bytes; an `OSError` for a link, a pipe, a device, or what is larger than a batch."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+        raise OSError(f"{path}: is no batch")
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        return file.read(status.st_size)
+
+
+def _checksum(name: str, stream: pa.Buffer) -> bytes:
+    return zlib.crc32(stream, zlib.crc32(name.encode())).to_bytes(CHECKSUM, "little")

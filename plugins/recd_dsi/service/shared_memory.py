@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import struct
 from collections.abc import Sequence
 from threading import Lock
@@ -116,9 +117,13 @@ class SharedReader:
             self.close()
             try:
                 path = f"/proc/{first.pid}/fd/{first.fd}"
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                # What a worker names may be another file: to open a pipe could wait for ever.
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             except OSError:
                 raise NotShared from None
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.close(self._fd)
+                raise NotShared
             self._place = (first.pid, first.fd, first.lot)
         self._hold(first)
         # One call for all: each gives up the lock of Python, and waits for it again.
