@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import socket
 import struct
@@ -10,18 +11,43 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 from service_jobs import until
 
+from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.buffer import DiskCache, Key
+from recd_dsi.service.calls import NO_CREDENTIALS, answered
+from recd_dsi.service.coordinator import MOST_FACTS, Coordinator, Members, join, watch_members
+from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.job import MOST_STREAMS, BatchJob, Request
+from recd_dsi.service.page import Page
 from recd_dsi.service.shared_memory import PLACE, NotShared, SharedReader
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.report.page_server import HTML, MOST_CALLS, PageServer
+
+WORKER = {"id": "w", "address": "127.0.0.1:9", "seat": 0, "delivery": "ab"}
+CLIENT = {"id": "c", "delivery": "ab", "rank": 0, "most": 2}
+JOB = BatchJob(
+    delivery="ab",
+    table="cd",
+    split="train",
+    consumers=1,
+    streams=1,
+    rows_per_batch=4,
+    shuffle=True,
+    window=2,
+    tail="drop",
+    seed=3,
+    sessions="split",
+)
 
 
 def record(number: int) -> pa.RecordBatch:
@@ -30,6 +56,137 @@ def record(number: int) -> pa.RecordBatch:
 
 def key(number: int) -> Key:
     return Key("job", 0, 0, number)
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[Coordinator]:
+    found = Coordinator()
+    yield found
+    found.shutdown()
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity", "9" * 400, "9" * 5000, r'"\ud800"'])
+@pytest.mark.parametrize(("action", "said"), [("heartbeat", WORKER), ("workers", CLIENT)])
+def test_what_no_page_can_show_is_refused_and_the_page_stays(
+    coordinator: Coordinator, action: str, said: dict[str, Any], value: str
+) -> None:
+    page = Page(coordinator.known)
+    client = flight.FlightClient(f"grpc://{coordinator.address}")
+    for name in ("id", "made", "stalled"):
+        text = json.dumps({**said, name: "HERE"}).replace('"HERE"', value).encode()
+        with pytest.raises(flight.FlightServerError, match="a message is no JSON") as refused:
+            list(client.do_action(flight.Action(action, text)))
+        assert "Traceback" not in str(refused.value)
+    list(client.do_action(flight.Action("heartbeat", json.dumps(WORKER).encode())))
+    json.dumps(page.state(), allow_nan=False)
+    assert 'recd_worker_made_total{worker="w"} 0\n' in page.metrics().encode().decode()
+    page.close()
+
+
+def test_a_coordinator_keeps_numbers_and_short_texts_alone() -> None:
+    members = Members(0.0)
+    numbers = {f"n{number}": number for number in range(1000)}
+    said = {"nested": [[]] * 20_000, "long": "x" * 60_000, "made": 3, **numbers}
+    members.hear({**WORKER, **said}, 1.0)
+    (kept,) = members.there()
+    assert len(kept) <= MOST_FACTS + 1
+    assert {**WORKER, "made": 3}.items() <= kept.items()
+    assert not {"nested", "long"} & kept.keys()
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", "a b:80", "a:80/..", "x" * 300 + ":80", "[a:]:8"]
+)
+def test_who_is_at_no_address_does_not_join(address: str) -> None:
+    with pytest.raises(DataError, match="neither who it is nor where"):
+        Members(0.0).hear({**WORKER, "address": address}, 1.0)
+
+
+@pytest.mark.parametrize("address", ["a b:1", "[[::1]]:1", "::g:1", "fe80::1%lo:1", "ä:1", "a\n:1"])
+def test_a_host_that_no_call_can_be_made_to_is_named(address: str) -> None:
+    with pytest.raises(RegistryError, match=r"is no HOST:PORT\. Write both"):
+        host_and_port(address)
+
+
+class Answers(flight.FlightServerBase):  # type: ignore[misc]
+    """A coordinator that answers what it is told to, the last for ever."""
+
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._answers = answers
+        self.asked = 0
+
+    def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
+        self.asked += 1
+        return [flight.Result(self._answers[min(self.asked, len(self._answers)) - 1].encode())]
+
+
+ODD = [
+    "[]",
+    "no JSON",
+    "[" * 100_000,
+    '{"workers": "all", "seat": 0, "interval": "soon"}',
+    '{"workers": [3, null, {}, {"seat": "x"}], "seat": {}, "interval": 0.1}',
+    *(f'{{"workers": [], "seat": 0, "interval": {one}}}' for one in ("NaN", "1e999", "-1", "1e9")),
+]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recd_dsi.service.coordinator.INTERVAL", 0.02)
+    monkeypatch.setattr("recd_dsi.service.coordinator.MOST_INTERVAL", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_takes_the_workers_that_it_can_call_whatever_else_it_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    there = [
+        {"seat": 0, "address": "10.0.0.1:80"},
+        {"seat": 1, "address": "a b:80"},
+        {"seat": 2, "address": "127.0.0.1:9"},
+    ]
+    server = Answers([*ODD, json.dumps({"workers": there, "interval": 1})])
+    fleet = Fleet(NO_CREDENTIALS, 1)
+    try:
+        watch_members(fleet, f"127.0.0.1:{server.port}", NO_CREDENTIALS, "ab", 0, 1)
+        until(lambda: [(one.seat, one.address) for one in fleet.remotes()] == [(2, "127.0.0.1:9")])
+        until(lambda: server.asked > len(ODD) + 3)
+    finally:
+        fleet.close()
+        server.shutdown()
+    said = capfd.readouterr().err
+    # Of ODD, then of these.
+    assert said.count("rank 0 leaves out a worker that it is told of") == 2
+    assert "Traceback" not in said
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_speaks_on_whatever_it_is_answered() -> None:
+    class Known:
+        def about(self) -> dict[str, Any]:
+            return WORKER
+
+    server = Answers(ODD)
+    try:
+        join(Known(), f"127.0.0.1:{server.port}", NO_CREDENTIALS)
+        until(lambda: server.asked > len(ODD) + 3)
+    finally:
+        server.shutdown()
+
+
+@pytest.mark.parametrize("stripe", ["", "x", "-1", "1.5", "9" * 5000])
+def test_an_error_that_names_no_stripe_is_a_worker_that_does_not_answer(stripe: str) -> None:
+    assert answered(flight.FlightServerError("a", f"DamagedStripe {stripe}".encode())) is None
+
+
+def test_a_job_of_more_streams_than_a_worker_has_memory_for_is_refused() -> None:
+    request = Request(job=JOB, consumer=0, epoch=0, batch=0, stop=1, client="c")
+    asked = asdict(request)
+    asked["job"]["streams"] = MOST_STREAMS + 1
+    with pytest.raises(DataError, match=r"65537 streams for each consumer, .*`reader.streams`"):
+        Request.from_bytes(json.dumps(asked).encode())
+    assert replace(JOB, streams=MOST_STREAMS, consumers=1).streams == MOST_STREAMS
 
 
 def links(to: str) -> Callable[[Path], None]:

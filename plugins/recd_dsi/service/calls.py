@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from recd_dsi.service.addresses import host_and_port
+from recd_dsi.service.job import read_json
 from recd_plugins.api import CapabilityError, DataError, PluginError, RecdError, RegistryError
 from recd_plugins.api.reading import DamagedStripe
 
@@ -47,8 +48,14 @@ ERRORS: dict[str, type[RecdError]] = {
     for kind in (DataError, RegistryError, PluginError, CapabilityError, RecdError)
 }
 """Those that come out as they went in; a plugin's own kind of one comes out as that one."""
+MOST_BYTES = 1 << 20
+"""The longest answer to an action."""
 LARGEST_ANSWER = 1 << 30
 """Bytes of a message: the largest batch."""
+
+
+STRIPE = re.compile("[0-9]{1,18}")
+"""The number of a stripe, as an error names it."""
 
 
 class Refused(RegistryError):
@@ -190,7 +197,7 @@ def answered(error: BaseException) -> RecdError | None:
     kind = getattr(error, "extra_info", b"") or b""
     name, _, stripe = bytes(kind).decode(errors="replace").partition(" ")
     found = ERRORS.get(name)
-    if found is None and name != DamagedStripe.__name__:
+    if found is None and not (name == DamagedStripe.__name__ and STRIPE.fullmatch(stripe)):
         return None
     # Behind the text gRPC has a word on where it came from.
     text = str(error).split(". Detail:")[0].split(" Detail: ")[0].strip()
@@ -231,11 +238,11 @@ class Caller:
         )
 
     def act(self, name: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """An action's JSON answer; a Flight error where none came in time."""
+        """An action's JSON answer; a Flight error where none came in time, `DataError` for one that
+        is no such mapping as servers read."""
         action = flight.Action(name, json.dumps(body).encode())
         (result,) = self._client.do_action(action, self._options(timeout))
-        found = json.loads(result.body.to_pybytes())
-        return found if isinstance(found, dict) else {}
+        return read_json(result.body.to_pybytes(), MOST_BYTES)
 
     def get(
         self, ticket: bytes, timeout: float

@@ -13,11 +13,13 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeGuard
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import (
     HOST,
     NO_CREDENTIALS,
@@ -33,7 +35,7 @@ from recd_dsi.service.calls import (
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
 from recd_dsi.service.scaling import Scaling
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, RecdError
 
 __all__ = ["Coordinator", "Members", "join", "watch_members"]
 
@@ -50,6 +52,11 @@ TIMEOUT = 2.0
 MOST_WORKERS = 1 << 16
 MOST_CLIENTS = 1 << 12
 """Clients that its page shows."""
+MOST_FACTS, MOST_NAME, MOST_TEXT = 32, 32, 270
+"""How much of what a worker or a client says of itself is kept, and so how much memory it takes:
+so many facts, and characters of a name and of a text."""
+TROUBLES = (pa.ArrowException, flight.FlightError, OSError, RecdError)
+"""What a call may come to that says nothing of use."""
 
 
 def interval_of(count: int) -> float:
@@ -86,8 +93,9 @@ class Members:
     def hear(self, about: dict[str, Any], now: float) -> int:
         """A worker is there; its seat: the one that it has, unless another one has it."""
         who, address = about.get("id"), about.get("address")
-        if not (isinstance(who, str) and isinstance(address, str) and 0 < len(who) <= 64):
+        if not (isinstance(who, str) and 0 < len(who) <= 64 and _is_address(address)):
             raise DataError("a heartbeat says neither who it is nor where.")
+        about = {**_facts(about), "id": who, "address": address}
         known = self._members.get(address)
         if known is None:
             known = self._add(about, about.get("seat"))
@@ -104,6 +112,8 @@ class Members:
         for one in (one for one in workers if isinstance(one, dict)):
             address, seat = one.get("address"), one.get("seat")
             if not (isinstance(address, str) and isinstance(seat, int)):
+                continue
+            if len(address) > MOST_TEXT:
                 continue
             if address not in self._members and seat not in taken:
                 about = {"id": address[:64], "address": address, "delivery": delivery}
@@ -216,17 +226,18 @@ class Coordinator(flight.FlightServerBase):
             self._started = {*there.values()}
 
     def _workers_for(self, client: dict[str, Any], now: float) -> dict[str, Any]:
-        who, delivery = client.get("id"), str(client.get("delivery", ""))
+        said = _facts(client)
+        who, delivery = said.get("id"), str(said.get("delivery", ""))
         rank, most = client.get("rank", 0), client.get("most", 1)
         if not (isinstance(rank, int) and isinstance(most, int) and min(rank, most) >= 0):
             raise DataError("a client says neither which rank it is nor how many workers it asks.")
-        self.members.believe(client.pop("workers", None), delivery, now)
+        self.members.believe(client.get("workers"), delivery, now)
         # It describes itself, too; nothing depends on that.
         if isinstance(who, str) and 0 < len(who) <= 64:
             if who not in self._clients:
                 self._forget_clients(now)
             if who in self._clients or len(self._clients) < MOST_CLIENTS:
-                self._clients[who] = (now, client)
+                self._clients[who] = (now, said)
         workers = self.members.chosen(delivery, rank, most)
         return {"workers": workers, "interval": interval_of(len(self._clients))}
 
@@ -257,11 +268,11 @@ def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
             try:
                 about = {**worker.about(), "seat": seat}
                 answer = caller.act("heartbeat", about, TIMEOUT)
-                seat, pause = answer["seat"], float(answer["interval"])
+                seat, pause = answer.get("seat"), _pause(answer)
                 if not heard:
                     _say(f"the coordinator at {coordinator} hears this worker now")
                 heard = True
-            except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError) as error:
+            except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL
                 if heard:
                     _say(
@@ -272,6 +283,56 @@ def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
             time.sleep(pause)
 
     threading.Thread(target=speak, daemon=True, name="recd-heartbeat").start()
+
+
+def _facts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker or a client says of itself, as far as it is numbers and short texts."""
+    kept = {
+        name: one
+        for name, one in said.items()
+        if len(name) <= MOST_NAME
+        and (isinstance(one, int | float) or (isinstance(one, str) and len(one) <= MOST_TEXT))
+    }
+    return dict(islice(kept.items(), MOST_FACTS))
+
+
+def _is_address(found: Any) -> TypeGuard[str]:
+    """Whether it is a HOST:PORT that clients can be told."""
+    if not isinstance(found, str) or len(found) > MOST_TEXT:
+        return False
+    try:
+        host_and_port(found)
+    except RecdError:
+        return False
+    return True
+
+
+def _pause(answer: Mapping[str, Any]) -> float:
+    """Seconds until a coordinator wants to be called again; `DataError` where it says none."""
+    found = answer.get("interval")
+    if not isinstance(found, int | float):
+        raise DataError("its answer does not say when to call again; see which version it runs")
+    return min(MOST_INTERVAL, max(INTERVAL, found))
+
+
+def _callable(there: Any, credentials: Credentials) -> tuple[dict[int, str], str]:
+    """Those that this process can and may call, of the workers that a coordinator tells of, by
+    seat; and why another one is left out, or nothing."""
+    if not isinstance(there, list):
+        raise DataError("its answer has no list of workers; see which version it runs")
+    found, left_out = {}, ""
+    for one in there:
+        said = one if isinstance(one, dict) else {}
+        seat, address = said.get("seat"), said.get("address")
+        try:
+            if not (isinstance(seat, int) and isinstance(address, str)):
+                raise DataError("it has neither seat nor address.")
+            credentials.check(host_and_port(address)[0])
+        except RecdError as error:
+            left_out = str(error)
+        else:
+            found[seat] = address
+    return found, left_out
 
 
 def _say(what: str) -> None:
@@ -285,16 +346,22 @@ def watch_members(
     caller = Caller(coordinator, credentials)
 
     def look() -> None:
+        said = ""
         while not fleet.closed:
             try:
                 client = {"delivery": delivery, "rank": rank, "most": most}
                 had = [{"seat": one.seat, "address": one.address} for one in fleet.remotes()]
                 answer = caller.act("workers", {**fleet.about(), **client, "workers": had}, TIMEOUT)
-                there, pause = answer["workers"], float(answer["interval"])
+                pause = _pause(answer)
+                there, left_out = _callable(answer.get("workers"), credentials)
                 if there:
-                    fleet.now({int(one["seat"]): str(one["address"]) for one in there})
-                fleet.unknown = "" if there else f"the coordinator at {coordinator} knows no worker"
-            except (pa.ArrowException, flight.FlightError, OSError, KeyError, ValueError) as error:
+                    fleet.now(there)
+                nobody = f"the coordinator at {coordinator} knows no worker"
+                fleet.unknown = "" if there else left_out or nobody
+                if left_out not in ("", said):
+                    _say(f"reader: rank {rank} leaves out a worker that it is told of: {left_out}")
+                    said = left_out
+            except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL  # the list that we have stands
                 if not fleet.remotes():
                     fleet.unknown = f"the coordinator at {coordinator}: {reason(error)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,14 @@ MOST_BYTES = 1 << 16
 """The longest request."""
 MOST = 1 << 40
 """The largest number in one."""
+LEAST_NUMBER, MOST_NUMBER = -(1 << 63), (1 << 64) - 1
+"""The integers of a message, among which are seeds."""
+DIGITS = 20
+"""Characters of an integer of 64 bits."""
+MOST_DIGEST = 64
+"""Characters of a digest."""
+MOST_STREAMS = 1 << 16
+"""The most streams of one consumer: each has a window of its own in a worker's memory."""
 MOST_LEFT_OUT = 4096
 """How many stripes a job may leave out."""
 MOST_BATCHES = 64
@@ -63,11 +72,18 @@ class BatchJob(Config):
     def __post_init__(self) -> None:
         if len(self.left_out) > MOST_LEFT_OUT or any(not 0 <= n <= MOST for n in self.left_out):
             raise DataError(f"a job leaves out at most {MOST_LEFT_OUT} stripes of a table.")
+        if max(len(self.delivery), len(self.table)) > MOST_DIGEST:
+            raise DataError("a job names its registry and its table by what are no digests.")
         counts = (self.consumers, self.streams, self.rows_per_batch)
         if min(counts) < 1 or not 0 <= self.window <= MOST or max(counts) > MOST:
             raise DataError(f"a job has {counts} consumers, streams and rows: send it again.")
         if self.streams % self.consumers:
             raise DataError(f"{self.streams} streams are not those of {self.consumers} consumers.")
+        if self.streams // self.consumers > MOST_STREAMS:
+            raise DataError(
+                f"a job has {self.streams // self.consumers} streams for each consumer, but a "
+                f"worker reads at most {MOST_STREAMS}. Have fewer (`reader.streams`)."
+            )
 
     @classmethod
     def of(
@@ -140,16 +156,34 @@ class Request(Config):
             raise DataError(f"a request is not one ({error}).") from None
 
 
-def read_json(data: bytes) -> dict[str, Any]:
-    """A mapping from a message; `DataError` for anything else."""
-    if len(data) > MOST_BYTES:
-        raise DataError(f"a message has {len(data)} bytes, but at most {MOST_BYTES} are read.")
+def read_json(data: bytes, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """A mapping from a message, whose numbers are finite, whose integers have 64 bits and whose
+    texts are Unicode; `DataError` for anything else."""
+    if len(data) > most_bytes:
+        raise DataError(f"a message has {len(data)} bytes, but at most {most_bytes} are read.")
     try:
-        found = json.loads(data)
+        text = data.decode()
+        found = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        if "\\u" in text:  # half of a pair of characters, which no text can be written with
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise DataError(f"a message is no JSON ({error}).") from None
     if not isinstance(found, dict):
         raise DataError("a message must be a JSON mapping.")
+    return found
+
+
+def _whole(text: str) -> int:
+    found = int(text) if len(text) <= DIGITS else MOST_NUMBER + 1
+    if not LEAST_NUMBER <= found <= MOST_NUMBER:
+        raise ValueError(f"{text[:DIGITS]}... is no integer of 64 bits")
+    return found
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text[:DIGITS]} is no finite number")
     return found
 
 
