@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from recd_plugins.api import RegistryError
+from recd_plugins.api import CapabilityError, RegistryError
 from recd_plugins.api.cli import (
     AsJson,
     Commands,
@@ -130,7 +130,13 @@ def coordinator(
         if page is not None:
             from recd_dsi.service.page import Page
 
-            listens["page"] = Page(server.known, page).address
+            try:
+                listens["page"] = Page(server.known, page).address
+            except OSError as error:
+                raise CapabilityError(
+                    f"--page: no page can be served at 127.0.0.1:{page} ({error.strerror}). Name "
+                    "another, or 0 for one that is free."
+                ) from None
             if not as_json:
                 typer.echo(f"page {listens['page']}")
         if as_json:

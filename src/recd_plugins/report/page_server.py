@@ -43,6 +43,7 @@ class PageServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 2 * MOST_CALLS
 
     def __init__(self, *arguments: Any) -> None:
         self._room = threading.Semaphore(MOST_CALLS)
