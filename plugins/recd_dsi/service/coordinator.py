@@ -226,8 +226,8 @@ class Coordinator(flight.FlightServerBase):
             self._started = {*there.values()}
 
     def _workers_for(self, client: dict[str, Any], now: float) -> dict[str, Any]:
-        said = _facts(client)
-        who, delivery = said.get("id"), str(said.get("delivery", ""))
+        facts = _facts(client)
+        who, delivery = facts.get("id"), str(facts.get("delivery", ""))
         rank, most = client.get("rank", 0), client.get("most", 1)
         if not (isinstance(rank, int) and isinstance(most, int) and min(rank, most) >= 0):
             raise DataError("a client says neither which rank it is nor how many workers it asks.")
@@ -237,7 +237,7 @@ class Coordinator(flight.FlightServerBase):
             if who not in self._clients:
                 self._forget_clients(now)
             if who in self._clients or len(self._clients) < MOST_CLIENTS:
-                self._clients[who] = (now, said)
+                self._clients[who] = (now, facts)
         workers = self.members.chosen(delivery, rank, most)
         return {"workers": workers, "interval": interval_of(len(self._clients))}
 
@@ -285,11 +285,11 @@ def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
     threading.Thread(target=speak, daemon=True, name="recd-heartbeat").start()
 
 
-def _facts(said: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a worker or a client says of itself, as far as it is numbers and short texts."""
     kept = {
         name: one
-        for name, one in said.items()
+        for name, one in given.items()
         if len(name) <= MOST_NAME
         and (isinstance(one, int | float) or (isinstance(one, str) and len(one) <= MOST_TEXT))
     }
@@ -297,7 +297,7 @@ def _facts(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_address(found: Any) -> TypeGuard[str]:
-    """Whether it is a HOST:PORT that clients can be told."""
+    """Whether it is a HOST:PORT that clients can be given."""
     if not isinstance(found, str) or len(found) > MOST_TEXT:
         return False
     try:
@@ -322,8 +322,8 @@ def _callable(there: Any, credentials: Credentials) -> tuple[dict[int, str], str
         raise DataError("its answer has no list of workers; see which version it runs")
     found, left_out = {}, ""
     for one in there:
-        said = one if isinstance(one, dict) else {}
-        seat, address = said.get("seat"), said.get("address")
+        worker = one if isinstance(one, dict) else {}
+        seat, address = worker.get("seat"), worker.get("address")
         try:
             if not (isinstance(seat, int) and isinstance(address, str)):
                 raise DataError("it has neither seat nor address.")
@@ -346,7 +346,7 @@ def watch_members(
     caller = Caller(coordinator, credentials)
 
     def look() -> None:
-        said = ""
+        reported = ""
         while not fleet.closed:
             try:
                 client = {"delivery": delivery, "rank": rank, "most": most}
@@ -358,9 +358,9 @@ def watch_members(
                     fleet.now(there)
                 nobody = f"the coordinator at {coordinator} knows no worker"
                 fleet.unknown = "" if there else left_out or nobody
-                if left_out not in ("", said):
+                if left_out not in ("", reported):
                     _say(f"reader: rank {rank} leaves out a worker that it is told of: {left_out}")
-                    said = left_out
+                    reported = left_out
             except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL  # the list that we have stands
                 if not fleet.remotes():
