@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -283,9 +283,10 @@ def test_a_page_says_what_is_wrong_in_any_script() -> None:
         served.close()
 
 
-def answering() -> int:
-    """Threads in which pages answer."""
-    return sum("process_request_thread" in one.name for one in threading.enumerate())
+def answering(before: Collection[threading.Thread]) -> int:
+    """Threads in which pages answer, besides those that servers of other tests had before."""
+    every = (one for one in threading.enumerate() if one not in before)
+    return sum("process_request_thread" in one.name for one in every)
 
 
 def test_a_browser_that_goes_away_amid_an_answer_is_nothing_to_print(
@@ -298,6 +299,7 @@ def test_a_browser_that_goes_away_amid_an_answer_is_nothing_to_print(
         answered_all.release()
         return "x" * 3_000_000
 
+    before = threading.enumerate()
     served = PageServer({"/": (slowly, HTML)})
     try:
         for _ in range(3):
@@ -306,23 +308,24 @@ def test_a_browser_that_goes_away_amid_an_answer_is_nothing_to_print(
                 browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         gone.release(3)
         assert all(answered_all.acquire(timeout=60) for _ in range(3))
-        until(lambda: not answering())
+        until(lambda: not answering(before))
     finally:
         served.close()
     assert capfd.readouterr().err == ""
 
 
 def test_connections_that_say_nothing_take_a_bounded_number_of_threads() -> None:
+    before = threading.enumerate()
     served = PageServer({"/": (lambda: "here", HTML)})
     place, most = ("127.0.0.1", served.port), 0
     try:
         with contextlib.ExitStack() as silent:
             for _ in range(MOST_CALLS + 20):
                 one = silent.enter_context(socket.create_connection(place, timeout=60))
-                most = max(most, answering())
+                most = max(most, answering(before))
             assert one.recv(1) == b""  # at once, or after a while where the first ones were closed
             assert 0 < most <= MOST_CALLS
-        until(lambda: not answering())
+        until(lambda: not answering(before))
         with urllib.request.urlopen(served.address, timeout=60) as answer:
             assert answer.read() == b"here"
     finally:

@@ -326,7 +326,8 @@ class Periods:
 def _remove(folder: Path) -> None:
     """Remove tables, all at once: those of which a kill left a part would be read as if whole."""
     aside = folder.with_name(f".{folder.name}{REMOVED}")
-    shutil.rmtree(aside, ignore_errors=True)  # by a kill
+    if aside.exists():  # a kill left it
+        shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
