@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.data.table import Table
+from recd_plugins.sparse.rows.repeats import repeats
 
 __all__ = [
     "alone",
@@ -116,16 +117,4 @@ def _repeats(values: pa.Array) -> npt.NDArray[np.bool_]:
         numbers = values.to_numpy(zero_copy_only=False)
         same: npt.NDArray[np.bool_] = numbers[1:] == numbers[:-1]
         return same
-    offsets = values.offsets.to_numpy().astype(np.int64)
-    ids, lengths = values.values.to_numpy(), np.diff(offsets)
-    same = lengths[1:] == lengths[:-1]
-    # Of rows that are as long as the one before, the ids at the same places.
-    pairs = np.flatnonzero(same)
-    counts = lengths[1:][pairs]
-    row = np.repeat(np.arange(len(pairs)), counts)
-    place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    here = offsets[1:-1][pairs][row] + place
-    there = offsets[:-2][pairs][row] + place
-    differ = np.bincount(row[ids[here] != ids[there]], minlength=len(pairs))
-    same[pairs] = differ == 0
-    return same
+    return repeats(values.values.to_numpy(), values.offsets.to_numpy())[1:]

@@ -60,8 +60,11 @@ def compare(
     by_session = _clustered(by_time, folder / "by_session")
     left_out = _clustered(by_time, folder / "left_out", leave_out_repeats=True)
     wide = with_wide_ids(by_time, folder / "wide")
+    files = by_time, by_session, left_out
+    if stored != config:
+        files = _stored(stored, folder)
     figures = [
-        *file_sizes(*_stored(stored, config, by_time, by_session, folder), folder / "stored_wide"),
+        *file_sizes(*files, folder / "stored_wide"),
         *logs(by_time),
         *clustering(by_time, folder, rounds),
     ]
@@ -107,14 +110,15 @@ def _clustered(table: Table, folder: Path, *, leave_out_repeats: bool = False) -
     return ClusterBySession(config).run(table, folder)
 
 
-def _stored(
-    stored: SessionsConfig, config: SessionsConfig, by_time: Table, by_session: Table, folder: Path
-) -> tuple[Table, Table]:
-    """The tables, by time and by session, whose files are measured."""
-    if stored == config:
-        return by_time, by_session
-    narrow_table = _generated(stored, folder / "stored_by_time")
-    return narrow_table, _clustered(narrow_table, folder / "stored_by_session")
+def _stored(config: SessionsConfig, folder: Path) -> tuple[Table, Table, Table]:
+    """The tables, by time and by session, the last with repeats left out, whose files are
+    measured."""
+    by_time = _generated(config, folder / "stored_by_time")
+    return (
+        by_time,
+        _clustered(by_time, folder / "stored_by_session"),
+        _clustered(by_time, folder / "stored_left_out", leave_out_repeats=True),
+    )
 
 
 if __name__ == "__main__":

@@ -26,12 +26,10 @@ from recd_plugins.data.table import Table, write_table
 __all__ = ["clustering", "file_sizes", "logs"]
 
 
-def file_sizes(by_time: Table, by_session: Table, folder: Path) -> list[Figure]:
-    """The clustered table against the same rows by time: well packed, with ids of 8 bytes as others
-    write them and of 4, and as we pack ours."""
-    ours, narrow = _size(by_session), _strongly_packed(by_time)
-    leaving_out = ClusterBySession(ClusterConfig(leave_out_repeats=True))
-    left = _size(leaving_out.run(by_time, folder.with_name("stored_left_out")))
+def file_sizes(by_time: Table, by_session: Table, left_out: Table, folder: Path) -> list[Figure]:
+    """The clustered table, all of it in its files or with repeats `left_out`, against the same rows
+    by time: well packed, with ids of 8 bytes as others write them and of 4."""
+    ours, left, narrow = _size(by_session), _size(left_out), _strongly_packed(by_time)
     strong = _strongly_packed(with_wide_ids(by_time, folder))
     least = _without_repeats(by_session, ClusterConfig().compression_level)
     of = (
