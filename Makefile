@@ -18,6 +18,13 @@ LOCK := requirements/$(TARGET).txt
 # CUDA's, is what PyPI has: pip refuses a file whose hash is not in the lock.
 TORCH_cpu = $(INSTALL) --retries 1 --timeout 30 \
 	--extra-index-url https://download.pytorch.org/whl/cpu $(shell grep -o '^torch=[^ ]*' $(LOCK))
+TORCH_cuda = $(INSTALL) --require-hashes -r $(VENV)/torch.txt
+# One pip unpacks on one core: every second package of the lock is left to another.
+define LOCKED
+	awk '/^[^ #]/ {of = /^torch=/ ? "torch" : ++n % 2} of != "" {print >("$(VENV)/" of ".txt")}' $(LOCK)
+	( $(TORCH_$(TARGET)) && $(INSTALL) --require-hashes -r $(VENV)/0.txt ) & \
+		$(INSTALL) --require-hashes -r $(VENV)/1.txt; other=$$?; wait $$! && exit $$other
+endef
 
 # Whole programs come first (tests/conftest.py), so that no long file is left to one worker.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
@@ -86,8 +93,7 @@ $(VENV)/ready: $(LOCK) pyproject.toml $(if $(filter $(TARGET),$(MADE_FOR)),,anot
 	pip here. Debian has them as python3.11, python3-venv and python3-pip; make PYTHON=PATH \
 	names another Python." >&2; exit 1; }
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
-	$(TORCH_$(TARGET))
-	$(INSTALL) --require-hashes -r $(LOCK)
+	$(LOCKED)
 	$(INSTALL) --no-build-isolation --editable .
 	@# 3: all is installed, and loads, and compiles its kernels, where NVIDIA's driver is.
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET) \
@@ -137,8 +143,7 @@ tried:
 
 $(VENV)/lock:
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
-	$(TORCH_$(TARGET))
-	$(INSTALL) --require-hashes -r $(LOCK)
+	$(LOCKED)
 
 # The newest nightly builds of the trio in place of the lock's, to see what is about to break.
 nightly: $(VENV)/ready
