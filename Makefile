@@ -26,8 +26,8 @@ define LOCKED
 		$(INSTALL) --require-hashes -r $(VENV)/1.txt; other=$$?; wait $$! && exit $$other
 endef
 
-# Whole programs come first (tests/conftest.py), so that no long file is left to one worker.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# How many, and that whole programs come first, so that no long file is left to one: tests/conftest.py.
+WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 
 # Instruction sets and threads, each of which rounds otherwise.
 ROUNDINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \

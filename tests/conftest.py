@@ -11,6 +11,8 @@ import pytest
 from drawn import FEW
 from hypothesis import Phase, settings
 
+from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
 # Where colours are asked for, as on GitHub, options come out with codes between their letters;
@@ -53,6 +55,17 @@ settings.register_profile(
     "mutants", settings.get_profile("recd"), phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile("recd")
+
+WORKER_BYTES = 3 << 30
+"""The most that a worker of pytest takes, with the ranks, servers and programs of its tests."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors, for tests wait for their programs now and then; two at
+    least, and as many as memory has room for."""
+    room = (machine_memory() or 0) // WORKER_BYTES
+    return max(2, min(usable_cores() + 1, room, 8))
+
 
 WHOLE_PROGRAMS = ("examples", "benchmarks")
 """Folders of tests that run whole programs, which takes each of them seconds."""

@@ -177,7 +177,7 @@ def measured_sizings(
         steps=steps,
         held=held,
         device=stack.device,
-        cores=os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)),
         load=load_before,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from recd_plugins.embedding.timing import (
     seconds_of_pooling,
 )
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.launch.cores import usable_cores
 from recd_plugins.planning.measured_topology import Timer
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
@@ -351,7 +351,7 @@ def _shared(alone: Compute, python: float, ranks_here: int, threads: int) -> Com
     than that, run its kernels where torch has others now, and where ranks are more than cores, all
     that it does waits its turn; what one thread does anyway (conversion, small calls, TorchRec's
     `python`) only that."""
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     crowded = max(1.0, ranks_here / cores)
     kernels = alone.slower(torch.get_num_threads() / min(threads, cores / ranks_here))
     features = {

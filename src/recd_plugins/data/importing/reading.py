@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from recd_plugins.data.importing.whole_lines import Lines, cut_lines
 from recd_plugins.data.left_out import expanded_batches, left_out
 from recd_plugins.data.parquet_file import OPTIONS, footer_in
 from recd_plugins.errors import DataError, nearest
+from recd_plugins.launch.cores import usable_cores
 from recd_plugins.storage.uri import Location, input_file
 
 __all__ = ["Block", "Position", "blocks", "damaged", "mapped", "opened_parquet"]
@@ -122,7 +122,7 @@ def mapped(
     absent: Collection[str] = (),
 ) -> Iterator[tuple[Block, R]]:
     """Each block with what is made of it, in order: made on all cores, some blocks ahead."""
-    total, workers = num_bytes(files), workers or max(1, os.cpu_count() or 1)
+    total, workers = num_bytes(files), workers or usable_cores()
     progress(what, 0, total)
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(workers))
