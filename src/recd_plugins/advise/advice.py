@@ -12,19 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.additions import Values
+from recd_plugins.advise.added_values import answer_of, plain, with_plugin
 from recd_plugins.advise.model_and_batches import OfTrainer
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.trials import Tried, candidates, check_ranks_here, tried, winner
-from recd_plugins.advise.walk import (
-    AdviceGoal,
-    Walk,
-    Weighed,
-    answer_of,
-    plain,
-    weigh,
-    weigh_near,
-    with_plugin,
-)
+from recd_plugins.advise.walk import AdviceGoal, Walk, Weighed, weigh, weigh_near
 from recd_plugins.config import path_of
 from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.table import Progress, silent

@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 from recd_plugins.additions import NotHere, Objective, Situation, Values
+from recd_plugins.advise.added_values import answer_of, in_order, with_plugin
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import (
     CapabilityError,
-    PluginError,
     RecdError,
-    called,
     listed,
-    nearest,
     so_many,
 )
 from recd_plugins.hooks.manager import ClaimedAddition
@@ -40,12 +37,8 @@ __all__ = [
     "AdviceGoal",
     "Walk",
     "Weighed",
-    "answer_of",
-    "in_order",
-    "plain",
     "weigh",
     "weigh_near",
-    "with_plugin",
 ]
 
 WORTH = 0.02
@@ -143,45 +136,6 @@ class Walk:
     def kept(self) -> tuple[str, ...]:
         """The additions that are advised, in their order."""
         return tuple(one.name for one in self.weighed if one.verdict == "kept")
-
-
-def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
-    """A registry as plain TorchRec has it: its own planner, nothing deduplicated or cached."""
-    left = dict(values)
-    for slot in ("dedup", "cache", "sharding"):
-        left.pop(slot, None)
-    behind = values.get("sharding") or values.get("cache")  # which may name what is behind it
-    while isinstance(behind, Mapping) and isinstance(behind.get("others"), Mapping | str):
-        behind = behind["others"]
-    use = behind.get("use", "torchrec") if isinstance(behind, Mapping) else behind
-    if behind is not None and use == "torchrec":
-        left["sharding"] = behind
-    for claim in claims:
-        left = dict(answer_of(claim, "without", claim.addition.without, left))
-    return left
-
-
-def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
-    """Each after those that it follows or needs; otherwise as the plugins have them."""
-    named = {claim.addition.name: claim for claim in claims}
-    graph: TopologicalSorter[str] = TopologicalSorter()
-    for claim in claims:
-        addition = claim.addition
-        for other in addition.needs:
-            if other not in named:
-                raise PluginError(
-                    f"addition {addition.name!r} of {claim.provider} needs {other!r}, which no "
-                    f"plugin has; {nearest(other, named)}"
-                )
-        graph.add(
-            addition.name, *(one for one in (*addition.after, *addition.needs) if one in named)
-        )
-    try:
-        return [named[name] for name in graph.static_order()]
-    except CycleError as error:
-        raise PluginError(
-            f"additions follow one another in a circle: {' after '.join(error.args[1])}."
-        ) from None
 
 
 def weigh(
@@ -294,10 +248,7 @@ class _OnTheWay:
     def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
         """Begin with what another walk has kept, if that can be here, is within the budget and no
         worse than the baseline."""
-        try:
-            outlook = self._having(kept)
-        except RecdError:
-            return False
+        outlook = self._having(kept)
         if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
             return False
         if self._goal.score(outlook) > self._goal.score(self._base):
@@ -317,28 +268,14 @@ class _OnTheWay:
         if missing := [name for name in addition.needs if name in not_here]:
             self._put(claim, "not here", f"it needs {', '.join(missing)}")
             return
-        waiting = list(self._waiting)
-        tries: list[list[ClaimedAddition]] = [[*waiting, claim]]
-        needed = {one.addition.name for one in waiting} & set(addition.needs)
-        counts = reversed(range(len(waiting))) if len(waiting) <= FEW else (len(needed),)
-        for count in counts:
-            tries += [
-                [*some, claim]
-                for some in combinations(waiting, count)
-                if needed <= {one.addition.name for one in some}
-            ]
         found: list[tuple[list[ClaimedAddition], Outlook]] = []
         refused = ""
-        for more in tries:
-            try:
-                outlook = self._having([*self._kept, *more])
-            except RecdError as error:
-                refused = refused or str(error)
-                continue
+        for more in self._with_waiting(claim):
+            outlook = self._having([*self._kept, *more])
             if isinstance(outlook, NotHere):
                 refused = refused or outlook.why
-                continue
-            found.append((more, outlook))
+            else:
+                found.append((more, outlook))
         if not found:
             self._put(claim, "not here", refused)
             return
@@ -351,15 +288,9 @@ class _OnTheWay:
         elif paying:
             for other in more[:-1]:
                 self._settle(other, "kept", f"{addition.name} pays with it")
-            self._waiting = [one for one in waiting if one not in more]
-            every = [*self._kept, *more]
-            gone = self._replaced_by(claim, every)
-            for other in gone:
-                self._settle(other, "replaced", f"{addition.name} writes the same keys, and more")
-            self._replaced[addition.name] = gone
-            self._kept = [one for one in every if one not in gone]
+            self._waiting = [one for one in self._waiting if one not in more]
             self._put(claim, "kept", self._in_words(outlook, self.best), outlook, gain)
-            self.best = self._top = outlook
+            self._keep(claim, [*self._kept, *more], outlook)
             return
         else:
             # With all that waits: one would else be told to do what was tried with it.
@@ -368,6 +299,17 @@ class _OnTheWay:
         self._waiting.append(claim)
         self._reasons[addition.name] = why
         self._put(claim, "waits", why, outlook, gain)
+
+    def _with_waiting(self, claim: ClaimedAddition) -> Iterator[list[ClaimedAddition]]:
+        """The addition with all that waits, then with some of these: with each choice of `FEW`."""
+        waiting = self._waiting
+        yield [*waiting, claim]
+        needed = {one.addition.name for one in waiting} & set(claim.addition.needs)
+        counts = reversed(range(len(waiting))) if len(waiting) <= FEW else (len(needed),)
+        for count in counts:
+            for some in combinations(waiting, count):
+                if needed <= {one.addition.name for one in some}:
+                    yield [*some, claim]
 
     def leave_out(self) -> None:
         """Drop what still waits, and whatever nothing is lost without."""
@@ -383,10 +325,7 @@ class _OnTheWay:
             rest = in_order([*(one for one in self._kept if one not in gone), *back])
             if self._far and self._far.has(rest):
                 continue
-            try:
-                outlook = self._having(rest)
-            except RecdError:
-                continue
+            outlook = self._having(rest)
             if isinstance(outlook, NotHere):
                 continue
             lost = -self._gain(outlook, self._top)
@@ -423,10 +362,7 @@ class _OnTheWay:
                 rest = in_order(rest)
                 if self._far and self._far.has(rest):
                     continue
-                try:
-                    outlook = self._having(rest)
-                except RecdError:
-                    continue
+                outlook = self._having(rest)
                 if isinstance(outlook, NotHere) or not self._better(outlook):
                     continue
                 if self._goal.fits(outlook, self._base):
@@ -440,12 +376,7 @@ class _OnTheWay:
                 why = f"{name} in its place saves {gain:.1%}"
                 for one in (other, *self._replaced.pop(other.addition.name, ())):
                     self._settle(one, "left out", why)
-            written = self._replaced_by(claim, rest)
-            for other in written:
-                self._settle(other, "replaced", f"{name} writes the same keys, and more")
-            self._replaced[name] = written
-            self._kept = [one for one in rest if one not in written]
-            self.best = self._top = outlook
+            self._keep(claim, rest, outlook)
             self._settle(claim, "kept", words)
             for other in self._kept:  # what it was worth beside another is not what it is now
                 self._note_loss(other, None)
@@ -466,10 +397,7 @@ class _OnTheWay:
                 before_it = [] if kept else self._left_out_before(one.claim)
                 for also in ([], before_it) if before_it else ([],):
                     trial = in_order([*rest, *also])
-                    try:
-                        outlook = self._having(trial, noted=False)
-                    except RecdError:
-                        continue
+                    outlook = self._having(trial, noted=False)
                     if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
                         continue
                     if self._better(outlook) if kept else self._pays(outlook):
@@ -492,6 +420,17 @@ class _OnTheWay:
             for other in self._kept:  # it was weighed beside what another was before
                 self._note_loss(other, None)
 
+    def _keep(
+        self, claim: ClaimedAddition, every: Sequence[ClaimedAddition], outlook: Outlook
+    ) -> None:
+        """Keep the addition beside the others of `every`, but for those whose keys it writes."""
+        gone = self._replaced_by(claim, every)
+        for other in gone:
+            self._settle(other, "replaced", f"{claim.addition.name} writes the same keys, and more")
+        self._replaced[claim.addition.name] = gone
+        self._kept = [one for one in every if one not in gone]
+        self.best = self._top = outlook
+
     def _left_out_before(self, claim: ClaimedAddition) -> list[ClaimedAddition]:
         """Those that an addition comes after and that were left out."""
         return [
@@ -511,12 +450,15 @@ class _OnTheWay:
     def _having(
         self, claims: Sequence[ClaimedAddition], *, noted: bool = True
     ) -> Outlook | NotHere:
-        """The outlook of the baseline with these additions, `noted` among those met; or why the
-        last cannot be."""
-        values = self._values(claims)
-        if isinstance(values, NotHere):
-            return values
-        found = self._outlooks.of(values)
+        """The outlook of the baseline with these additions, `noted` among those met; or why they
+        cannot be."""
+        try:
+            values = self._values(claims)
+            if isinstance(values, NotHere):
+                return values
+            found = self._outlooks.of(values)
+        except RecdError as error:
+            return NotHere(str(error))
         if noted:
             self.met[_names(claims)] = found
         return found
@@ -676,35 +618,6 @@ def _names(claims: Sequence[ClaimedAddition]) -> tuple[str, ...]:
     return tuple(claim.addition.name for claim in claims)
 
 
-def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:
-    """The value of `plugins` once the addition's own is among them."""
-    named = list(values.get("plugins") or [])
-    return named if claim.provider.plugin in named else [*named, claim.provider.plugin]
-
-
 def _but_plugins(values: Values | NotHere) -> Values | NotHere:
     """The values without the plugins that are named: one more changes nothing by itself."""
     return values if isinstance(values, NotHere) else {**values, "plugins": None}
-
-
-def answer_of(
-    claim: ClaimedAddition, asked: str, function: Callable[[Any], Any], given: Any
-) -> Any:
-    """The values that a function of an addition's returns, or of its `add` why it cannot be; its
-    own errors, and anything else that it returns, are reported with its name."""
-    whose = f"addition {claim.addition.name!r} of {claim.provider}"
-    try:
-        answer: object = function(given)
-    except RecdError:
-        raise
-    except Exception as error:
-        raise PluginError(
-            f"{whose} raised {type(error).__name__}: {error}. Run with --debug for its traceback."
-        ) from error
-    if isinstance(answer, Mapping) or (isinstance(answer, NotHere) and asked == "add"):
-        return answer
-    also = ", or NotHere(why)" if asked == "add" else ""
-    raise PluginError(
-        f"{whose}: its `{asked}` returned {called(answer)}. Return keys of registry.yaml and what "
-        f"stands under each{also}."
-    )

@@ -1,0 +1,81 @@
+"""The values of a registry without any addition, and what each addition adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from recd_plugins.additions import NotHere, Values
+from recd_plugins.errors import PluginError, RecdError, called, nearest
+from recd_plugins.hooks.manager import ClaimedAddition
+
+__all__ = ["answer_of", "in_order", "plain", "with_plugin"]
+
+
+def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
+    """A registry as plain TorchRec has it: its own planner, nothing deduplicated or cached."""
+    left = dict(values)
+    for slot in ("dedup", "cache", "sharding"):
+        left.pop(slot, None)
+    behind = values.get("sharding") or values.get("cache")  # which may name what is behind it
+    while isinstance(behind, Mapping) and isinstance(behind.get("others"), Mapping | str):
+        behind = behind["others"]
+    use = behind.get("use", "torchrec") if isinstance(behind, Mapping) else behind
+    if behind is not None and use == "torchrec":
+        left["sharding"] = behind
+    for claim in claims:
+        left = dict(answer_of(claim, "without", claim.addition.without, left))
+    return left
+
+
+def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
+    """Each after those that it follows or needs; otherwise as the plugins have them."""
+    named = {claim.addition.name: claim for claim in claims}
+    graph: TopologicalSorter[str] = TopologicalSorter()
+    for claim in claims:
+        addition = claim.addition
+        for other in addition.needs:
+            if other not in named:
+                raise PluginError(
+                    f"addition {addition.name!r} of {claim.provider} needs {other!r}, which no "
+                    f"plugin has; {nearest(other, named)}"
+                )
+        graph.add(
+            addition.name, *(one for one in (*addition.after, *addition.needs) if one in named)
+        )
+    try:
+        return [named[name] for name in graph.static_order()]
+    except CycleError as error:
+        raise PluginError(
+            f"additions follow one another in a circle: {' after '.join(error.args[1])}."
+        ) from None
+
+
+def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:
+    """The value of `plugins` once the addition's own is among them."""
+    named = list(values.get("plugins") or [])
+    return named if claim.provider.plugin in named else [*named, claim.provider.plugin]
+
+
+def answer_of(
+    claim: ClaimedAddition, asked: str, function: Callable[[Any], Any], given: Any
+) -> Any:
+    """The values that a function of an addition's returns, or of its `add` why it cannot be; its
+    own errors, and anything else that it returns, are reported with its name."""
+    whose = f"addition {claim.addition.name!r} of {claim.provider}"
+    try:
+        answer: object = function(given)
+    except RecdError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{whose} raised {type(error).__name__}: {error}. Run with --debug for its traceback."
+        ) from error
+    if isinstance(answer, Mapping) or (isinstance(answer, NotHere) and asked == "add"):
+        return answer
+    also = ", or NotHere(why)" if asked == "add" else ""
+    raise PluginError(
+        f"{whose}: its `{asked}` returned {called(answer)}. Return keys of registry.yaml and what "
+        f"stands under each{also}."
+    )
