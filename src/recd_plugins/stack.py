@@ -25,10 +25,7 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import (
     CapabilityError,
-    PluginError,
     RegistryError,
-    called,
-    check_made,
     listed,
     nearest,
     shown,
@@ -41,9 +38,7 @@ from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.codecs import codecs_in_words
 from recd_plugins.planning.constraints import check_known
-from recd_plugins.planning.plan_check import check_alike
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
-from recd_plugins.planning.sharders import completed
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.arguments import (
@@ -67,7 +62,9 @@ from recd_plugins.registry.held_plan import (
     hold_to_trainer,
 )
 from recd_plugins.registry.looked_up import bytes_beside, check_read, looked_up, too_small
+from recd_plugins.registry.made_alike import check_made_alike
 from recd_plugins.registry.measured import measured
+from recd_plugins.registry.optimizer import held_factory
 from recd_plugins.registry.period_batches import PeriodBatches
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.prepare import Periods, absolute, prepared, there
@@ -80,12 +77,11 @@ from recd_plugins.slots import (
     Reader,
     check_callback,
 )
-from recd_plugins.slots.built import LOADER, check_parts, check_steps
+from recd_plugins.slots.built import LOADER, check_parts
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
-    from torch.optim import Optimizer
     from torchrec.distributed.model_parallel import DataParallelWrapper
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
@@ -418,20 +414,7 @@ class Stack(LooksAtBatches):
             )
         (choice,) = choices
         factory: OptimizerFactory = choice.build(self._contexts.of("optimizer"))
-
-        def make(params: list[nn.Parameter]) -> Optimizer:
-            from torch.optim import Optimizer
-
-            with choice.named("when asked for an optimizer"):
-                made = factory(params)
-            check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")
-            check_steps(made, params, f"{choice.who}: its factory made an optimizer that")
-            held = {id(one) for group in made.param_groups for one in group["params"]}
-            left = sum(one.requires_grad and id(one) not in held for one in params)
-            self._usage.not_stepped(choice, left, len(params))
-            return made
-
-        return make
+        return held_factory(choice, factory, self._usage)
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
@@ -684,7 +667,7 @@ class Stack(LooksAtBatches):
 
             def planned() -> int:
                 planner = planning.planner_by_now()
-                check_parts(planner, "Planner", ("plan",), f"{planning.choice.who} built")
+                planning.check_has("plan")
                 # What a trainer brought is called in it, and an error of that is the trainer's.
                 with planning.choice.named("when it planned", trainers=given):
                     plans.append(planner.plan(model, on, group))
@@ -694,11 +677,12 @@ class Stack(LooksAtBatches):
             together(group, planned, planning_by(f"{choice.where}: {choice.record.name}"))
         (plan,) = plans
         whose = check_is_plan(planning, plan, "plan")
-        made = self._made()
-        check_alike(
-            {of: what for of, (what, _) in made.items()},
+        check_made_alike(
+            self.registry,
+            self._features,
             group,
-            {of: cure for of, (_, cure) in made.items()},
+            tables=None if self._tables is None or self.periods is not None else self._tables,
+            schema=vars(self).get("schema"),
         )
         return plan, whose
 
@@ -717,34 +701,6 @@ class Stack(LooksAtBatches):
             "take their features into `dedup.groups` together with those of larger ones.",
         )
         self._usage.found([missed])
-
-    def _made(self) -> dict[str, tuple[str, str]]:
-        """What this rank has made of registry.yaml so far that every rank must make alike: by whose
-        it is, what it is in words, and what to do where it is not."""
-        cure = "Make the same on every rank: let no rank, no time and no random number decide."
-        made = {}
-        if self._tables is not None and self.periods is None:
-            path = self._tables.train.path
-            if isinstance(path, Path) and path.resolve().is_relative_to(
-                self.registry.folder.resolve()
-            ):
-                made[f"{self.registry.one('dataset').who}: its tables"] = (
-                    path.parent.name,
-                    "Let its `fingerprint` change with its source alone, and have nobody write to "
-                    "that while a job starts.",
-                )
-        if "groups" in vars(self._features) and self._features.converter is not None:
-            groups = str([list(group) for group in self._features.groups])
-            made[f"{self.registry.one('dedup').who}: its `groups`"] = groups, cure
-        if "schema" in vars(self):
-            names = ", ".join((*self.schema.dense, *self.schema.sparse_names))
-            made["the features and dense columns behind `preprocess`"] = names, cure
-            for one in self.schema.sparse:
-                made[f"the num_ids of feature {one.name!r} behind `preprocess`"] = (
-                    f"{one.num_ids:,}",
-                    cure,
-                )
-        return made
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
@@ -772,12 +728,6 @@ class Stack(LooksAtBatches):
     def planner(self) -> Planner:
         """The planner, built once: `explain` says what it planned last."""
         return self._planning.planner()
-
-    def _planner_with(self, part: str) -> Planner:
-        """The planner, which must have this part."""
-        planner = self.planner()
-        check_parts(planner, "Planner", (part,), f"{self._planning.choice.who} built")
-        return planner
 
     def planned_for(
         self,
@@ -838,18 +788,8 @@ class Stack(LooksAtBatches):
         """
         if mine is not None:
             self._planning.take_sharders(check_sharders(mine, "stack.sharders"))
-        planner, choice = self._planner_with("sharders"), self._planning.choice
-        who = f"{choice.where}: {type(planner).__name__}"
-        with choice.named("when asked for its sharders"):
-            found = planner.sharders()
-        whose = f"{choice.who}: its `sharders` returned"
-        check_made(found, Sequence, whose, "Return context.sharders(), as they are or wrapped.")
-        for one in found:
-            if isinstance(one, type):
-                cure = f"Make one of it: `{one.__name__}(...)`."
-                raise PluginError(f"{whose} among others {called(one)}, and no sharder. {cure}")
-            check_parts(one, "ModuleSharder", ("module_type", "shard"), f"{whose} among others")
-        sharders = completed(found, self._planning.sharders(), who)
+        planner, choice = self._planning.planner(), self._planning.choice
+        sharders = self._planning.sharders_of_plan()
         named = isinstance(planner, Tiered) or choice.record.slot in self.registry.source.values
         if named and not self._planning.planned:
             self._usage.unused(
@@ -918,12 +858,7 @@ class Stack(LooksAtBatches):
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
         explanations = filter(None, [self.explain_groups(), self._adapted])
-        planner, who = self._planner_with("explain"), self._planning.choice.who
-        fix = "Return why the plan is as it is, in words."
-        with self._planning.choice.named("when asked why the plan is as it is"):
-            why = planner.explain()
-        check_made(why, str, f"{who}: its `explain` returned", fix)
-        found = [*explanations, why]
+        found = [*explanations, self._planning.explain()]
         if self._rows:
             from recd_plugins.embedding.bags_of_one import explain_rows
 

@@ -7,17 +7,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
-from recd_plugins.errors import RegistryError, so_many
+from recd_plugins.errors import PluginError, RegistryError, called, check_made, so_many
 from recd_plugins.planning.codecs import Codecs, check_codecs_agree
 from recd_plugins.planning.planner_bases import OrdersBatches, TakesContext
 from recd_plugins.planning.sharders import (
     check_planned,
     check_registry_agrees,
+    completed,
     default_sharders,
 )
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.slots import Loader, Planner
+from recd_plugins.slots.built import check_parts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,6 +77,34 @@ class RegistryPlanner:
         elif self._of_trainer and not isinstance(planner, OrdersBatches):
             self._planner = None  # it was built before this was known
         return self.planner()
+
+    def check_has(self, part: str) -> None:
+        """`PluginError` where the planner lacks this part."""
+        check_parts(self.planner(), "Planner", (part,), f"{self.choice.who} built")
+
+    def sharders_of_plan(self) -> list[ModuleSharder[nn.Module]]:
+        """The planner's: the trainer's own, those wrapped whose modules the plan changes."""
+        self.check_has("sharders")
+        planner, choice = self.planner(), self.choice
+        with choice.named("when asked for its sharders"):
+            found = planner.sharders()
+        whose = f"{choice.who}: its `sharders` returned"
+        check_made(found, Sequence, whose, "Return context.sharders(), as they are or wrapped.")
+        for one in found:
+            if isinstance(one, type):
+                cure = f"Make one of it: `{one.__name__}(...)`."
+                raise PluginError(f"{whose} among others {called(one)}, and no sharder. {cure}")
+            check_parts(one, "ModuleSharder", ("module_type", "shard"), f"{whose} among others")
+        return completed(found, self.sharders(), f"{choice.where}: {type(planner).__name__}")
+
+    def explain(self) -> str:
+        """Why the plan is as it is, as the planner says it."""
+        self.check_has("explain")
+        choice, fix = self.choice, "Return why the plan is as it is, in words."
+        with choice.named("when asked why the plan is as it is"):
+            why = self.planner().explain()
+        check_made(why, str, f"{choice.who}: its `explain` returned", fix)
+        return why
 
     @property
     def _of_trainer(self) -> bool:

@@ -1,0 +1,36 @@
+"""What an optimizer of the `optimizer` slot steps, held to the parameters that it was made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recd_plugins.errors import check_made
+from recd_plugins.registry.choices import Choice
+from recd_plugins.registry.usage import Usage
+from recd_plugins.slots import OptimizerFactory
+from recd_plugins.slots.built import check_steps
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+__all__ = ["held_factory"]
+
+
+def held_factory(choice: Choice, factory: OptimizerFactory, usage: Usage) -> OptimizerFactory:
+    """The factory, which raises `PluginError` where it makes no optimizer of the parameters; a
+    notice names those that it leaves out."""
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        from torch.optim import Optimizer
+
+        with choice.named("when asked for an optimizer"):
+            made = factory(params)
+        check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")
+        check_steps(made, params, f"{choice.who}: its factory made an optimizer that")
+        held = {id(one) for group in made.param_groups for one in group["params"]}
+        left = sum(one.requires_grad and id(one) not in held for one in params)
+        usage.not_stepped(choice, left, len(params))
+        return made
+
+    return make
