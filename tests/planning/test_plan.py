@@ -48,12 +48,12 @@ from recd_plugins.planning.constraints import (
     TableConstraint,
     parameter_constraints,
 )
+from recd_plugins.planning.machines import finds_these_nodes
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import (
     TorchRecPlanner,
     TorchRecPlannerConfig,
-    finds_these_nodes,
 )
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool

@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.sharders import fused_by_table, sharded_modules
-from recd_plugins.planning.torchrec_planner import ranks_of_machine
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["bytes_held", "most_on_a_device", "neighbours"]
+__all__ = ["bytes_held", "most_on_a_device"]
 
 DENSE_COPIES = 2
 """A table that every rank has whole has a gradient of its size."""
-
-
-def neighbours(rank: int, world_size: int) -> range:
-    """The ranks of this rank's machine, itself among them."""
-    each = ranks_of_machine(world_size) or world_size
-    first = rank // each * each
-    return range(first, min(first + each, world_size))
 
 
 def bytes_held(

@@ -11,7 +11,6 @@ from weakref import ref
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed, so_many
-from recd_plugins.launch.environment import ranks_of_a_node
 from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise
 from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
@@ -21,6 +20,7 @@ from recd_plugins.planning.constraints import (
     parameter_constraints,
     with_given,
 )
+from recd_plugins.planning.machines import as_launched, finds_these_nodes
 from recd_plugins.planning.planner_bases import (
     RESERVE,
     HoldsRowWise,
@@ -44,8 +44,6 @@ __all__ = [
     "TorchRecPlanner",
     "TorchRecPlannerConfig",
     "build_torchrec_planner",
-    "finds_these_nodes",
-    "on_machines",
 ]
 
 UNSAID_BATCH = 512
@@ -548,41 +546,6 @@ def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
 def _dense(table: str) -> str:
     """The constraint that has a table data-parallel, in YAML."""
     return f"{{{table}: {{sharding_types: [data_parallel]}}}}"
-
-
-def as_launched(topology: Topology, world_size: int) -> Topology:
-    """The topology, with the launcher's nodes where it names none; with one of all ranks where
-    nobody does, or where they do not fill the launcher's, or not even one of its own."""
-    launched = ranks_of_a_node(world_size) or world_size
-    per_node = world_size if world_size % launched else launched
-    per_node = min(topology.ranks_per_node or per_node, world_size)
-    return dataclasses.replace(topology, ranks_per_node=per_node)
-
-
-def ranks_of_machine(world_size: int) -> int | None:
-    """The ranks of a machine, as TorchRec finds them when it shards, which goes by the launcher's
-    LOCAL_WORLD_SIZE; none where these ranks are not here."""
-    import torch.distributed as dist
-    from torchrec.distributed.comm import get_local_size
-
-    here = dist.is_initialized() and dist.get_world_size() == world_size
-    return get_local_size(world_size) if here else None
-
-
-def on_machines(plan: ShardingPlan, world_size: int) -> None:
-    """Have each shard of a plan on the device that its rank has on its machine, where these ranks
-    are here: planners count ranks by the nodes of a topology, which may be others."""
-    from recd_plugins.planning.torchrec_search import on_devices
-
-    if (here := ranks_of_machine(world_size)) is not None:
-        on_devices(plan, here)
-
-
-def finds_these_nodes(topology: Topology, world_size: int) -> bool:
-    """Whether TorchRec will find the nodes of the topology when it shards: that may name several on
-    one machine. Nodes of one rank have nothing to be divided."""
-    per_node = topology.ranks_per_node or world_size
-    return per_node > 1 and ranks_of_machine(world_size) in (None, per_node)
 
 
 def _asked_of(

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import (
@@ -44,7 +43,6 @@ __all__ = [
     "for_adapted",
     "make_row_wise",
     "offers_row_wise",
-    "on_devices",
     "quiet_planner",
     "torchrec_topology",
 ]
@@ -182,23 +180,6 @@ def make_row_wise(
                 plan.plan[path][table] = generate(
                     parameter, ranks_per_node, world_size, device, sharder
                 )
-
-
-def on_devices(plan: ShardingPlan, ranks_of_machine: int) -> None:
-    """Have each shard of the plan on the device that its rank has: machines are not always the
-    nodes of the topology that it was planned for, and ranks in want of devices share them by
-    turns."""
-    from torchrec.distributed.planner.utils import placement
-
-    devices = min(ranks_of_machine, torch.cuda.device_count() or ranks_of_machine)
-    for tables in plan.plan.values():
-        every: Any = tables
-        for sharding in every.values():
-            shards = [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
-            for index, shard in enumerate(shards):
-                rank, kind = shard.placement.rank(), shard.placement.device().type
-                there = placement(kind, rank, devices)
-                shards[index] = dataclasses.replace(shard, placement=there)
 
 
 def copied(plan: ShardingPlan) -> ShardingPlan:

@@ -11,13 +11,13 @@ from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.constraints import not_kept, tables_of
 from recd_plugins.planning.homes import without_rows
-from recd_plugins.planning.memory_held import bytes_held, most_on_a_device, neighbours
+from recd_plugins.planning.machines import neighbours, on_machines
+from recd_plugins.planning.memory_held import bytes_held, most_on_a_device
 from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.sharders import fused_by_table, left_whole
 from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.torchrec_planner import on_machines
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.usage import Usage
 

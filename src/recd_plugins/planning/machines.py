@@ -1,0 +1,67 @@
+"""The machines that ranks are on, which the launcher says, beside the nodes of a topology."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.launch.environment import ranks_of_a_node
+from recd_plugins.planning.topology import Topology
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ShardingPlan
+
+__all__ = ["as_launched", "finds_these_nodes", "neighbours", "on_machines"]
+
+
+def as_launched(topology: Topology, world_size: int) -> Topology:
+    """The topology, with the launcher's nodes where it names none; with one of all ranks where
+    nobody does, or where they do not fill the launcher's, or not even one of its own."""
+    launched = ranks_of_a_node(world_size) or world_size
+    per_node = world_size if world_size % launched else launched
+    per_node = min(topology.ranks_per_node or per_node, world_size)
+    return dataclasses.replace(topology, ranks_per_node=per_node)
+
+
+def ranks_of_machine(world_size: int) -> int | None:
+    """The ranks of a machine, as TorchRec finds them when it shards, which goes by the launcher's
+    LOCAL_WORLD_SIZE; none where these ranks are not here."""
+    import torch.distributed as dist
+    from torchrec.distributed.comm import get_local_size
+
+    here = dist.is_initialized() and dist.get_world_size() == world_size
+    return get_local_size(world_size) if here else None
+
+
+def finds_these_nodes(topology: Topology, world_size: int) -> bool:
+    """Whether TorchRec will find the nodes of the topology when it shards: that may name several on
+    one machine. Nodes of one rank have nothing to be divided."""
+    per_node = topology.ranks_per_node or world_size
+    return per_node > 1 and ranks_of_machine(world_size) in (None, per_node)
+
+
+def neighbours(rank: int, world_size: int) -> range:
+    """The ranks of this rank's machine, itself among them."""
+    each = ranks_of_machine(world_size) or world_size
+    first = rank // each * each
+    return range(first, min(first + each, world_size))
+
+
+def on_machines(plan: ShardingPlan, world_size: int) -> None:
+    """Have each shard of a plan on the device that its rank has on its machine, where these ranks
+    are here: planners count ranks by the nodes of a topology, which may be others. Ranks in want of
+    devices share them by turns."""
+    import torch
+    from torchrec.distributed.planner.utils import placement
+
+    if (here := ranks_of_machine(world_size)) is None:
+        return
+    devices = min(here, torch.cuda.device_count() or here)
+    for tables in plan.plan.values():
+        every: Any = tables
+        for sharding in every.values():
+            shards = [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
+            for index, shard in enumerate(shards):
+                rank, kind = shard.placement.rank(), shard.placement.device().type
+                there = placement(kind, rank, devices)
+                shards[index] = dataclasses.replace(shard, placement=there)
