@@ -19,7 +19,7 @@ import errno
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
-from recd_plugins.errors import DataError, RecdError, RegistryError, listed, so_many
+from recd_plugins.errors import DataError, RecdError, RegistryError, listed
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.plugin_code import changed_code
-from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
 from recd_plugins.trainer.checkpoints.files import (
@@ -62,6 +61,13 @@ from recd_plugins.trainer.checkpoints.rank_buffers import (
     is_of_a_rank,
     own_of,
 )
+from recd_plugins.trainer.checkpoints.registry_before import (
+    check_ranks,
+    check_registry,
+    have_same_end,
+    new_rates,
+    rates_of,
+)
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.run_folder import checkpoints_in
 from recd_plugins.trainer.training import states_by_options
@@ -81,12 +87,6 @@ OnDamaged = Literal["stop", "go_back"]
 
 PIECE = 1 << 22
 """Numbers that are looked at at a time."""
-
-SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
-"""Registry keys that a resumed job may not change."""
-
-RATES = ("tables_lr", "dense_lr")
-"""Options of train.optimizer that a resumed job may change: no state depends on them."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What a system says where there is no room for a file, or none left that this user may take."""
@@ -308,7 +308,9 @@ class Checkpoints:
         `other`: what the checkpoint is for these ranks, where they are not those that made it.
         """
         saved = other.job if other else read_job(path)
-        self._check(path, saved)
+        before, now = saved["registry"], self._registry
+        check_ranks(path, saved["world_size"], dist.get_world_size())
+        check_registry(path, before, now, self._free)
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
         numbers = saved.get("optimizers", {})
         reader = JsonReader(path)
@@ -350,86 +352,20 @@ class Checkpoints:
             if not isinstance(state, dict):
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise damaged(file, f"its {name!r} is no mapping")
-        states["callbacks"] = states_by_options(
-            states["callbacks"], saved["registry"], self._registry
-        )
-        same_end = _end(saved["registry"]) == _end(self._registry)
+        states["callbacks"] = states_by_options(states["callbacks"], before, now)
         return Reached(
             step=saved["step"],
             loader=mine["loader"],
             random=random,
-            same_end=same_end,
-            new_rates=tuple(_new_rates(saved["registry"], self._registry)),
+            same_end=have_same_end(before, now),
+            new_rates=tuple(new_rates(before, now)),
             numbers=numbers,
-            rates=_rates_of(saved["registry"], self._registry),
+            rates=rates_of(before, now),
             begun_anew=tuple(sorted(begun_anew)),
             no_taker=tuple(sorted(name for name in kept.keys() - taken if not is_of_a_rank(name))),
             new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
         )
-
-    def _check(self, path: Path, saved: Mapping[str, Any]) -> None:
-        if saved["world_size"] != dist.get_world_size():
-            raise RegistryError(
-                f"{path}: was made by {so_many(saved['world_size'], 'rank')}, this job has "
-                f"{dist.get_world_size()}: resume with --ranks {saved['world_size']}, or have the "
-                "launcher that starts the ranks, as torchrun, start as many; or let `recd reshard` "
-                "write it for another number."
-            )
-        before, now = saved["registry"], self._registry
-        for key in SAME:
-            if self._decides(key, before) != self._decides(key, now):
-                raise RegistryError(
-                    f"{path}: was made with `{key}: {json.dumps(before.get(key))}`, but the "
-                    f"registry now says {json.dumps(now.get(key))}. Change it back to resume, or "
-                    "start anew in another folder (train.run=...)."
-                )
-        for key in ("batch_size", "seed", "optimizer"):
-            old, new = (r.get("train", {}).get(key) for r in (before, now))
-            if key == "optimizer":
-                old, new = (
-                    {name: value for name, value in (one or {}).items() if name not in RATES}
-                    for one in (old, new)
-                )
-            if old != new:
-                raise RegistryError(
-                    f"{path}: was made with train.{key}={json.dumps(old)}, now it is "
-                    f"{json.dumps(new)}. Change it back to resume, or start anew in another "
-                    "folder (train.run=...)."
-                )
-
-    def _decides(self, key: str, registry: Mapping[str, Any]) -> Any:
-        """What a key of a registry says that must stay."""
-        value = registry.get(key)
-        if key == "dataset" and isinstance(value, Mapping):
-            return {name: one for name, one in value.items() if name not in self._free}
-        return value
-
-
-def _new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in RATES:
-        old, new = (_rate(name, one) for one in (before, now))
-        if old != new:
-            yield f"train.optimizer.{name} is {new} from here on; it was {old}"
-
-
-def _rates_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, RateOf]:
-    """Where the rates of each optimizer begin."""
-    same = before.get("callbacks") == now.get("callbacks")
-    return {
-        name.removesuffix("_lr"): "registry"
-        if _rate(name, before) != _rate(name, now)
-        else "before"
-        if same
-        else "callbacks"
-        for name in RATES
-    }
-
-
-def _rate(name: str, registry: Mapping[str, Any]) -> Any:
-    """A rate that a registry says, be it by default."""
-    named = registry.get("train", {}).get("optimizer") or {}
-    return named.get(name, getattr(OptimizerSettings(), name))
 
 
 def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
@@ -543,11 +479,6 @@ def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The values that decide when a run ends."""
-    return registry.get("callbacks"), registry.get("train", {}).get("steps")
 
 
 def _place() -> tuple[int, int]:

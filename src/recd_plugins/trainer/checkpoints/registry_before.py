@@ -1,0 +1,102 @@
+"""The registry of a checkpoint against that of the job which resumes it: what may be otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RegistryError, so_many
+from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.trainer.checkpoints.optimizer_numbers import RateOf
+
+__all__ = ["check_ranks", "check_registry", "have_same_end", "new_rates", "rates_of"]
+
+SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
+"""Registry keys that a resumed job may not change."""
+
+RATES = ("tables_lr", "dense_lr")
+"""Options of train.optimizer that a resumed job may change: no state depends on them."""
+
+
+def check_ranks(path: Path, before: int, now: int) -> None:
+    """`RegistryError` where so many ranks made the checkpoint, and this job has another number."""
+    if before != now:
+        raise RegistryError(
+            f"{path}: was made by {so_many(before, 'rank')}, this job has {now}: resume with "
+            f"--ranks {before}, or have the launcher that starts the ranks, as torchrun, start as "
+            "many; or let `recd reshard` write it for another number."
+        )
+
+
+def check_registry(
+    path: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]
+) -> None:
+    """`RegistryError` where the registry says otherwise what the checkpoint's state depends on.
+    Options of the dataset that are `free` may change."""
+    for key in SAME:
+        if _decides(key, before, free) != _decides(key, now, free):
+            raise RegistryError(
+                f"{path}: was made with `{key}: {json.dumps(before.get(key))}`, but the "
+                f"registry now says {json.dumps(now.get(key))}. Change it back to resume, or "
+                "start anew in another folder (train.run=...)."
+            )
+    for key in ("batch_size", "seed", "optimizer"):
+        old, new = (r.get("train", {}).get(key) for r in (before, now))
+        if key == "optimizer":
+            old, new = (
+                {name: value for name, value in (one or {}).items() if name not in RATES}
+                for one in (old, new)
+            )
+        if old != new:
+            raise RegistryError(
+                f"{path}: was made with train.{key}={json.dumps(old)}, now it is "
+                f"{json.dumps(new)}. Change it back to resume, or start anew in another "
+                "folder (train.run=...)."
+            )
+
+
+def _decides(key: str, registry: Mapping[str, Any], free: Collection[str]) -> Any:
+    """What a key of a registry says that must stay."""
+    value = registry.get(key)
+    if key == "dataset" and isinstance(value, Mapping):
+        return {name: one for name, one in value.items() if name not in free}
+    return value
+
+
+def new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """The rates that are others than before, in words."""
+    for name in RATES:
+        old, new = (_rate(name, one) for one in (before, now))
+        if old != new:
+            yield f"train.optimizer.{name} is {new} from here on; it was {old}"
+
+
+def rates_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, RateOf]:
+    """Where the rates of each optimizer begin."""
+    same = before.get("callbacks") == now.get("callbacks")
+    return {
+        name.removesuffix("_lr"): "registry"
+        if _rate(name, before) != _rate(name, now)
+        else "before"
+        if same
+        else "callbacks"
+        for name in RATES
+    }
+
+
+def _rate(name: str, registry: Mapping[str, Any]) -> Any:
+    """A rate that a registry says, be it by default."""
+    named = registry.get("train", {}).get("optimizer") or {}
+    return named.get(name, getattr(OptimizerSettings(), name))
+
+
+def have_same_end(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a run ends when it would have ended then."""
+    return _end(before) == _end(now)
+
+
+def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The values that decide when a run ends."""
+    return registry.get("callbacks"), registry.get("train", {}).get("steps")
