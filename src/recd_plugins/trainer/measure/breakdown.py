@@ -85,6 +85,11 @@ class _Piece(NamedTuple):
     start: float
     end: float
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a collective, which is exposed while it is in flight."""
+        return self.part in ("exchange", "dense") and bool(_WAITS.search(self.span.name))
+
 
 def breakdown(spans: Iterable[Span]) -> dict[str, float]:
     """Seconds of each part: of the time within `STEP`, on the thread that has it; they add up.
@@ -94,15 +99,13 @@ def breakdown(spans: Iterable[Span]) -> dict[str, float]:
     spans = list(spans)
     (main,) = {span.thread for span in spans if span.name == STEP}
     steps = [(span.start, span.end) for span in spans if span.name == STEP]
-    flights = _union(
-        (span.start, span.end) for span in spans if span.in_flight and _COLLECTIVE.match(span.name)
-    )
+    flights = _flights(spans)
     found = dict.fromkeys(PARTS, 0.0)
     for piece in _pieces(spans):
         if piece.span.thread != main or not any(a <= piece.start < b for a, b in steps):
             continue  # an evaluation, say
         exposed = 0.0
-        if _WAITS.search(piece.span.name) and piece.part in ("exchange", "dense"):
+        if piece.waits:
             exposed = _overlap((piece.start, piece.end), flights)
         found["exposed"] += exposed
         found[piece.part] += piece.end - piece.start - exposed
@@ -112,15 +115,12 @@ def breakdown(spans: Iterable[Span]) -> dict[str, float]:
 def lane(spans: Iterable[Span], step: Span) -> Iterator[tuple[str, float, float]]:
     """The work of the step's thread within it: part, start and end, as `breakdown` adds them up."""
     spans = list(spans)
-    flights = _union(
-        (span.start, span.end) for span in spans if span.in_flight and _COLLECTIVE.match(span.name)
-    )
+    flights = _flights(spans)
     for piece in sorted(_pieces(spans), key=lambda one: one.start):
         start, end = max(piece.start, step.start), min(piece.end, step.end)
         if piece.span.thread != step.thread or start >= end:
             continue
-        waits = _WAITS.search(piece.span.name) and piece.part in ("exchange", "dense")
-        for first, last in flights if waits else ():
+        for first, last in flights if piece.waits else ():
             first, last = max(first, start), min(last, end)
             if first < last:
                 if start < first:
@@ -171,6 +171,13 @@ def explain_breakdown(parts: Mapping[str, float]) -> Iterator[str]:
     yield f"profile: a step of {whole:,.1f} ms"
     for part, value in sorted(parts.items(), key=lambda one: -one[1]):
         yield f"  {part:<9} {value:>8,.1f} ms {value / whole:>4.0%}  {PARTS[part]}"
+
+
+def _flights(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """The times in which any collective is in flight."""
+    return _union(
+        (span.start, span.end) for span in spans if span.in_flight and _COLLECTIVE.match(span.name)
+    )
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[_Piece]:
