@@ -40,7 +40,8 @@ from recd_plugins.planning.table_sizes import (
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.topology import GB, Cluster, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
-from recd_plugins.tiers.tier_planner import ChosenSizes, TierPlanner
+from recd_plugins.tiers.chosen_sizes import ChosenSizes
+from recd_plugins.tiers.tier_planner import TierPlanner
 
 __all__ = [
     "AS_TORCHREC",

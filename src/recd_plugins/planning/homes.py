@@ -37,6 +37,8 @@ __all__ = [
     "in_words",
     "less",
     "may_leave",
+    "newly_without_rows",
+    "row_wise_tables",
     "without_rows",
 ]
 
@@ -211,12 +213,8 @@ class Homes:
         every, twice = model_tables(self._model), ambiguous(self._model)
         placed = cast("Mapping[str, Mapping[str, Any]]", plan.plan)
         unknown = {path for path, tables in placed.items() if twice & tables.keys()}
-        row_wise = [
-            name
-            for name, one in planned_shards(plan, every).items()
-            if one.kind == "row_wise" and every[name].module not in unknown
-        ]
-        sizes = dict.fromkeys(row_wise, TableSizes())
+        row_wise = row_wise_tables(plan, every).items()
+        sizes = {name: one for name, one in row_wise if every[name].module not in unknown}
         return without_rows(sizes, every, self._world_size, self.mapped, fused)
 
     def in_words(self) -> Iterator[str]:
@@ -359,6 +357,27 @@ def without_rows(
         )
         for table in kernel
     ]
+
+
+def row_wise_tables(plan: ShardingPlan, tables: Mapping[str, ModelTable]) -> dict[str, TableSizes]:
+    """Those of the tables that a plan of TorchRec's has row-wise."""
+    shards = planned_shards(plan, tables)
+    return {name: TableSizes() for name, one in shards.items() if one.kind == "row_wise"}
+
+
+def newly_without_rows(
+    row_wise: Mapping[str, TableSizes],
+    sizes: Mapping[str, TableSizes],
+    tables: Mapping[str, ModelTable],
+    world_size: int,
+    mapped: Collection[str],
+    fused: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    """`without_rows` of tables with `sizes`, and of others that are `row_wise` beside them: those
+    that would have some without these sizes, and in memory."""
+    before = without_rows(row_wise, tables, world_size, (), fused)
+    found = without_rows({**row_wise, **sizes}, tables, world_size, mapped, fused)
+    return [name for name in found if name in sizes or name not in before]
 
 
 def in_memory(error: RecdError) -> str:

@@ -10,14 +10,12 @@ from recd_plugins.errors import CapabilityError, check_made, listed, so_many
 from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.constraints import not_kept, tables_of
-from recd_plugins.planning.homes import without_rows
+from recd_plugins.planning.homes import row_wise_tables, without_rows
 from recd_plugins.planning.machines import neighbours, on_machines
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device
 from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
-from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.sharders import fused_by_table, left_whole
-from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.usage import Usage
 
@@ -95,9 +93,9 @@ def _check_rows_on_all(
     if not parted or ambiguous(model):  # a plan's tables are found by their names
         return
     row_wise = {
-        name: TableSizes()
-        for name, one in planned_shards(plan, every).items()
-        if one.kind == "row_wise" and every[name].module in parted and every[name].pooled
+        name: size
+        for name, size in row_wise_tables(plan, every).items()
+        if every[name].module in parted and every[name].pooled
     }
     fused: Mapping[str, Any] = fused_by_table(model, planning.sharders())
     if lacking := without_rows(row_wise, every, group.size(), (), fused):

@@ -29,9 +29,10 @@ it stands on `collectives`, which also knows the nodes; `tables` says which tabl
 go this way together.
 
 Beside the way: `sharder` gives a collection that a tier plan names its tiered module;
-`tier_planner` makes such plans, given a policy (`table_profiles` has what it counts, `left_tables`
-what it leaves to TorchRec); `mapped_tables` keep rows at home in files. `Tiers.retier` has later
-batches routed by other replicas; the first of them to be computed moves the rows.
+`tier_planner` makes such plans, given a policy (`table_profiles` has what it counts, `chosen_sizes`
+what it answers, `left_tables` what it leaves to TorchRec); `mapped_tables` keep rows at home in
+files. `Tiers.retier` has later batches routed by other replicas; the first of them to be computed
+moves the rows.
 
 Letters of shapes: N ids of a batch or a group, n some of them, u different ones, r those that
 others ask of this rank; F features, B samples, D columns; S shares of a tier, R rows of a share; U

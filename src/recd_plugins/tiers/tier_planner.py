@@ -10,7 +10,6 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,10 +18,7 @@ from recd_plugins.errors import (
     DataError,
     PluginError,
     RecdError,
-    check_made,
     listed,
-    nearest,
-    shown,
     so_many,
 )
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
@@ -35,8 +31,14 @@ from recd_plugins.planning.answers import (
     sharders_of,
 )
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.explain.plan_report import PlanReport, compared
-from recd_plugins.planning.homes import Homes, in_memory, without_rows
+from recd_plugins.planning.explain.plan_report import compared
+from recd_plugins.planning.homes import (
+    Homes,
+    in_memory,
+    newly_without_rows,
+    row_wise_tables,
+    without_rows,
+)
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
@@ -48,9 +50,10 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
     from_rank_0,
 )
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.topology import Cluster
+from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice
 from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
 from recd_plugins.tiers.table_profiles import TableProfiles
 
@@ -63,25 +66,7 @@ if TYPE_CHECKING:
     from recd_plugins.slots import Context
     from recd_plugins.tiers.sharder import TierCluster
 
-__all__ = ["ChosenSizes", "TierPlanner"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChosenSizes:
-    """The sizes that a policy makes of the tables' distributions."""
-
-    sizes: Mapping[str, TableSizes]
-    """The sizes of each table; tables without any, or `AS_TORCHREC`, are left to the planner
-    behind."""
-    report: PlanReport
-    reason: str
-    """Why the sizes are what they are, in words."""
-    forced: bool = True
-    """Whether they are taken even where the planner behind would have a faster plan, by the
-    prices."""
-    notices: tuple[Notice, ...] = ()
-    """The options that are not used, or are used at a loss. Where no table has a size and nothing
-    is given here, the planner says itself that it has chosen nothing."""
+__all__ = ["TierPlanner"]
 
 
 class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
@@ -408,7 +393,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name: table.with_rows(profile[name], shards.get(name), mapped=name in homes.mapped)
             for name, table in self.found.items()
         }
-        chosen = self._checked_choice(model, tables, topology, world_size)
+        with self._telling_whose():
+            chosen = self.choose(model, tables, topology, world_size)
+        check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
         chosen = self._with_rows_on_all(chosen, tables, world_size, homes.mapped)
         chosen = self._with_rows_beside(chosen, tables, model, own, world_size, homes.mapped)
         self.report, reason = chosen.report, chosen.reason
@@ -419,7 +406,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             if not chosen.forced:
                 self.report = None
                 return reason, own
-        sizes = {name: size for name, size in chosen.sizes.items() if not size.as_torchrec}
+        sizes = chosen.planned
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
@@ -463,14 +450,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     ) -> ChosenSizes:
         """The choice, with the tables as TorchRec has them whose kernel would have no row on some
         rank."""
-        files = self.found if self.all_mapped else mapped
+        files = self._files(mapped)
         lacking = without_rows(chosen.sizes, self.found, world_size, files, self.fused)
         if not lacking:
             return chosen
         ranks = so_many(world_size, "rank")
         why = f"row-wise on {ranks} its kernel would have no row on some"
         self._left.add(lacking, why)
-        return as_torchrec(lacking, chosen, tables)
+        return chosen.without(lacking, tables)
 
     def _with_rows_beside(
         self,
@@ -484,22 +471,18 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The choice, with the bags as TorchRec has them without which a table that the planner
         behind has row-wise, in their kernel, would have no row of it on some rank: bags whose rows
         travel are in a kernel apart."""
-        every = model_tables(model)
-        shards = planned_shards(own, every)
-        behind = {name: TableSizes() for name, one in shards.items() if one.kind == "row_wise"}
-        lacking = {*without_rows(behind, every, world_size, (), self.fused)}
-        files = self.found if self.all_mapped else mapped
-        sizes = behind | {name: one for name, one in chosen.sizes.items() if not one.as_torchrec}
-        planned = [name for name, one in chosen.sizes.items() if not one.as_torchrec]
-        newly = {*without_rows(sizes, every, world_size, files, self.fused)} - lacking
-        left = sorted(newly.difference(planned))
+        every, planned = model_tables(model), chosen.planned
+        lacking = newly_without_rows(
+            row_wise_tables(own, every), planned, every, world_size, self._files(mapped), self.fused
+        )
+        left = sorted(set(lacking).difference(planned))
         if not left:
             return chosen
         modules = {every[name].module for name in left}
         partners = [
             name
             for name in planned
-            if every[name].module in modules and chosen.sizes[name].coalesce != "none"
+            if every[name].module in modules and planned[name].coalesce != "none"
         ]
         why = (
             f"its kernel is that of {listed(left, kind='table')} too, which would have no row on "
@@ -510,7 +493,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             "or sharded in another way than row-wise."
         )
         self._left.add(partners, why, cure)
-        return as_torchrec(partners, chosen, tables)
+        return chosen.without(partners, tables)
 
     def _check_saved_rows(
         self,
@@ -523,20 +506,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """`CapabilityError` where a saved tier plan has a table, or leaves one that the planner
         behind has row-wise, in a kernel without a row on some rank."""
         every = model_tables(model)
-        shards = planned_shards(plan, every)
-        row_wise = {name: TableSizes() for name, one in shards.items() if one.kind == "row_wise"}
+        behind = row_wise_tables(plan, every)
         held = {
             name: TableSizes(coalesce=one.coalesce)
             for name, one in saved.tables.items()
-            if name in row_wise
+            if name in behind
         }
-        files = self.found if self.all_mapped else mapped
-        before = without_rows(row_wise, every, world_size, (), self.fused)
-        lacking = [
-            name
-            for name in without_rows(row_wise | held, every, world_size, files, self.fused)
-            if name in held or name not in before
-        ]
+        lacking = newly_without_rows(
+            behind, held, every, world_size, self._files(mapped), self.fused
+        )
         if lacking:
             raise CapabilityError(
                 f"{self.options_in}.plan: {self.plan_path} leaves {listed(lacking, kind='table')} "
@@ -544,42 +522,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 "where the first batch fails and the other ranks wait. Plan again: take `plan` out "
                 "of registry.yaml."
             )
-
-    def _checked_choice(
-        self,
-        model: nn.Module,
-        tables: Mapping[str, SequenceTable],
-        topology: Topology,
-        world_size: int,
-    ) -> ChosenSizes:
-        """What the policy chooses, held to what it may."""
-        with self._telling_whose():
-            chosen: Any = self.choose(model, tables, topology, world_size)
-        whose = f"{self.slot}: {self.name}: its `choose` returned"
-        if not isinstance(chosen, ChosenSizes):
-            raise PluginError(
-                f"{whose} a {type(chosen).__name__}, where it must return "
-                "ChosenSizes(sizes=..., report=..., reason=...)."
-            )
-        check_made(chosen.sizes, Mapping, f"{whose} as `sizes`", "Give a TableSizes by table.")
-        for name, size in chosen.sizes.items():
-            if name not in tables:
-                raise PluginError(
-                    f"{whose} a size of table {shown(name)}; {nearest(str(name), tables)}"
-                )
-            of_table = f"{whose} as the size of table {name!r}"
-            check_made(size, TableSizes, of_table, "Give AS_TORCHREC to one that is left alone.")
-        fix = "Give the PlanReport of its ledger."
-        check_made(chosen.report, PlanReport, f"{whose} as `report`", fix)
-        check_made(chosen.notices, Sequence, f"{whose} as `notices`", "Give a tuple of them.")
-        for notice in chosen.notices:
-            check_made(notice, Notice, f"{whose} among `notices`", "Give Unused(...) and the like.")
-        if not isinstance(chosen.reason, str):
-            raise PluginError(
-                f"{whose} a `reason` of {shown(chosen.reason)}, where it must say in words why the "
-                "sizes are what they are."
-            )
-        return chosen
 
     @contextmanager
     def _telling_whose(self) -> Iterator[None]:
@@ -614,6 +556,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 return others, None, f"{self.name}: {why}: all is left to the planner behind."
         return others, plan, self._placed_anew(plan, homes.mapped)
 
+    def _files(self, mapped: Collection[str]) -> Collection[str]:
+        """The tables that lie in files, some for memory that has no room for them."""
+        return self.found if self.all_mapped else mapped
+
     @property
     def _replica_bytes(self) -> float:
         """Bytes that replicas and what goes with them take of a rank."""
@@ -629,7 +575,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         shards = planned_shards(own, self.found)
         dense = [name for name, one in shards.items() if one.kind == "data_parallel"]
         self._left.add(dense, f"{OWN} plan has it data-parallel")
-        self.found = {name: one for name, one in self.found.items() if name not in dense}
+        self._find_no_more(dense)
 
     def _leave_variable(self) -> list[str]:
         """The tables of collections that are given KJTs of variable batch, which replicas do not
@@ -637,7 +583,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         variable = self._profiles.variable
         given = {one.module for one in self.found.values() if variable & {*one.features}}
         left = [name for name, one in self.found.items() if one.module in given]
-        self.found = {name: one for name, one in self.found.items() if name not in left}
+        self._find_no_more(left)
         return left
 
     def _leave_weighted_means(self, model: nn.Module) -> list[str]:
@@ -646,8 +592,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name for name in of_weighted_means(model, self._profiles.weighted) if name in self.found
         ]
         self._left.add_weighted_means(left)
-        self.found = {name: one for name, one in self.found.items() if name not in left}
+        self._find_no_more(left)
         return left
+
+    def _find_no_more(self, tables: Collection[str]) -> None:
+        self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _placed_anew(self, plan: ShardingPlan, mapped: Collection[str]) -> str:
         """Price the tables that are left to the planner behind where it has them now that others
@@ -723,13 +672,3 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return having_row_wise(self.others, self._held, self.kernels())
-
-
-def as_torchrec(
-    names: Collection[str], chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
-) -> ChosenSizes:
-    """The choice, with these tables as TorchRec has them."""
-    sizes = {**chosen.sizes, **dict.fromkeys(names, AS_TORCHREC)}
-    ledger = Ledger.of(tables, sizes, chosen.report.ledger.prices)
-    report = dataclasses.replace(chosen.report, ledger=ledger)
-    return dataclasses.replace(chosen, sizes=sizes, report=report)

@@ -1,0 +1,73 @@
+"""The sizes that a policy chooses: held to what it may answer, and with tables left after all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from recd_plugins.errors import PluginError, check_made, nearest, shown
+from recd_plugins.notices import Notice
+from recd_plugins.planning.explain.plan_report import PlanReport
+from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+
+__all__ = ["ChosenSizes", "check_choice"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenSizes:
+    """The sizes that a policy makes of the tables' distributions."""
+
+    sizes: Mapping[str, TableSizes]
+    """The sizes of each table; tables without any, or `AS_TORCHREC`, are left to the planner
+    behind."""
+    report: PlanReport
+    reason: str
+    """Why the sizes are what they are, in words."""
+    forced: bool = True
+    """Whether they are taken even where the planner behind would have a faster plan, by the
+    prices."""
+    notices: tuple[Notice, ...] = ()
+    """The options that are not used, or are used at a loss. Where no table has a size and nothing
+    is given here, the planner says itself that it has chosen nothing."""
+
+    @property
+    def planned(self) -> dict[str, TableSizes]:
+        """The sizes of the tables that are not left to the planner behind."""
+        return {name: one for name, one in self.sizes.items() if not one.as_torchrec}
+
+    def without(self, names: Collection[str], tables: Mapping[str, SequenceTable]) -> ChosenSizes:
+        """The choice, with these of all `tables` as TorchRec has them."""
+        sizes = {**self.sizes, **dict.fromkeys(names, AS_TORCHREC)}
+        ledger = Ledger.of(tables, sizes, self.report.ledger.prices)
+        report = dataclasses.replace(self.report, ledger=ledger)
+        return dataclasses.replace(self, sizes=sizes, report=report)
+
+
+def check_choice(chosen: object, tables: Collection[str], whose: str) -> None:
+    """`PluginError`, which begins with `whose` it is, where a policy returned no choice, or one of
+    other than these tables."""
+    if not isinstance(chosen, ChosenSizes):
+        raise PluginError(
+            f"{whose} a {type(chosen).__name__}, where it must return "
+            "ChosenSizes(sizes=..., report=..., reason=...)."
+        )
+    check_made(chosen.sizes, Mapping, f"{whose} as `sizes`", "Give a TableSizes by table.")
+    for name, size in chosen.sizes.items():
+        if name not in tables:
+            raise PluginError(
+                f"{whose} a size of table {shown(name)}; {nearest(str(name), tables)}"
+            )
+        of_table = f"{whose} as the size of table {name!r}"
+        check_made(size, TableSizes, of_table, "Give AS_TORCHREC to one that is left alone.")
+    fix = "Give the PlanReport of its ledger."
+    check_made(chosen.report, PlanReport, f"{whose} as `report`", fix)
+    check_made(chosen.notices, Sequence, f"{whose} as `notices`", "Give a tuple of them.")
+    for notice in chosen.notices:
+        check_made(notice, Notice, f"{whose} among `notices`", "Give Unused(...) and the like.")
+    if not isinstance(chosen.reason, str):
+        raise PluginError(
+            f"{whose} a `reason` of {shown(chosen.reason)}, where it must say in words why the "
+            "sizes are what they are."
+        )
