@@ -17,6 +17,7 @@ from recd_dedup.log.growing_log import (
     GrowingLogConfig,
     GrowingLogDataset,
     LogPeriod,
+from recd_dedup.log.log_period import LogPeriod, PeriodManifest
     PeriodManifest,
     build_growing_log,
 )
