@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recd_dedup.log.shard_file import Damaged, Sealed, held_in, name_of, sync_folder
-from recd_plugins.api import DataError, so_many
+from recd_dedup.log.shard_file import Damaged, Sealed, held_in, name_of, report_damage, sync_folder
+from recd_plugins.api import so_many
 from recd_plugins.api.data import Location
 
 __all__ = ["SealedFiles", "Unsealed", "write_sealed"]
-
-LOG = logging.getLogger(__name__)
 
 
 class Unsealed(NamedTuple):
@@ -102,29 +99,20 @@ def _listed(file: Location, damaged: Damaged) -> dict[str, Sealed]:
         why = "its digest is not that of the files it names"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = str(error)
-    _report(file, f"this list of sealed files is damaged ({why})", damaged)
+    report_damage(f"{file}: this list of sealed files is damaged ({why})", damaged)
     return {}
 
 
 def _is_as_sealed(path: Location, sealed: Sealed, damaged: Damaged) -> bool:
     there = f"it was sealed with {so_many(sealed.messages, 'message')} in {sealed.bytes:,} bytes"
     if not path.exists():
-        _report(path, f"is not there; {there}", damaged)
+        report_damage(f"{path}: is not there; {there}", damaged)
         return False
     # What was added to one is the file's own to say, with the byte where it begins.
     if (size := path.stat().st_size) < sealed.bytes:
-        _report(path, f"is cut short to {size:,} bytes; {there}", damaged)
+        report_damage(f"{path}: is cut short to {size:,} bytes; {there}", damaged)
         return False
     return True
-
-
-def _report(path: Location, what: str, damaged: Damaged) -> None:
-    if damaged == "raise":
-        raise DataError(
-            f"{path}: {what}. Take it from a copy, or read with `damaged: skip` to go without what "
-            "is lost."
-        )
-    LOG.warning("%s: %s", path, what)
 
 
 def _digest(files: Mapping[str, Any]) -> str:

@@ -60,6 +60,7 @@ __all__ = [
     "name_of",
     "read_block",
     "read_payload",
+    "report_damage",
     "shard_files",
     "shard_folder",
     "shard_of",
@@ -239,13 +240,20 @@ def frames_between(
 
 def cut_short(file: Location, offset: int, end: int, damaged: Damaged) -> None:
     """Say that a file which was whole up to `end` is whole up to `offset` alone."""
-    what = f"{file}: was whole up to byte {end:,} before, and is now up to byte {offset:,}"
+    report_damage(
+        f"{file}: was whole up to byte {end:,} before, and is now up to byte {offset:,}", damaged
+    )
+
+
+def report_damage(what: str, damaged: Damaged, skipped: str = "") -> None:
+    """`DataError` for what is lost of a file; or a line of the program's log, which may say it as
+    what is `skipped`."""
     if damaged == "raise":
         raise DataError(
             f"{what}. Take the file from a copy, or read with `damaged: skip` to go without what "
             "is lost."
         )
-    LOG.warning("%s", what)
+    LOG.warning("%s", skipped or what)
 
 
 def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
@@ -272,12 +280,7 @@ def _check_trailer(seal: Frame, opened: IO[bytes], found: bytes, damaged: Damage
             f"{so_many(blocks, 'block')} with {so_many(messages, 'message')} before it, where "
             f"{sealed_blocks:,} with {sealed:,} were sealed"
         )
-    if damaged == "raise":
-        raise DataError(
-            f"{seal}: {what}. Take the file from a copy, or read with `damaged: skip` to go "
-            "without what is lost."
-        )
-    LOG.warning("%s: %s", seal, what)
+    report_damage(f"{seal}: {what}", damaged)
 
 
 def _after_damage(file: Location, offset: int, damaged: Damaged) -> int | None:
@@ -293,13 +296,12 @@ def _after_damage(file: Location, offset: int, damaged: Damaged) -> int | None:
             found = data.find(MAGIC, found + 1)
     if found < 0:
         return None
-    if damaged == "raise":
-        raise DataError(
-            f"{file}, byte {offset:,}: the block there is damaged; whole ones follow from byte "
-            f"{found:,}. Take the file from a copy, or read with `damaged: skip` to go without "
-            "what is lost."
-        )
-    LOG.warning("%s: bytes %d to %d are damaged and left out", file, offset, found)
+    report_damage(
+        f"{file}, byte {offset:,}: the block there is damaged; whole ones follow from byte "
+        f"{found:,}",
+        damaged,
+        skipped=f"{file}: bytes {offset} to {found} are damaged and left out",
+    )
     return found
 
 

@@ -53,6 +53,7 @@ from recd_dedup.log.shard_file import (
     messages_within,
     name_of,
     read_block,
+    report_damage,
     shard_files,
     shard_folder,
     shard_of,
@@ -341,17 +342,12 @@ class ZstdShards:
         if found and not found[-1].messages:
             return self._within(file, found[:-1], up_to)
         if sealed is not None:
-            what = (
+            report_damage(
                 f"{file}: its end is damaged: it was sealed with {so_many(sealed.blocks, 'block')} "
                 f"of {so_many(sealed.messages, 'message')}, and {so_many(len(found), 'block')} can "
-                "be read"
+                "be read",
+                damaged,
             )
-            if damaged == "raise":
-                raise DataError(
-                    f"{what}. Take the file from a copy, or read with `damaged: skip` to go "
-                    "without what is lost."
-                )
-            LOG.warning("%s", what)
             return self._within(file, found, up_to)
         end = found[-1].end if found else FILE_BYTES
         tail = max(0, file.stat().st_size - end)
