@@ -35,6 +35,8 @@ __all__ = [
 
 RUNS = 8
 """A sample comes from so many places of its table, or fewer."""
+MEASURED_ROWS = 16_384
+"""About so many rows show the shares of groups that somebody has named."""
 
 
 class SampledBatches:
@@ -155,13 +157,11 @@ def sample_batches(
         yield from islice(batches(chunks(without_dense(part)), table.schema, batch_size), per_run)
 
 
-def measured_shares(
-    table: Table, groups: Groups, *, batch_size: int, sample_rows: int = 16_384, seed: int = 0
-) -> tuple[float, ...] | None:
+def measured_shares(table: Table, groups: Groups, *, batch_size: int) -> tuple[float, ...] | None:
     """Each group's unique samples over the batch size, in batches of the table as it lies.
 
     None where they cannot be measured: without rows or sessions, or where a group names what
-    is no feature of the table. Only the groups' columns are read, in about `sample_rows` rows.
+    is no feature of the table. Only the groups' columns are read, in about `MEASURED_ROWS`.
     """
     named = {name for group in groups for name in group}
     features = tuple(feature for feature in table.schema.sparse if feature.name in named)
@@ -169,7 +169,7 @@ def measured_shares(
         return None
     schema = dataclasses.replace(table.schema, sparse=features)
     narrow = dataclasses.replace(table, schema=schema)
-    parts = sample_batches(narrow, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
+    parts = sample_batches(narrow, batch_size=batch_size, sample_rows=MEASURED_ROWS, seed=0)
     sample = SampledBatches(schema.sparse_names, parts)
     return tuple(sample.unique_share(group) for group in groups)
 

@@ -102,13 +102,13 @@ class TableLayout:
     def rows_per_stripe(self) -> float:
         return self.num_rows / max(self.stripes, 1)
 
-    def reading(self, columns: Collection[str], *, hole: int = HOLE, most: int = MOST) -> Reading:
+    def reading(self, columns: Collection[str], *, hole: int = HOLE) -> Reading:
         """The cost of reading these columns."""
         ios = wanted = read = 0
         for stripe in self.chunks:
             spans = [(first, size) for name, first, size in stripe if name in columns and size]
             wanted += sum(size for _, size in spans)
-            for first, end in coalesced(spans, hole=hole, most=most):
+            for first, end in coalesced(spans, hole=hole, most=MOST):
                 ios += 1
                 read += end - first
         names = tuple(one.name for one in self.columns if one.name in columns)
