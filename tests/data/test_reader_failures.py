@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,6 +52,34 @@ def test_a_damaged_page_names_file_and_row_group(tmp_path, workers):
     assert message.startswith(f"{table.files[1]}, row group 2: cannot be read (")
     assert message.endswith("write it again, or take it out of the table.")
     assert "Traceback" not in message
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A transform that ends its process."""
+
+    end: Callable[[int], object]
+    code: int
+
+    def __call__(self, batch: Batch) -> Batch:
+        self.end(self.code)
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (Ends(sys.exit, 3), "with exit code 3"),
+        (Ends(signal.raise_signal, signal.SIGSEGV), "by SIGSEGV"),
+    ],
+    ids=["exit", "SIGSEGV"],
+)
+def test_a_worker_that_ends_is_told_of_in_one_message(tmp_path, ends, how):
+    loader = open_loader(write(tmp_path / "table", ROWS), workers=2, transform=ends)
+    says = rf"^reader\.workers: a worker was ended {how} while it made batches \(.*\)\. See "
+    with pytest.raises(PluginError, match=says):
+        epoch(loader)
+    assert not multiprocessing.active_children()
 
 
 def test_any_damage_within_the_pages_is_noticed_or_does_no_harm(tmp_path):

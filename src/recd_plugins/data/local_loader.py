@@ -6,10 +6,13 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from signal import Signals
 from typing import Any
 
 import numpy as np
@@ -262,10 +265,12 @@ class LocalLoader:
             if self._within or self._workers:
                 self._batches.first = 0
             torchdata.load_state_dict(self._within or {})
+        others = {*active_children()}
         reading = iter(self._batches if torchdata is None else torchdata)
+        workers = {*active_children()} - others
         try:
             asked = time.perf_counter()
-            while (handed := next(reading, None)) is not None:
+            while (handed := self._next(reading, workers)) is not None:
                 batch = handed.batch
                 if isinstance(batch, RecdError):
                     raise batch
@@ -284,6 +289,26 @@ class LocalLoader:
                 # Ends the workers now: collected in a cycle (an error and its traceback make
                 # one), torchdata's iterator would wait 5 s for each.
                 torchdata.load_state_dict({})
+
+    def _next(
+        self, reading: Iterator[HandedOver], workers: Iterable[BaseProcess]
+    ) -> HandedOver | None:
+        """What comes next; `PluginError` where one of the workers has ended before."""
+        try:
+            return next(reading, None)
+        except RuntimeError as error:
+            codes = [worker.exitcode for worker in workers]
+            code = next((code for code in codes if code is not None), None)
+            if code is None:
+                raise
+            how = f"by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            ran = listed(self._batches.parts, len(self._batches.parts))
+            raise PluginError(
+                f"reader.workers: a worker was ended {how} while it made batches ({ran}). See "
+                "whether a plugin among these ends its process, as `sys.exit` does, or the "
+                "system had no memory left; with `reader.workers: 0` the rank does the same "
+                "itself, and `python -X faulthandler` shows where."
+            ) from error
 
     def spread(
         self, blocks: range, size: int, first: int | None = None
