@@ -83,6 +83,12 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         rp.Stack.prepare,
         "its `run` returned None, whose type must be Table. Return the table",
     ),
+    "etl: another's table": (
+        "etl",
+        "given_back",
+        rp.Stack.prepare,
+        "/train, where it must write one into the folder that it is given, ",
+    ),
     "stats": (
         "stats",
         "finds_a_dict",

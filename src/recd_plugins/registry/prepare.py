@@ -28,7 +28,7 @@ from recd_plugins.data.growing import (
     closed_period,
 )
 from recd_plugins.data.table import ChunkError, Progress, Table, silent
-from recd_plugins.errors import DataError, RecdError, check_made
+from recd_plugins.errors import DataError, PluginError, RecdError, check_made
 from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
@@ -448,6 +448,11 @@ def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress, who: str) -
         done[split] = Table.open(path) if path.is_dir() else etl.run(tables[split], path, progress)
         fix = "Return the table that it wrote, opened: `Table.open(folder)`."
         check_made(done[split], Table, f"{who}: its `run` returned", fix)
+        if done[split].path != path or not path.is_dir():
+            raise PluginError(
+                f"{who}: its `run` returned the table {done[split].path}, where it must write one "
+                f"into the folder that it is given, {path}. {fix}"
+            )
     return Tables(train=done["train"], test=done["test"])
 
 
