@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import yaml
 from strangers_files import write
 from typer.testing import CliRunner
 
+from recd_dlrm.models.sequence_dlrm import choose_poolings
 from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -195,3 +197,22 @@ def test_parquet_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert batch.features.keys() == ["seen", "item", "shop"]
     (tmp_path / "schema.yaml").write_text(f"{text}\nnulls: {{time: drop}}\n")
     assert "on 600 rows" in run("init", "logs", "--schema", "schema.yaml", "--force")
+
+
+def test_columns_that_look_like_globs_are_named_alone() -> None:
+    def feature(name: str, table: str, *, sequence: bool = True) -> SparseFeature:
+        return SparseFeature(name=name, num_ids=9, table=table, sequence=sequence)
+
+    names = ["x*", "xy", "a[0]", "a0"]
+    schema = Schema(
+        session_id=None,
+        timestamp=None,
+        sparse=(
+            feature("item", "items", sequence=False),
+            *(feature(name, "items" if name in ("x*", "a[0]") else name) for name in names),
+        ),
+    )
+    text = registry_text(Path("train"), Path("test"), schema, 600)
+    asked: Any = object()
+    chosen = choose_poolings(dict.fromkeys(yaml.safe_load(text)["pooling"], asked), names)
+    assert [name for name in names if chosen[name] is asked] == ["x*", "a[0]"]

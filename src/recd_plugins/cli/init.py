@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,7 +162,7 @@ def registry_text(
     if sequences:
         lines += ["", "model: {use: sequence_dlrm, embedding_dim: 16}", "pooling:"]
         lines += [
-            f"  {_quoted(one.name)}: {{use: attention}}  # its items are weighed by {query}"
+            f"  {_quoted(escape(one.name))}: {{use: attention}}  # its items are weighed by {query}"
             for one, query in sequences
         ]
     else:
