@@ -228,6 +228,9 @@ def test_what_cannot_be_measured_is_reported(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="names no session_id"):
         measured(nameless, tmp_path)
+    without = dataclasses.replace(table, schema=dataclasses.replace(SCHEMA, sparse=()))
+    with pytest.raises(DataError, match="its schema has no sparse features"):
+        measured(without, tmp_path)
     with pytest.raises(DataError, match="has no rows"):
         measured(table_of(tmp_path / "empty", []), tmp_path)
     large = table_of(tmp_path / "large", [(1, lists) for _, lists in interleaved(30)])

@@ -72,7 +72,8 @@ class SampledBatches:
             changed.append((codes[1:] != codes[:-1])[follows])
             self._codes[name].append(torch.from_numpy(lists.codes))
             self._lengths[name].append(lists.lengths)
-        both = np.array(changed, np.float32).reshape(len(changed), -1)  # exact below 2^24 rows
+        shape = len(changed), int(follows.sum())
+        both = np.array(changed, np.float32).reshape(shape)  # exact below 2^24 rows
         changes: NDArray[np.int64] = np.rint(both @ both.T).astype(np.int64)
         return changes
 

@@ -162,6 +162,11 @@ def _check(table: Table) -> None:
             f"{table.path}: its schema names no session_id, and repetition is measured within "
             "sessions. Name the column as `session_id` in the table's schema."
         )
+    if not table.schema.sparse_names:
+        raise DataError(
+            f"{table.path}: its schema has no sparse features, and what is measured is how often "
+            "their lists repeat. Name a table that has some."
+        )
     if not table.num_rows:
         raise DataError(f"{table.path}: has no rows, so there is nothing to measure.")
 
