@@ -27,7 +27,7 @@ from service_jobs import until
 
 from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.buffer import DiskCache, Key
-from recd_dsi.service.calls import NO_CREDENTIALS, answered
+from recd_dsi.service.calls import NO_CREDENTIALS, answered, is_loopback
 from recd_dsi.service.coordinator import MOST_FACTS, Coordinator, Members, join, watch_members
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import MOST_STREAMS, BatchJob, Request
@@ -84,6 +84,42 @@ def test_what_no_page_can_show_is_refused_and_the_page_stays(
     json.dumps(page.state(), allow_nan=False)
     assert 'recd_worker_made_total{worker="w"} 0\n' in page.metrics().encode().decode()
     page.close()
+
+
+WHAT = flight.FlightDescriptor.for_path("a")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: list(client.list_flights()),
+        lambda client: client.get_flight_info(WHAT),
+        lambda client: client.do_get(flight.Ticket(b"{}")).read_all(),
+        lambda client: client.do_put(WHAT, pa.schema([]))[0].close(),
+    ],
+    ids=["list_flights", "get_flight_info", "do_get", "do_put"],
+)
+def test_calls_that_no_server_answers_are_refused_without_a_traceback(
+    coordinator: Coordinator, call: Callable[[flight.FlightClient], object]
+) -> None:
+    client = flight.FlightClient(f"grpc://{coordinator.address}")
+    with pytest.raises(flight.FlightServerError, match="there are no flights") as refused:
+        call(client)
+    assert "Traceback" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("known_as", "alone"),
+    [(["127.0.0.1"], True), (["127.0.0.1", "::1"], True), (["127.0.0.1", "10.0.0.7"], False)],
+)
+def test_localhost_is_this_machine_where_it_is_known_as_that(
+    monkeypatch: pytest.MonkeyPatch, known_as: list[str], alone: bool
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in known_as]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    assert is_loopback("localhost") is alone
+    assert is_loopback("127.0.0.7")
+    assert not is_loopback("localhost.example")
 
 
 def test_a_coordinator_keeps_numbers_and_short_texts_alone() -> None:

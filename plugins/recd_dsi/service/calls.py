@@ -10,11 +10,12 @@ import hmac
 import ipaddress
 import json
 import re
+import socket
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -31,6 +32,7 @@ __all__ = [
     "Caller",
     "Credentials",
     "Refused",
+    "Server",
     "answered",
     "credentials_of",
     "flight_error",
@@ -121,12 +123,12 @@ def _pem(path: Path, what: str) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine hears what is sent to it."""
-    if host == "localhost":
-        return True
+    """Whether only this machine hears what is sent to it; `localhost` where it is known as such."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        found = socket.getaddrinfo(host, None) if host == "localhost" else []
+        addresses = {address[0] for *_, address in found} or {host}
+        return all(ipaddress.ip_address(one).is_loopback for one in addresses)
+    except (OSError, ValueError):
         return False
 
 
@@ -147,6 +149,17 @@ def server_options(credentials: Credentials) -> dict[str, Any]:
         pair = (_pem(credentials.certificate, "certificate"), _pem(credentials.key, "key"))
         options["tls_certificates"] = [pair]
     return options
+
+
+class Server(flight.FlightServerBase):
+    """Has no flights, and takes none: Arrow's own answer to who asks is a traceback."""
+
+    def _refused(self, *asked: Any) -> NoReturn:
+        raise flight_error(DataError("there are no flights: this serves the reader service alone."))
+
+    list_flights = get_flight_info = get_schema = do_put = do_exchange = _refused
+    do_get: Any = _refused
+    """Those that have batches answer it."""
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from recd_dsi.service.calls import (
     NO_CREDENTIALS,
     Caller,
     Credentials,
+    Server,
     flight_error,
     json_result,
     listening,
@@ -171,7 +172,7 @@ class Members:
         return found
 
 
-class Coordinator(flight.FlightServerBase):
+class Coordinator(Server):
     """Hears workers, and tells clients of them."""
 
     def __init__(

@@ -27,6 +27,7 @@ from recd_dsi.service.calls import (
     NO_CREDENTIALS,
     Credentials,
     Refused,
+    Server,
     flight_error,
     json_result,
     listening,
@@ -87,7 +88,7 @@ def _keep_memory() -> None:
         pa.set_memory_pool(pa.system_memory_pool())
 
 
-class Worker(flight.FlightServerBase):
+class Worker(Server):
     """Serves the batches of one registry's tables."""
 
     def __init__(self, delivery: Delivery, options: WorkerOptions) -> None:
