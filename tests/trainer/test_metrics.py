@@ -91,7 +91,21 @@ def test_the_formulas_are_torchrecs_to_the_bit(weighted: bool) -> None:
     assert sums == states
     assert module._normalised_entropy(*sums) == compute_ne(*states, ETA)
     parts = predictions, labels, weights
-    assert module._auc(*parts) == compute_auc(1, *([part[None]] for part in parts))
+    # Its own sums lie otherwise in memory: they begin at 0.
+    theirs = float(compute_auc(1, *([part[None]] for part in parts)))
+    assert float(module._auc(*parts)) == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_samples_of_one_prediction_count_half_in_whatever_order(weighted: bool) -> None:
+    _, logits, labels, weights = (
+        torch.as_tensor(part).double() for part in step(0.0, 99, 4, weighted=weighted)
+    )
+    for predictions in (logits.round(), torch.zeros(99).double()):
+        right = auc(labels, predictions, weights)
+        for order in (labels.argsort(), labels.argsort(descending=True)):
+            parts = predictions[order], labels[order], weights[order]
+            assert float(module._auc(*parts)) == pytest.approx(right, rel=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -260,9 +274,5 @@ def test_each_label_is_measured_by_its_kind(gloo_pool: GlooPool) -> None:
     parts = [outputs[:, 2], outputs[:, 2]], [share * 0 + 1, share * 0], [share, 1 - share]
     logits, both, parted = (torch.cat(part) for part in parts)
     graded = expected([(0.0, logits, both, parted * torch.cat([weights, weights]))])
-    # TorchRec's curve begins at its first point, and not at 0: half of that sample's own pair.
-    first = torch.where(weights > 0, outputs[:, 2], -math.inf).argmax()
-    positive, negative = ((part.double() * weights) for part in (share, 1 - share))
-    own = positive[first] * negative[first] / 2 / (positive.sum() * negative.sum())
-    assert found["auc/stars"] == pytest.approx(graded.auc - float(own))
+    assert found["auc/stars"] == pytest.approx(graded.auc)
     assert found["ne/stars"] == pytest.approx(graded.ne)
