@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import threading
+from time import sleep
 
 import numpy as np
 import pytest
@@ -334,6 +335,31 @@ def test_a_topic_that_brokers_know_a_moment_late_is_waited_for(brokers):
     assert [end.place for end in ends.values()] == [0] * SHARDS
     with pytest.raises(DataError, match=r"never, partition 0: is not there any more .*was deleted"):
         known_before("never", 1).ends()
+
+
+def test_the_time_that_a_reader_takes_is_not_that_of_the_brokers():
+    """They are away for a moment just as it goes on."""
+
+    class Message:
+        error = staticmethod(lambda: None)
+
+        def __init__(self, offset: int) -> None:
+            self.offset = lambda: offset
+
+    class Away:
+        coming = iter([[Message(0)], [], [Message(1)]])
+
+        def assign(self, parts: object) -> None:
+            pass
+
+        def consume(self, most: int, timeout: float) -> list[Message]:
+            return next(self.coming)
+
+    log = KafkaLog(KafkaConfig(servers="127.0.0.1:1", topic="t", timeout_s=0.01))
+    reading = log._fetched(Away(), *log._parts(0), 0, 2)
+    assert [one.offset() for one in next(reading)] == [0]
+    sleep(0.02)
+    assert [one.offset() for one in next(reading)] == [1]
 
 
 def test_options_that_the_client_does_not_take():

@@ -394,15 +394,15 @@ class KafkaLog:
                 else:
                     self._wait_after(part, message.error(), deadline)
             kept = [message for message in found if message.offset() < high]
-            if found:
-                deadline = time.monotonic() + self.config.timeout_s
-            elif low < high and time.monotonic() > deadline:
+            if not found and low < high and time.monotonic() > deadline:
                 raise self._error(
                     f"{part}: is silent at message {low:,} of {high:,} (a transaction that is "
                     "still open ends later)"
                 )
             if kept:
                 yield kept
+            if found:  # whoever reads may take longer than brokers may
+                deadline = time.monotonic() + self.config.timeout_s
 
     def _batch(self, part: _Partition, found: list[Message]) -> pa.RecordBatch:
         from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
