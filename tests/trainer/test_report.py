@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def test_a_metric_of_a_callback_that_has_no_value_is_undefined(
     run_report.close({"step": 5})
     assert capsys.readouterr().out.endswith("AUC 0.7500  mine undefined\n")
     assert lines(tmp_path / "run")[0]["mine"] is None
+
+
+def test_what_callbacks_leave_is_json_however_deep_a_number_that_is_none_lies(
+    tmp_path: Path,
+) -> None:
+    run_report = report(tmp_path / "run")
+    run_report.values("mine", 5, {"each": [{"share": math.nan}]})
+    run_report.close({"step": 5, "mine": {"least": math.inf, "rates": (0.5, math.nan)}})
+    assert lines(tmp_path / "run")[0]["each"] == [{"share": None}]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["mine"] == {"least": None, "rates": [0.5, None]}
 
 
 def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:

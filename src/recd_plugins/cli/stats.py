@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -75,6 +74,7 @@ def stats(
     """
     with reported(debug):
         from recd_plugins.registry.measured import drawn
+        from recd_plugins.trainer.run_report import defined
 
         check_writable(figures and figures / "any.png", "--figures")
         stack = _measuring(registry)
@@ -94,7 +94,7 @@ def stats(
                 if figures is not None
             ]
         if as_json:
-            found = {one.name: _defined(one.report.values) for one in reports}
+            found = {one.name: defined(one.report.values) for one in reports}
             print(json.dumps({"path": str(table), "stats": found, "figures": saved}))
             return
         for path in saved:
@@ -204,15 +204,6 @@ def _found(stack: Stack, table: Table) -> Iterator[_Findings]:
             name = choice.record.name
             seen[name] += 1
             yield _Findings(name if seen[name] == 1 else f"{name}-{seen[name]}", choice, report)
-
-
-def _defined(values: Any) -> Any:
-    """JSON knows no NaN: what is not a number becomes null."""
-    if isinstance(values, Mapping):
-        return {name: _defined(value) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_defined(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _print(part: StatsTable) -> None:

@@ -107,7 +107,7 @@ class RunReport:
         """A line of `kind` in metrics.jsonl, its numbers on TensorBoard, nothing on the console."""
         if not self._speaks:
             return
-        self._file.write(json.dumps({"kind": kind, "step": step, **defined(values)}) + "\n")
+        self._file.write(json.dumps(defined({"kind": kind, "step": step, **values})) + "\n")
         self.lines += 1
         for name, value in _numbers(kind, values):
             self._board.add_scalar(name, value, step)
@@ -125,18 +125,19 @@ class RunReport:
     def close(self, summary: Mapping[str, Any]) -> None:
         if not self._speaks:
             return
-        write_whole(self._run / "summary.json", json.dumps(summary, indent=1) + "\n")
+        write_whole(self._run / "summary.json", json.dumps(defined(summary), indent=1) + "\n")
         self._file.close()
         self._board.close()
         sys.stdout.flush()
 
 
-def defined(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: what is not a number becomes null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
+def defined(values: Any) -> Any:
+    """JSON knows no NaN: what is not a number becomes null, however deep it lies."""
+    if isinstance(values, Mapping):
+        return {name: defined(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [defined(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
