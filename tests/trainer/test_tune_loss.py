@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from forked import Done, run_module
 from probe_plugin import probe_registry
 
+from recd_plugins.cli.tune_loss import _found, _show
 from recd_plugins.trainer.tuning.learning import Learning, loss_of_all
 
 pytestmark = pytest.mark.slow
@@ -47,6 +49,34 @@ def test_all_reach_the_worst_of_their_least_losses() -> None:
     assert loss_of_all([small, large], 20) == pytest.approx(0.7)
     assert large.steps_to(loss_of_all([small, large], 20), 20) == 2
     assert small.steps_to(loss_of_all([small, large], 20), 20) == 2
+
+
+def test_sizes_that_diverge_are_none_that_all_reach() -> None:
+    """Whenever they do: a loss that is no number is neither less nor more than another."""
+    good, late = learning([0.9, 0.5, 0.4]), learning([0.9, 0.6, math.nan])
+    never = learning([math.nan, math.inf, math.nan])
+    assert loss_of_all([never, good, late], 10) == 0.6
+    assert (never.least(10), late.steps_to(0.6, 10), never.steps_to(0.6, 10)) == (None, 2, None)
+    assert loss_of_all([never], 10) is None
+    found = _found({"without cache": {10: never, 20: good}}, None, 10, 1)
+    json.dumps(found, allow_nan=False)
+    assert [row["steps"] for row in found["sides"]["without cache"]] == [None, 3]
+    assert _found({"without cache": {10: never}}, None, 10, 1)["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({10: None}, "no batch size fits"),
+        ({10: learning([math.nan])}, "no batch size learns: every loss is infinite, or no number."),
+        ({10: learning([math.nan]), 20: learning([0.5])}, "diverges"),
+    ],
+)
+def test_what_does_not_learn_is_named(
+    sizes: dict[int, Learning | None], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _show(_found({"without cache": sizes}, None, 10, 1))
+    assert says in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

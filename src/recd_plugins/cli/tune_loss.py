@@ -178,7 +178,7 @@ def _found(trainings: Trainings, target: float | None, window: int, ranks: int) 
     from recd_plugins.trainer.tuning.learning import loss_of_all
 
     done = [one for side in trainings.values() for one in side.values() if one is not None]
-    reached = target if target is not None or not done else loss_of_all(done, window)
+    reached = target if target is not None else loss_of_all(done, window)
     rows = {
         name: [_row(size, one, reached, window) for size, one in side.items()]
         for name, side in trainings.items()
@@ -187,12 +187,12 @@ def _found(trainings: Trainings, target: float | None, window: int, ranks: int) 
 
 
 def _row(size: int, one: Learning | None, loss: float | None, window: int) -> dict[str, Any]:
-    if one is None or loss is None:
+    if one is None:
         return {"batch_size": size, "memory_mib": None, "steps": None, "seconds": None}
     return {
         "batch_size": size,
         "memory_mib": one.memory_mib,
-        "least_loss": min(one.running(window)),
+        "least_loss": one.least(window),
         "steps": one.steps_to(loss, window),
         "seconds": one.seconds_to(loss, window),
     }
@@ -203,8 +203,11 @@ def _show(found: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    rows = [(name, row) for name, side in found["sides"].items() for row in side]
     if found["loss"] is None:
-        console.print("no batch size fits")
+        fits = any(row["memory_mib"] is not None for _, row in rows)
+        why = "learns: every loss is infinite, or no number. Lower train.optimizer's rates"
+        console.print(f"no batch size {why if fits else 'fits'}", soft_wrap=True)
         return
     console.print(
         f"to a loss of {found['loss']:.5f}, the mean of {so_many(found['window'], 'sample')}, on "
@@ -212,7 +215,6 @@ def _show(found: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     table = Table("", "batch per rank", "MiB", "steps", "seconds", "")
-    rows = [(name, row) for name, side in found["sides"].items() for row in side]
     times = [row["seconds"] for _, row in rows if row["seconds"] is not None]
     for name, row in rows:
         table.add_row(
@@ -220,7 +222,13 @@ def _show(found: dict[str, Any]) -> None:
             f"{row['batch_size']:,}",
             "out of memory" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}",
             "" if row["steps"] is None else f"{row['steps']:,}",
-            "not reached" if row["seconds"] is None else f"{row['seconds']:,.2f}",
+            _seconds(row),
             "best" if times and row["seconds"] == min(times) else "",
         )
     console.print(table)
+
+
+def _seconds(row: Mapping[str, Any]) -> str:
+    if row["seconds"] is not None:
+        return f"{row['seconds']:,.2f}"
+    return "diverges" if row.get("least_loss", 0) is None else "not reached"

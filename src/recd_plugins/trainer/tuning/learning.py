@@ -3,6 +3,7 @@ loss."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,13 +34,19 @@ class Learning:
         ends = range(steps, len(self.losses) + 1)
         return [statistics.fmean(self.losses[end - steps : end]) for end in ends]
 
-    def steps_to(self, loss: float, window: int) -> int | None:
+    def least(self, window: int) -> float | None:
+        """The least of these; None where none of them is a finite number."""
+        return min(filter(math.isfinite, self.running(window)), default=None)
+
+    def steps_to(self, loss: float | None, window: int) -> int | None:
         """The first step after which `running` is at most `loss`; None if it never is."""
+        if loss is None:
+            return None
         running = self.running(window)
         before = len(self.losses) - len(running)
         return next((before + i for i, mean in enumerate(running, 1) if mean <= loss), None)
 
-    def seconds_to(self, loss: float, window: int) -> float | None:
+    def seconds_to(self, loss: float | None, window: int) -> float | None:
         """The time of those steps."""
         steps = self.steps_to(loss, window)
         if steps is None:
@@ -49,6 +56,8 @@ class Learning:
         return warm * median + sum(self.seconds[warm:steps])
 
 
-def loss_of_all(trainings: Sequence[Learning], window: int) -> float:
-    """The least loss that each of them reaches."""
-    return max(min(one.running(window)) for one in trainings)
+def loss_of_all(trainings: Sequence[Learning], window: int) -> float | None:
+    """The least loss that each of them reaches, those aside that diverge before any; None where all
+    do."""
+    each = (one.least(window) for one in trainings)
+    return max((loss for loss in each if loss is not None), default=None)
