@@ -40,11 +40,17 @@ def test_a_record_of_a_plugin_that_is_off_is_shown_with_the_line_that_enables_it
     says = f"installed and not enabled; in {registry}:2 write\nplugins: [recd_dlrm, recd_dedup]\n"
     assert says in shown.stdout
 
-    (row,) = [json.loads(plugins(registry, "dedup:exact", "--json").stdout)]
+    row = json.loads(plugins(registry, "dedup:exact", "--json").stdout)
     assert (row["plugin"], row["enabled"]) == ("recd_dedup", False)
 
     registry.write_text("plugins: [recd_dlrm, recd_dedup]\n")
     assert "not enabled" not in plugins(registry, "exact").stdout
+
+
+def test_records_of_one_name_are_one_document_for_machines(registry: Path) -> None:
+    registry.write_text("plugins: [recd_dlrm, recd_dedup]\n")
+    found = rows(plugins(registry, "sessions", "--json"))
+    assert {row["slot"] for row in found} == {"dataset", "stats"}
 
 
 def test_what_an_enabled_plugin_brings_is_enabled_and_listed_once(registry: Path) -> None:

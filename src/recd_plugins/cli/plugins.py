@@ -166,7 +166,8 @@ class Found:
             console.print(f"broken: {error}", markup=False, soft_wrap=True)
 
     def show(self, name: str, as_json: bool) -> None:
-        """The options of each record of this name, and how to enable a plugin that is not."""
+        """The options of each record of this name, and how to enable a plugin that is not; for
+        machines, a list where there are several."""
         from rich.box import SIMPLE
         from rich.console import Console
         from rich.markup import escape
@@ -175,12 +176,19 @@ class Found:
         from recd_plugins.describe import options_of
         from recd_plugins.slots import OTHERS_DOC, stands_in_front
 
-        for claim in self._named(name):
+        claims = self._named(name)
+        if as_json:
+            each = [
+                {
+                    **self._as_dict(claim),
+                    "options": [*map(dataclasses.asdict, options_of(claim.record.config))],
+                }
+                for claim in claims
+            ]
+            print(json.dumps(each[0] if len(each) == 1 else each))
+            return
+        for claim in claims:
             record, options = claim.record, options_of(claim.record.config)
-            if as_json:
-                described = [dataclasses.asdict(option) for option in options]
-                print(json.dumps({**self._as_dict(claim), "options": described}))
-                continue
             table = Table(
                 title=escape(f"{record.slot}: {record.name} ({claim.provider}). {record.summary}"),
                 title_justify="left",
