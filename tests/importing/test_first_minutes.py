@@ -94,13 +94,15 @@ def test_a_registry_is_written_for_what_the_table_has(tmp_path: Path) -> None:
     alone = SparseFeature(name="seen", num_ids=9, sequence=True, kind="user")
     plain = Schema(session_id=None, timestamp=None, sparse=features)
     lonely = Schema(sparse=(*features, alone))
-    for schema, model in ((plain, "dlrm"), (lonely, "dlrm")):
+    asks = SparseFeature(name="the\nitem", num_ids=9, table="seen")
+    asked = Schema(sparse=(asks, alone))
+    for schema, model in ((plain, "dlrm"), (lonely, "dlrm"), (asked, "sequence_dlrm")):
         text = registry_text(tmp_path / "a: b", tmp_path, schema, 10_000)
         (tmp_path / "r.yaml").write_text(text)
         registry = Registry.load(tmp_path / "r.yaml")
         assert registry.one("model").record.name == model
-        assert bool(registry.chosen("dedup")) == (schema is lonely)
-        if schema is lonely:  # unique samples need the sessions that clustering put together
+        assert bool(registry.chosen("dedup")) == (schema is not plain)
+        if schema is not plain:  # unique samples need the sessions that clustering put together
             assert registry.one("reader").config.sessions == "whole"
         assert re.search(r"steps: \d+  # one epoch of 10,000 rows", text)
     for rows in (1, 100, 1_000, 50_000, 10**9):

@@ -87,7 +87,8 @@ def advised_registry(advice: RegistryAdvice) -> str:
         + (", had memory room for it." if walk.base.lacks else "."),
     ]
     if best.mapped:
-        lines.append(f"# In mapped files, for memory has no room: {', '.join(best.mapped)}.")
+        tables = _yaml(list(best.mapped), True)  # a name may hold the end of a line
+        lines.append(f"# In mapped files, for memory has no room: {tables}.")
     lines += [
         f"# {one.name}: {one.claim.addition.summary}" for one in walk.weighed if one.name in names
     ]

@@ -162,7 +162,8 @@ def registry_text(
     if sequences:
         lines += ["", "model: {use: sequence_dlrm, embedding_dim: 16}", "pooling:"]
         lines += [
-            f"  {_quoted(escape(one.name))}: {{use: attention}}  # its items are weighed by {query}"
+            f"  {_quoted(escape(one.name))}: {{use: attention}}  # its items are weighed by "
+            f"{_quoted(query)}"
             for one, query in sequences
         ]
     else:
