@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -771,6 +772,38 @@ def test_an_addition_replaces_what_it_writes_anew_and_nothing_that_it_adds_to() 
     assert [one.verdict for one in walk.weighed] == ["replaced", "kept", "kept"]
 
 
+def test_an_addition_changes_nothing_of_what_it_is_handed_and_may_name_plugins() -> None:
+    """What it returns is of the types that YAML has."""
+
+    def add(situation: Situation) -> Mapping[str, Any]:
+        steps: Any = situation.values["etl"]
+        steps.append({"use": "thin", "keep": np.float64(0.5), "of": Path("table")})
+        return {"etl": steps, "plugins": ["other"]}
+
+    def without(values: Any) -> Any:
+        values["train"].pop("steps")
+        return values
+
+    class Steps:
+        def of(self, values: Mapping[str, Any]) -> Known:
+            return Known(values, 100.0 - 10 * len(values["etl"]))
+
+        def plans_tiers(self, values: Mapping[str, Any]) -> bool:
+            return False
+
+    given: dict[str, Any] = {"plugins": ["mine"], "etl": [], "train": {"steps": 3}}
+    (claim,) = claims(a={"add": add, "without": without})
+    base = plain(given, [claim])
+    assert (base["train"], given["train"]) == ({}, {"steps": 3})
+    walk = weigh(base, [claim], cast("Any", Steps()), AdviceGoal(), Schema())
+    assert (walk.base.ms, walk.best.ms) == (100, 90)
+    assert base["etl"] == []
+    assert walk.best.values["plugins"] == ["other", "some"]
+    assert yaml.safe_load(yaml.safe_dump(walk.best.values["etl"])) == [
+        {"use": "thin", "keep": 0.5, "of": "table"}
+    ]
+
+
 def test_an_addition_that_answers_nothing_is_named() -> None:
     """Nobody else is kept from advice by it."""
     nothing: Any = lambda values: None  # noqa: E731  # of a function that lacks its `return`
@@ -1029,7 +1062,8 @@ def test_additions_come_after_those_that_they_follow_or_need() -> None:
     ("body", "says"),
     [
         ("return ['tiers']", "must return Additions"),
-        ("return [Addition(name='tiers', summary='.', add=None)]", "both have an addition 'tiers'"),
+        ("return [Addition(name='tiers', summary='.', add=len)]", "both have an addition 'tiers'"),
+        ("return [Addition(name=['a'], summary='.', add=len)]", r"whose `name` is \['a'\]: let it"),
         ("return [Addition(name='a', summary=None, add=len)]", "'a' whose `summary` is None: let"),
         ("return [Addition(name='a', summary='.', add=None)]", "'a' whose `add` is None: let it"),
         (

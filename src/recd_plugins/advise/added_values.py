@@ -9,6 +9,7 @@ from typing import Any
 from recd_plugins.additions import NotHere, Values
 from recd_plugins.errors import PluginError, RecdError, called, nearest
 from recd_plugins.hooks.manager import ClaimedAddition
+from recd_plugins.registry.source import as_of_yaml
 
 __all__ = ["answer_of", "in_order", "plain", "with_plugin"]
 
@@ -52,27 +53,32 @@ def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
         ) from None
 
 
-def with_plugin(values: Values, claim: ClaimedAddition) -> list[str]:
-    """The value of `plugins` once the addition's own is among them."""
-    named = list(values.get("plugins") or [])
-    return named if claim.provider.plugin in named else [*named, claim.provider.plugin]
+def with_plugin(values: Values, claim: ClaimedAddition) -> Values:
+    """The values with the addition's own plugin among `plugins`."""
+    named = values.get("plugins") or []
+    own = claim.provider.plugin
+    is_there = not isinstance(named, list) or own in named
+    return values if is_there else {**values, "plugins": [*named, own]}
 
 
 def answer_of(
     claim: ClaimedAddition, asked: str, function: Callable[[Any], Any], given: Any
 ) -> Any:
-    """The values that a function of an addition's returns, or of its `add` why it cannot be; its
-    own errors, and anything else that it returns, are reported with its name."""
+    """The values that a function of an addition's returns of those that it is given, or of its
+    `add` why it cannot be; its own errors, and anything else that it returns, are reported with its
+    name. What it does to values that it is given changes no others."""
     whose = f"addition {claim.addition.name!r} of {claim.provider}"
     try:
-        answer: object = function(given)
+        answer: object = function(given if asked == "add" else as_of_yaml(given))
     except RecdError:
         raise
     except Exception as error:
         raise PluginError(
             f"{whose} raised {type(error).__name__}: {error}. Run with --debug for its traceback."
         ) from error
-    if isinstance(answer, Mapping) or (isinstance(answer, NotHere) and asked == "add"):
+    if isinstance(answer, Mapping):
+        return as_of_yaml(answer)
+    if isinstance(answer, NotHere) and asked == "add":
         return answer
     also = ", or NotHere(why)" if asked == "add" else ""
     raise PluginError(

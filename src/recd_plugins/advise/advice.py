@@ -348,8 +348,7 @@ def _what_ifs(
 def _otherwise(
     otherwise: Callable[[Values], Values], claim: ClaimedAddition, values: Values
 ) -> Values:
-    found = answer_of(claim, "what_ifs", otherwise, values)
-    return {**found, "plugins": with_plugin(values, claim)}
+    return with_plugin(answer_of(claim, "what_ifs", otherwise, values), claim)
 
 
 def _faster(topology: Topology, times: float) -> dict[str, Any]:

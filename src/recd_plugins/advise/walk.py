@@ -31,6 +31,7 @@ from recd_plugins.errors import (
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.topology import GB
+from recd_plugins.registry.source import as_of_yaml
 
 __all__ = [
     "WORTH",
@@ -469,7 +470,7 @@ class _OnTheWay:
         values = self._base.values
         for claim in claims:
             situation = Situation(
-                values=values,
+                values=as_of_yaml(values),
                 schema=self._schema,
                 tables=self._base.tables,
                 cluster=self._base.ledger.prices.cluster,
@@ -482,7 +483,7 @@ class _OnTheWay:
             if isinstance(added, NotHere):
                 return added
             self._wrote[claim.addition.name] = set(added)
-            values = {**values, **added, "plugins": with_plugin(values, claim)}
+            values = with_plugin({**values, **added}, claim)
         return values
 
     def _replaced_by(

@@ -265,15 +265,15 @@ class Catalog:
                     f"plugin {name!r} ({provider}): its hook {specs.ADDITIONS} must return "
                     f"Additions, but returned {addition!r}."
                 )
-            if addition.name in taken:
-                raise PluginError(
-                    f"plugin {name!r} ({provider}) and {taken[addition.name]} both have an "
-                    f"addition {addition.name!r}. Rename one of them."
-                )
             if wrong := _wrong_with_addition(addition):
                 raise PluginError(
                     f"plugin {name!r} ({provider}): its hook {specs.ADDITIONS} returns an addition "
                     f"{shown(addition.name)} {wrong}"
+                )
+            if addition.name in taken:
+                raise PluginError(
+                    f"plugin {name!r} ({provider}) and {taken[addition.name]} both have an "
+                    f"addition {addition.name!r}. Rename one of them."
                 )
             taken[addition.name] = provider
             found.append(ClaimedAddition(addition, provider))

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from recd_plugins.config.yaml_text import Document, read_yaml, text_of, to_yaml
 from recd_plugins.errors import RegistryError, shown
 
-__all__ = ["Source", "overrides_between"]
+__all__ = ["Source", "as_of_yaml", "overrides_between"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Source:
     def read(cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Source:
         """A file or a mapping, with `key.key=value` overrides applied."""
         if isinstance(registry, Mapping):
-            values, path, lines = _as_of_yaml(registry), None, dict[str, int]()
+            values, path, lines = as_of_yaml(registry), None, dict[str, int]()
             empty: tuple[str, ...] = ()
         else:
             path = Path(registry)
@@ -105,14 +105,16 @@ LONGEST = 1 << 30
 """Letters of a line that are as good as any number of them."""
 
 
-def _as_of_yaml(value: Any) -> Any:
+def as_of_yaml(value: Any) -> Any:
     """A copy with the types that YAML has, of what programs hold in their place: tuples, numbers of
-    numpy, the mappings and lists of OmegaConf."""
+    numpy, paths, the mappings and lists of OmegaConf."""
     if isinstance(value, Mapping):
-        return {key: _as_of_yaml(one) for key, one in value.items()}
+        return {key: as_of_yaml(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        return [_as_of_yaml(one) for one in value]
-    if isinstance(value, int | float):
+        return [as_of_yaml(one) for one in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, bool):
         return value
     if isinstance(value, Integral):
         return int(value)
