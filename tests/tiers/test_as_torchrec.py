@@ -20,6 +20,7 @@ from tiered import (
     Bags,
     ByTiers,
     Sequences,
+    cluster_of,
     confined,
     own_batch,
     row_wise_of,
@@ -397,8 +398,19 @@ def tracked() -> str:
     return str(caught.value)
 
 
-def test_a_delta_tracker_is_refused(gloo_pool: GlooPool) -> None:
-    assert all("tracker would miss the rows" in said for said in gloo_pool.run(tracked))
+def tracked_before_replicas() -> str:
+    """On a rank: what is said where rows get their first replicas beside a tracker."""
+    model = sharded(ByTiers(ranks_per_node=2, tiers="none"), Sequences, "sgd")
+    model.init_torchrec_delta_tracker(DeltaTrackerConfig())
+    with pytest.raises(CapabilityError) as caught:
+        cluster_of(model).retier(tier_plan(SEQUENCES[1], n_nodes=1))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("refused", [tracked, tracked_before_replicas])
+def test_a_delta_tracker_is_refused(gloo_pool: GlooPool, refused: Callable[[], str]) -> None:
+    for said in gloo_pool.run(refused):
+        assert "tracker would miss the rows of artists, songs" in said
 
 
 WIDE = {"a": ("sum", 8), "b": ("mean", 16), "c": ("sum", 16), "d": ("mean", 8), "e": ("sum", 8)}

@@ -54,6 +54,7 @@ __all__ = [
     "freed_early",
     "fused_arithmetic",
     "fused_kernels",
+    "is_tracked",
     "kernel_tensors",
     "leave_clipping",
     "leave_weights",
@@ -509,6 +510,13 @@ def refuse_trackers(
     for lookup in _lookups(sharded):
         if hasattr(lookup, "register_optim_state_tracker_fn"):
             lookup.register_optim_state_tracker_fn = refuse
+
+
+def is_tracked(sharded: ShardedModule[Any, Any, Any, Any]) -> bool:
+    """Whether a tracker of TorchRec's records ids that kernels look up, or optimizer states."""
+    names = "post_lookup_tracker_fn", "optim_state_tracker_fn"
+    every = [sharded, *_lookups(sharded)]
+    return any(getattr(one, name, None) is not None for one in every for name in names)
 
 
 def optimizer_of(sharded: ShardedModule[Any, Any, Any, Any]) -> CombinedOptimizer:

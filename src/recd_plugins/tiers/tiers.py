@@ -28,6 +28,7 @@ from recd_plugins.compat.torchrec import (
     count_forward,
     device_of,
     flush_kernels,
+    is_tracked,
     optimizer_of,
     order_input,
     output_type,
@@ -319,8 +320,21 @@ class Tiers:
         layouts = ((one.replicated_layout, one.per_node_layout) for one in self._newest.groups)
         return any(layout.count for both in layouts for layout in both)
 
+    def blinds_trackers(self) -> CapabilityError:
+        """The error of a tracker of TorchRec's beside replicas, whose lookups no kernel makes."""
+        tables = ", ".join(sorted(self.tables))
+        return CapabilityError(
+            f"tiers: TorchRec's delta tracker would miss the rows of {tables} that have replicas. "
+            "Leave these tables to TorchRec (`tables` of the planner in registry.yaml names those "
+            "that may have any), or the tracker out."
+        )
+
     def check(self, plan: TierPlan) -> None:
-        """`RegistryError` unless `retier` can take the plan, which is for these nodes."""
+        """`RegistryError` unless `retier` can take the plan, which is for these nodes; and
+        `CapabilityError` where it gives rows their first replicas, and a tracker is there."""
+        planned = [plan.tables[name] for name in self.tables & plan.tables.keys()]
+        if is_tracked(self._sharded) and any(len(o.replicated) + len(o.per_node) for o in planned):
+            raise self.blinds_trackers()
         for group in self._groups:
             check_rows(group, plan)
             for name in group.tables:

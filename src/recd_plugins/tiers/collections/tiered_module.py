@@ -18,7 +18,6 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.home_weights import report_reads, report_reads_of_shards
 from recd_plugins.compat.torchrec import refuse_trackers, wrap_own_optimizers
-from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Update
@@ -75,15 +74,9 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         """Refused where rows have replicas: TorchRec records the lookups that its kernels make."""
-        if not self.tiers.has_replicas:
-            super().register_post_lookup_tracker_fn(record_fn)
-            return
-        tables = ", ".join(sorted(self.tiers.tables))
-        raise CapabilityError(
-            f"tiers: TorchRec's delta tracker would miss the rows of {tables} that have replicas. "
-            "Leave these tables to TorchRec (`tables` of the planner in registry.yaml names those "
-            "that may have any), or the tracker out."
-        )
+        if self.tiers.has_replicas:
+            raise self.tiers.blinds_trackers()
+        super().register_post_lookup_tracker_fn(record_fn)
 
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor | TensorDict
