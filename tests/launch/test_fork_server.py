@@ -81,6 +81,59 @@ def test_a_process_that_has_no_place_for_sockets_says_what_to_do(
         folder_made_here()
 
 
+WORKS = """
+import sys, time
+from pathlib import Path
+from recd_plugins.launch.environment import die_with_parent
+die_with_parent(only=True)
+Path("NAME-works").touch()
+while not Path("NAME-ends").exists():
+    time.sleep(0.01)
+sys.exit(7)
+"""
+STOPPED = """
+import subprocess
+from multiprocessing import forkserver
+from pathlib import Path
+from recd_plugins.compat.copied_server import copy_as_fork_server
+from recd_plugins.launch.fork_server import fork_server
+
+def started(name):
+    process = fork_server().Process(target=exec, args=(WORKS.replace("NAME", name),))
+    process.start()
+    while not Path(f"{name}-works").exists() and process.is_alive():
+        pass
+    return process
+
+if COPY:
+    assert copy_as_fork_server()
+first = started("first")
+for pid in (first.pid, forkserver._forkserver._forkserver_pid):
+    for name in ("-INT", "-TERM"):
+        subprocess.run(["kill", name, str(pid)], check=True)
+second = started("second")
+Path("first-ends").touch()
+second.terminate()
+for process in (first, second):
+    process.join()
+    print(process.exitcode)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copy", [False, True])
+def test_signals_to_all_processes_leave_workers_to_their_rank(
+    copy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun and schedulers send such, and the rank has a checkpoint to save; it can end a worker
+    all the same."""
+    if copy and (sys.platform != "linux" or torch.version.cuda is not None):
+        pytest.skip("processes are copied on Linux, where torch is built for the CPU")
+    monkeypatch.chdir(tmp_path)
+    program = f"WORKS, COPY = {WORKS!r}, {copy}\n{STOPPED}"
+    assert printed_by(program) == ["7", str(128 + signal.SIGTERM)]
+
+
 BESIDE_A_THREAD = """
 from recd_plugins.launch.fork_server import fork_server
 process = fork_server("starts_a_thread").Process(target=print, args=("forked",))

@@ -32,6 +32,7 @@ from recd_plugins.launch.command import SHOWN, Failure
 from recd_plugins.launch.environment import (
     ELASTIC,
     PARENT,
+    STOPS,
     die_with_parent,
     loopback_store,
 )
@@ -400,7 +401,7 @@ def send() -> Iterator[Callable[[int, Callable[[], bool]], None]]:
         thread.join(LIMIT)
 
 
-STOPS = """
+ANSWERS = """
 def stop(number, frame):
     tell(got=signal.Signals(number).name)
     sys.exit(0)
@@ -425,7 +426,7 @@ def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
 ) -> None:
     before = signal.getsignal(number)
     send(number, both("ready-{}"))
-    assert launch(program(STOPS), 2, threads=1) is None
+    assert launch(program(ANSWERS), 2, threads=1) is None
     assert written_by(0) == written_by(1) == {"got": "SIGINT"}
     assert "stopping after this step; once more to kill" in capfd.readouterr().err
     assert signal.getsignal(number) is before
@@ -448,11 +449,31 @@ def test_a_signal_that_comes_before_a_process_is_known_is_passed_on(
         return process
 
     monkeypatch.setattr(owner, name, then_interrupt)
-    assert launch(program(STOPS), 1, threads=1) is None
+    assert launch(program(ANSWERS), 1, threads=1) is None
     assert written_by(0) == {"got": "SIGINT"}
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(130)"])
+@pytest.mark.skipif(COPIED not in os.environ, reason="interpreters have no server")
+def test_signals_that_schedulers_send_to_all_processes_end_no_server(
+    launch: Launch,
+    server: RankServer,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
+) -> None:
+    """Its ranks would end with it, and save nothing."""
+
+    def sent() -> bool:
+        there = both("ready-{}")()
+        for number in STOPS if there else ():
+            os.kill(server._process.pid or 0, number)
+        return there
+
+    send(signal.SIGTERM, sent)
+    assert launch(program(ANSWERS), 2, threads=1) is None
+    assert written_by(0) == written_by(1) == {"got": "SIGINT"}
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(130)", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_ranks_that_end_by_the_first_signal_are_no_failure(
     launch: Launch,
     program: Callable[[str], list[str]],

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
+import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -120,6 +124,24 @@ def test_an_empty_test_split_is_reported_and_not_evaluated(
     printed = capfd.readouterr().out
     assert printed.count("the test split is empty: nothing to evaluate") == 2
     assert [line["kind"] for line in lines(tmp_path / "run")] == ["train", "cost"] * 2
+
+
+def stopped_as_it_reports(registry: dict[str, Any]) -> dict[str, Any]:
+    """On a rank: the summary of a run that is asked to stop as its last files are written."""
+    close = RunReport.close
+
+    def late(report: RunReport, summary: Mapping[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        close(report, summary)
+
+    with mock.patch.object(RunReport, "close", late):
+        return train_on_a_rank(registry)
+
+
+def test_a_signal_at_the_end_of_a_run_takes_no_report(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    registry = probe_registry(tmp_path, steps=2, log_every=1, checkpoint_every=0)
+    gloo_pool.run(stopped_as_it_reports, registry, world_size=1)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["finished"]
 
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

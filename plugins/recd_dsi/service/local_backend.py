@@ -186,7 +186,7 @@ def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
     """The program that a worker's process runs."""
     from recd_dsi.service.coordinator import join
 
-    die_with_parent()
+    die_with_parent(only=True)
     settle()
     sys.stdout = sys.stderr  # what plugins print is no part of what the command says
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,7 +137,7 @@ def _check_started(ranks: int | None) -> None:
 
 def _be_a_rank(stack: Stack, resume: bool) -> None:
     from recd_plugins.compat.copied_server import copy_as_fork_server
-    from recd_plugins.launch.environment import die_with_parent
+    from recd_plugins.launch.environment import STOPS, die_with_parent
     from recd_plugins.notices import hide_other_warnings, notices_as_lines
 
     if getattr(stack.registry.one("reader").config, "forks", False):
@@ -149,6 +150,8 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
 
     with process_group(stack) as device:
         train_rank(stack, device, resume=resume)
+        for number in STOPS:  # all is saved and reported
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
 
-from recd_plugins.launch.fork_server import folder_made_here, for_cpu, threads
+from recd_plugins.launch.fork_server import folder_made_here, for_cpu, outlive_stops, threads
 
 __all__ = ["copy_as_fork_server"]
 
@@ -61,7 +60,7 @@ def _be_the_server(listener: int, alive: int, folder: str) -> NoReturn:
     own."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        outlive_stops()
         gc.freeze()  # a worker that looked for garbage among imports would get them all copied
         forkserver.main(listener, alive, [])
     except SystemExit:

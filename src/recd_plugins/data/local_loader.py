@@ -423,7 +423,7 @@ def _transformed(batch: Batch, unjoined: Columns, transform: Transform | None) -
 
 def _die_with_rank(worker: int) -> None:
     """End a worker whose rank was killed: its own parent, the fork server, lives on."""
-    die_with_parent()
+    die_with_parent(only=True)
 
 
 def _check_picklable(batches: RankBatches) -> None:

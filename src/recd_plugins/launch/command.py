@@ -26,6 +26,7 @@ from recd_plugins.launch.environment import (
     AGENTS_STORE,
     LOOPBACK,
     PARENT,
+    STOPS,
     loopback_store,
     rank_environment,
 )
@@ -218,7 +219,7 @@ class _Rank:
 
 def _interrupted(rank: _Rank) -> bool:
     """Whether a rank ended as programs do by a signal that they have no answer to."""
-    return rank.poll() in (INTERRUPTED, -signal.SIGINT)
+    return rank.poll() in (INTERRUPTED, *(-number for number in STOPS))
 
 
 def _looks_here() -> bool:
@@ -279,8 +280,7 @@ def _forwarded(processes: list[_Rank], stopping: str) -> Any:
         for process in processes:
             process.interrupt()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    before = {number: signal.signal(number, forward) for number in STOPS}
     try:
         yield asked
     finally:

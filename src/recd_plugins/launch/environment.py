@@ -23,6 +23,7 @@ __all__ = [
     "HOST",
     "LOOPBACK",
     "PARENT",
+    "STOPS",
     "check_rank",
     "die_with_parent",
     "launchers_store",
@@ -39,6 +40,8 @@ ELASTIC = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets for its ranks, and others do not."""
 LOOK = 0.5
 """Seconds between two looks at whether the parent is there."""
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM})
+"""The signals by which a job is asked to stop."""
 PARENT = "RECD_PARENT_PIPE"
 """The variable that names the end of a pipe whose other end the launcher holds open."""
 LOCAL_SIZES = (
@@ -151,14 +154,21 @@ def launchers_store(seconds: float) -> Any:
     )
 
 
-def die_with_parent() -> None:
+def die_with_parent(*, only: bool = False) -> None:
     """End this process as soon as the one that started it is gone, however it went.
 
     A process that leads a session of its own, as ranks do, takes all that it started with it.
     The parent is multiprocessing's, `launch`, or an agent of torchrun, which ends its ranks in
     every way but where it is killed itself. A process that none of them started lives on.
+
+    A worker of multiprocessing's may end so `only`: torchrun and schedulers send SIGINT and SIGTERM
+    to all processes of a job, and a rank that then saves a checkpoint needs its workers until it is
+    there. Either signal ends it where the parent sends it.
     """
     parent = multiprocessing.parent_process()
+    if only and parent is not None and sys.platform != "darwin":  # which does not say who sent it
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        threading.Thread(target=_end_by, args=(parent.pid,), daemon=True).start()
     wait: Callable[[], object]
     if parent is not None:
         wait = parent.join
@@ -177,6 +187,15 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="die-with-parent").start()
+
+
+if sys.platform != "darwin":
+
+    def _end_by(parent: int | None) -> None:
+        """End this process by a signal of its parent's; those of others are for the parent."""
+        while signal.sigwaitinfo(STOPS).si_pid != parent:
+            pass
+        os._exit(128 + signal.SIGTERM)
 
 
 def _outlive(parent: int) -> None:

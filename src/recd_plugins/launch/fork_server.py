@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import warnings
 from multiprocessing import forkserver
@@ -13,7 +14,14 @@ from pathlib import Path
 
 from recd_plugins.errors import CapabilityError, listed
 
-__all__ = ["folder_made_here", "for_cpu", "fork_server", "keep_quiet_of_threads", "threads"]
+__all__ = [
+    "folder_made_here",
+    "for_cpu",
+    "fork_server",
+    "keep_quiet_of_threads",
+    "outlive_stops",
+    "threads",
+]
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Python's variable by which an interpreter does not look for modules where it is started."""
@@ -93,6 +101,14 @@ def keep_quiet_of_threads() -> None:
     warnings.filterwarnings(
         "ignore", "This process .* is multi-threaded", DeprecationWarning, r"multiprocessing\."
     )
+
+
+def outlive_stops() -> None:
+    """From now on this process, a server, does not end by SIGTERM, which torchrun and schedulers
+    send to all processes of a job: it ends once nobody is left who may ask it for workers. What it
+    forks ends by it as ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def threads() -> int | None:

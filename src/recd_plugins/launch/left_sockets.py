@@ -1,5 +1,5 @@
-"""The end of a fork server: it removes the folder of its socket, which a process that was killed
-leaves behind.
+"""The life and the end of a fork server: no signal that is for its ranks ends it, and at its end it
+removes the folder of its socket, which a process that was killed leaves behind.
 
 The server imports this module first, and nobody else does. It runs until the process that started
 it and all that were forked for that process are gone, so nobody uses the folder any more.
@@ -11,11 +11,12 @@ import atexit
 import os
 import shutil
 
-from recd_plugins.launch.fork_server import SOCKETS, keep_quiet_of_threads
+from recd_plugins.launch.fork_server import SOCKETS, keep_quiet_of_threads, outlive_stops
 
 __all__: list[str] = []
 
 keep_quiet_of_threads()
+outlive_stops()
 if folder := os.environ.pop(SOCKETS, ""):
     # A process that ends by itself has removed it already.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
+from recd_plugins.launch.environment import STOPS
 from recd_plugins.launch.fork_server import for_cpu, keep_quiet_of_threads, threads
 
 __all__ = ["ForkedProgram", "RankServer", "rank_server"]
@@ -157,7 +158,8 @@ def _serve(requests: Connection, launchers: Connection) -> None:
     """Fork what is asked for and report how it ended, until the launcher is gone."""
     launchers.close()
     os.setsid()  # Ctrl-C is the launcher's business
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of ranks that have not begun to run Python
+    # Schedulers send signals to all processes of a job, and ranks save a checkpoint first.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     nothing = os.open(os.devnull, os.O_RDWR)  # who reads what the launcher prints may see its end
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -219,6 +221,7 @@ def _be_the_program(program: _Program, out: int, err: int, others: Sequence[Conn
     module, *sys.argv[1:] = program.command
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit:
         raise

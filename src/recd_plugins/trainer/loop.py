@@ -145,9 +145,8 @@ class Loop:
             keep=self._settings.retier_batches,
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self, stop: StopSignal) -> dict[str, Any]:
         """Train, to the end or until stopped; the summary."""
-        stop = StopSignal()
         self._stack.together = stop.together
         update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
         try:
@@ -160,7 +159,6 @@ class Loop:
             update.remove()
             self._callbacks.call("close")
             self._stack.together = bool
-            stop.close()
 
     def _go_on(self, reached: Reached) -> None:
         """Take over what the run had counted and reported as the checkpoint was made, and the rates

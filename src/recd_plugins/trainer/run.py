@@ -39,6 +39,7 @@ from recd_plugins.trainer.elastic import (
 from recd_plugins.trainer.loop import Loop, evaluates_again
 from recd_plugins.trainer.run_folder import RunLock, check_resumable, remove_parts, set_aside
 from recd_plugins.trainer.run_report import RunReport, keep_provenance
+from recd_plugins.trainer.stop_signal import StopSignal
 from recd_plugins.trainer.watchdog import Watchdog
 
 __all__ = ["process_group", "train"]
@@ -222,6 +223,10 @@ def _finished(loop: Loop, report: RunReport, launchers: Launchers, run: Path) ->
     if dist.get_rank() == 0:
         launchers.keep(run)
     dist.barrier()
-    summary = loop.run()
-    report.close(summary)
+    stop = StopSignal()
+    try:
+        summary = loop.run(stop)
+        report.close(summary)  # a signal that comes now is late, and no reason to lose the report
+    finally:
+        stop.close()
     return summary

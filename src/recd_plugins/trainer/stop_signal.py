@@ -8,6 +8,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from recd_plugins.launch.environment import STOPS
+
 __all__ = ["StopSignal", "Stopped"]
 
 
@@ -32,9 +34,7 @@ class StopSignal:
         self._group = dist.new_group(backend="gloo")
         self._flag = torch.zeros(3)
         self._work: dist.Work | None = None
-        self._before = {
-            number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._before = {number: signal.signal(number, self._ask) for number in STOPS}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
