@@ -2,6 +2,7 @@
 # One node of a job; the same command on each:  HEAD=node0 ./torchrun.sh train
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${GRACE:-110}" # seconds for a checkpoint after SIGTERM; else 30
 exec torchrun \
   --nnodes="${NODES:-4}" \
   --nproc-per-node="${RANKS_PER_NODE:-8}" \

@@ -55,5 +55,11 @@ def test_the_job_of_kubernetes_starts_the_ranks_of_the_registry() -> None:
     assert spec["completions"] == spec["parallelism"] == nodes
     assert container["resources"]["limits"]["nvidia.com/gpu"] == each
     assert service["metadata"]["name"] == pod["subdomain"]
+    (grace,) = (
+        int(one["value"])
+        for one in container["env"]
+        if one["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    )
+    assert 0 < grace < pod["terminationGracePeriodSeconds"]  # torchrun kills ranks, not the kubelet
     names = {one["name"] for one in pod["volumes"]}
     assert names == {one["name"] for one in container["volumeMounts"]}

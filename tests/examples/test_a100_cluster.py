@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ def test_slurm_gives_each_node_its_processors_and_the_first_ones_name(tmp_path: 
     )
     assert found[:3] == ["--cpus-per-task=96", "./torchrun.sh", "train"]
     assert found[3:] == ["node1", "4", "7", "20007"]
+
+
+def test_ranks_have_as_long_for_a_checkpoint_as_slurm_gives_them(tmp_path: Path) -> None:
+    """torchrun by itself kills them 30 s after SIGTERM."""
+    says = "printf '%s\\0' \"$TORCH_ELASTIC_SHUTDOWN_TIMEOUT\""
+    (grace,) = arguments_of(tmp_path, "torchrun.sh", "train", torchrun=says)
+    (line,) = re.findall(r"--signal=TERM@(\d+)", (CLUSTER / "slurm.sbatch").read_text())
+    assert 30 < int(grace) < int(line)
 
 
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
