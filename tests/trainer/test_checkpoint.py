@@ -430,6 +430,32 @@ def test_a_torn_checkpoint_is_passed_over(runs: Path, folder: Path, gloo_pool: G
     ]
 
 
+def left_amid_removal(folder: str) -> tuple[list[str], list[str]]:
+    """On a rank: the checkpoints where a kill comes as those are removed that are no longer kept;
+    and all that is there once the run is resumed."""
+    run = Path(folder)
+    checkpoints = Checkpoints(run, keep=1, registry={})
+    remove, shutil.rmtree = shutil.rmtree, lambda *_, **__: None  # type: ignore[assignment]
+    try:
+        checkpoints._put(run / "step-00000003.part", run / "step-00000003")
+    finally:
+        shutil.rmtree = remove
+    whole = [path.name for path in checkpoints_in(run)]
+    checkpoints.tidy()
+    return whole, sorted(path.name for path in run.iterdir())
+
+
+def test_of_checkpoints_that_are_removed_a_kill_leaves_no_half(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """Nor more than are kept, though the run has come to its end and saves no other."""
+    for name in ("step-00000001", "step-00000002", "step-00000003.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").touch()
+    ((whole, left),) = gloo_pool.run(left_amid_removal, str(tmp_path), world_size=1)
+    assert whole == left == ["step-00000003"]
+
+
 def test_a_checkpoint_holds_no_pickled_object(runs: Path, folder: Path) -> None:
     """Tensors lie in torch's archive, whose pickle may name tensors' parts and nothing else."""
     shutil.copytree(runs / "2-5", folder / "run")

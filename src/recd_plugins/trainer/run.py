@@ -37,7 +37,7 @@ from recd_plugins.trainer.elastic import (
     taken_over,
 )
 from recd_plugins.trainer.loop import Loop, evaluates_again
-from recd_plugins.trainer.run_folder import RunLock, check_resumable, remove_parts, set_aside
+from recd_plugins.trainer.run_folder import RunLock, check_resumable, set_aside
 from recd_plugins.trainer.run_report import RunReport, keep_provenance
 from recd_plugins.trainer.stop_signal import StopSignal
 from recd_plugins.trainer.watchdog import Watchdog
@@ -137,9 +137,9 @@ def _resumed(
     settings = stack.registry.train
     check_resumable(settings.run)
     watchdog.mark("the digest of the checkpoint", starting=True)
-    latest, lost = _checkpoints(stack, None).whole(settings.on_damaged)
-    if dist.get_rank() == 0:
-        remove_parts(settings.run)
+    kept = _checkpoints(stack, None)
+    latest, lost = kept.whole(settings.on_damaged)
+    kept.tidy()
     other = None
     if restarted:
         size = restarted_batch_size(latest, settings)

@@ -80,7 +80,7 @@ def set_aside(run: Path) -> Path | None:
     folder = Path(os.path.realpath(run)) if run.is_symlink() else run
     moved = None
     if folder.exists() and any(folder.iterdir()):
-        remove_parts(folder)
+        remove_parts(folder / "checkpoints")
         number = 1
         while (target := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
@@ -90,9 +90,9 @@ def set_aside(run: Path) -> Path | None:
     return moved
 
 
-def remove_parts(run: Path) -> None:
+def remove_parts(checkpoints: Path) -> None:
     """Remove the parts of checkpoints that a kill left: nobody can go on from them."""
-    for part in (run / "checkpoints").glob("step-*.part"):
+    for part in checkpoints.glob("step-*.part"):
         shutil.rmtree(part, ignore_errors=True)
 
 

@@ -69,7 +69,7 @@ from recd_plugins.trainer.checkpoints.registry_before import (
     rates_of,
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
-from recd_plugins.trainer.run_folder import checkpoints_in
+from recd_plugins.trainer.run_folder import checkpoints_in, remove_parts
 from recd_plugins.trainer.training import states_by_options
 
 if TYPE_CHECKING:
@@ -272,13 +272,19 @@ class Checkpoints:
         write_digest(part, every | {name: digest_of(part / name) for name in others})
 
     def _put(self, part: Path, target: Path) -> None:
-        """Give it its name, and remove those that are no longer kept, on rank 0."""
+        """Give it its name, on rank 0."""
+        if dist.get_rank() == 0:
+            shutil.rmtree(target, ignore_errors=True)
+            part.rename(target)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what is no longer kept, and parts that a kill left, on rank 0."""
         if dist.get_rank():
             return
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
         for old in checkpoints_in(self._folder)[: -self._keep]:
-            shutil.rmtree(old)
+            old.rename(old.with_suffix(".part"))  # of which a kill leaves nothing by its name
+        remove_parts(self._folder)
 
     def _full(
         self, part: Path, step: int, why: OSError, tensors: Mapping[str, Tensor | ShardedTensor]
