@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import typer
 from recd_plugins.cli.options import reported
 from recd_plugins.cli.output_paths import check_makable, check_writable
 from recd_plugins.errors import RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.arrow_file import write_arrow
+from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.trainer.run_folder import RunLock, check_free, check_is_run, set_aside
 
 
@@ -154,6 +157,25 @@ def test_a_run_is_one_jobs_until_that_is_killed(linked: bool, tmp_path: Path) ->
     check_free(run)
     with RunLock(run) as lock:
         lock.take()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_run_is_trained_where_a_file_system_has_no_locks(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lustre's by default, on many clusters; whoever trains there hears of it."""
+
+    def none_here(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", none_here)
+    with (
+        pytest.warns(NoticeWarning, match="latest has no locks, so nobody refuses a second job"),
+        RunLock(tmp_path / "latest") as lock,
+    ):
+        lock.take()
+    with written_alone(tmp_path / "table.part", tmp_path / "table"):
+        pass
 
 
 def test_what_the_system_refuses_is_a_message(

@@ -36,19 +36,22 @@ class LockFile:
         self._path = path
         self._file: IO[str] | None = None
 
-    def take(self) -> None:
-        """Have it from now on; `Held` names who has it."""
+    def take(self) -> bool:
+        """Have it from now on; `Held` names who has it. Whether that keeps others away: a file
+        system without locks lets whoever may write do so."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            file = self._path.open("a+")
+            file, locked = self._path.open("a+"), True
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 with file:
                     raise Held(_holder(file)) from None
-            except OSError:
-                file.close()
-                raise
+            except OSError as error:
+                locked = False
+                if error.errno not in HAS_NO_LOCKS:
+                    file.close()
+                    raise
             if self._is_there(file):
                 break
             file.close()  # whoever had it removed it meanwhile
@@ -57,6 +60,7 @@ class LockFile:
         with contextlib.suppress(OSError):  # of a full disk it is had all the same
             file.truncate(0)
             os.write(file.fileno(), json.dumps(holder).encode())
+        return locked
 
     def give_back(self, *, remove: bool = False) -> None:
         """Let others have it; `remove` leaves no file behind."""
@@ -98,9 +102,6 @@ def written_alone(folder: Path, name: Location) -> Iterator[None]:
         raise DataError(
             f"{name}: is being written by {held}. Wait for its end, or name another folder."
         ) from None
-    except OSError as error:
-        if error.errno not in HAS_NO_LOCKS:  # such a file system lets whoever may write do so
-            raise
     try:
         yield
     finally:

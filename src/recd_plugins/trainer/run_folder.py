@@ -9,9 +9,11 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 from recd_plugins.errors import RegistryError, listed
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.lock_file import Held, LockFile
 
 __all__ = [
@@ -127,12 +129,19 @@ class RunLock:
     def take(self) -> None:
         """Hold the run from now on; `RegistryError` names the job that has it."""
         try:
-            self._lock.take()
+            locked = self._lock.take()
         except Held as held:
             raise RegistryError(
                 f"{self._option}: {self._run} is being trained in by {held}. Wait for its end, or "
                 "name another folder."
             ) from None
+        if not locked:
+            warnings.warn(
+                f"{self._option}: the file system of {self._run} has no locks, so nobody refuses a "
+                "second job that trains there. Give each job a folder of its own.",
+                NoticeWarning,
+                stacklevel=2,
+            )
 
     def __enter__(self) -> RunLock:
         return self
