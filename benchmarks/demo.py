@@ -33,6 +33,7 @@ from benchmarks import models
 from benchmarks.harness import ALLOCATOR, Figure, Limit, Report, conditions_of, print_json
 from benchmarks.limits import least_step
 from recd_plugins.launch.command import launch
+from recd_plugins.launch.machine_cores import cores_of_each
 from recd_plugins.stack import load
 
 REGISTRY = Path("registry.yaml")
@@ -119,7 +120,7 @@ def by_hand(folder: Path, overrides: Sequence[str], quiet: bool) -> dict[str, An
     failure = launch(
         ["benchmarks.by_hand", str(REGISTRY), str(result), *overrides],
         ranks,
-        threads=max(1, (os.cpu_count() or 1) // ranks),
+        threads=cores_of_each(ranks),
         quiet=quiet,
     )
     if failure is not None:

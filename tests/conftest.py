@@ -11,7 +11,7 @@ import pytest
 from drawn import FEW
 from hypothesis import Phase, settings
 
-from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
@@ -64,7 +64,7 @@ def pytest_xdist_auto_num_workers() -> int:
     """One more than there are processors, for tests wait for their programs now and then; two at
     least, and as many as memory has room for."""
     room = (machine_memory() or 0) // WORKER_BYTES
-    return max(2, min(usable_cores() + 1, room, 8))
+    return max(2, min(machine_cores() + 1, room, 8))
 
 
 WHOLE_PROGRAMS = ("examples", "benchmarks")

@@ -40,6 +40,7 @@ from recd_plugins.data.table import silent
 from recd_plugins.embedding.adapt import OURS
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
+from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.remembered import remembering
@@ -299,7 +300,7 @@ def test_a_model_that_is_timed_once_sends_gradients_in_the_bits_of_each_registry
 
 
 def test_a_rank_computes_on_its_threads_and_on_no_more_than_its_share_of_the_cores() -> None:
-    cores = os.cpu_count() or 1
+    cores = machine_cores()
     timed = Compute(dense=1.0 / torch.get_num_threads(), call=1.0)  # 1 s of one thread
     alone, whole, many = (_shared(timed, 2.0, 1, threads) for threads in (1, cores, 2 * cores))
     assert (alone.dense, alone.fixed, alone.call) == (pytest.approx(1.0), 2.0, 1.0)

@@ -28,7 +28,7 @@ from recd_plugins.embedding.timing import (
     seconds_of_pooling,
 )
 from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.measured_topology import Timer
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
@@ -351,7 +351,7 @@ def _shared(alone: Compute, python: float, ranks_here: int, threads: int) -> Com
     than that, run its kernels where torch has others now, and where ranks are more than cores, all
     that it does waits its turn; what one thread does anyway (conversion, small calls, TorchRec's
     `python`) only that."""
-    cores = usable_cores()
+    cores = machine_cores()
     crowded = max(1.0, ranks_here / cores)
     kernels = alone.slower(torch.get_num_threads() / min(threads, cores / ranks_here))
     features = {

@@ -16,7 +16,7 @@ from recd_plugins.advise.walk import AdviceGoal, Walk
 from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.errors import CapabilityError, so_many
 from recd_plugins.launch.command import Failure
-from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
 from recd_plugins.registry.capability import resolve_device
@@ -100,7 +100,7 @@ def check_ranks_here(ranks: int, registry: Registry) -> None:
             f"--try: the topology is one of {planned} devices, and this job would train on {here}. "
             f"Advise without --try, or for what is here: `topology.device={here}`."
         )
-    cores = usable_cores()
+    cores = machine_cores()
     if ranks > RANKS_A_CORE * cores:
         raise CapabilityError(
             f"--try: {so_many(ranks, 'rank')} would train at once on this machine, which has "

@@ -100,12 +100,12 @@ def _build() -> str:
 def _devices() -> str:
     import torch
 
-    from recd_plugins.launch.cores import usable_cores
+    from recd_plugins.launch.machine_cores import machine_cores
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} CUDA: {', '.join(sorted(set(names)))}"
-    return f"CPU, {so_many(usable_cores(), 'core')}; torch sees no CUDA device"
+    return f"CPU, {so_many(machine_cores(), 'core')}; torch sees no CUDA device"
 
 
 def _names() -> str:

@@ -125,8 +125,17 @@ def loopback_store(world_size: int) -> Any:
     from torch.distributed import TCPStore
 
     listener = socket.socket()
-    listener.bind((HOST, 0))
-    port = listener.getsockname()[1]
+    try:
+        listener.bind((HOST, 0))
+        port = listener.getsockname()[1]
+        with socket.socket(type=socket.SOCK_DGRAM) as caller:
+            caller.connect((HOST, port))  # sends nothing; torch would try for minutes to get there
+    except OSError as error:
+        listener.close()
+        raise CapabilityError(
+            f"ranks of this machine cannot meet at {HOST} ({error.strerror}). See that the "
+            f"loopback interface is up: `ip link set {LOOPBACK} up`."
+        ) from None
     return TCPStore(
         HOST,
         port,

@@ -5,17 +5,21 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from recd_plugins.launch.control_groups import own_groups, text_of
+
 __all__ = ["device_memory", "machine_memory"]
 
-LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""What a container may take, by either version of control groups; of the first, `max` is all."""
+LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""What a control group may take, by either version; of the second, `max` is all."""
 
 
 @cache
 def machine_memory(root: Path = Path("/")) -> int | None:
-    """The bytes of memory that this machine has, or its container may take; none where Linux does
-    not say."""
-    found = [_total(_text(root / "proc/meminfo")), *(_limit(_text(root / at)) for at in LIMITS)]
+    """The bytes of memory that this machine has, or its container, or a cluster's job, may take;
+    none where Linux does not say."""
+    groups = own_groups(root, "memory")
+    limits = (_limit(text_of(group / name)) for group in groups for name in LIMITS)
+    found = [_total(text_of(root / "proc/meminfo")), *limits]
     return min((size for size in found if size is not None), default=None)
 
 
@@ -26,13 +30,6 @@ def device_memory() -> int | None:
     if not torch.cuda.is_available():
         return None
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _total(meminfo: str) -> int | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
-from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_cores import cores_of_each
 from recd_plugins.planning.codecs import BYTES, Codecs, Precision, torchrec_codecs
 
 __all__ = ["CodecSettings", "OptimizerSettings", "TrainSettings"]
@@ -152,9 +152,9 @@ class TrainSettings(Config):
     applies their gradients several times as fast. The weights are the same. What a run explains
     of its plan names the tables, and says of others why not."""
     threads: Annotated[int, Range(ge=0, le=1024)] = 0
-    """CPU threads of a rank, for torch and for Arrow; 0 shares evenly the cores that this
-    job may use, or has those that the rank alone is bound to."""
+    """CPU threads of a rank, for torch and for Arrow; 0 shares evenly the cores that
+    they may use."""
 
     def threads_of_each(self, ranks_here: int) -> int:
         """The CPU threads of each of this machine's ranks."""
-        return self.threads or max(1, usable_cores() // ranks_here)
+        return self.threads or cores_of_each(ranks_here)

@@ -32,6 +32,7 @@ from recd_plugins.compat.host_buffers import (
 from recd_plugins.compat.torchrec import own_fused_params
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.launch.control_groups import text_of
 
 __all__ = ["IN_MEMORY", "MappedFile", "MappedSharder", "check_folder", "file_system", "mapped"]
 
@@ -190,10 +191,9 @@ def check_folder(folder: Path) -> None:
 
 def file_system(folder: Path) -> str:
     """The kind of file system that a folder lies on; "" where Linux does not say it."""
-    mounts = Path("/proc/self/mountinfo")
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in mounts.read_text().splitlines() if mounts.exists() else []:
+    for line in text_of(Path("/proc/self/mountinfo")).splitlines():
         place, _, kind = line.partition(" - ")
         if place.split()[2] == number:
             return kind.split()[0]

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.compat.torchrec import local_parts
-from recd_plugins.launch.cores import cores_of_a_rank
+from recd_plugins.launch.machine_cores import cores_of_each
 from recd_plugins.planning.embedding_collections import embedding_collections
 
 __all__ = ["initialise_tables", "table_initialisers", "table_name"]
@@ -89,8 +89,7 @@ def _takes_a_generator(initialise: Initialise) -> bool:
 
 def _threads() -> int:
     """The processors of this rank, where the ranks of this machine share them."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return min(MOST_THREADS, cores_of_a_rank(ranks))
+    return min(MOST_THREADS, cores_of_each(int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
 
 def _shards(value: Tensor | ShardedTensor | DTensor) -> Iterator[tuple[Tensor, int, int]]:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import RegistryError, listed, so_many
-from recd_plugins.launch.cores import cores_of_a_rank
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
@@ -57,7 +56,7 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    threads = settings.threads or cores_of_a_rank(locals_)  # torchrun has both begin with one
+    threads = settings.threads_of_each(locals_)  # torchrun has both begin with one
     torch.set_num_threads(threads)
     pa.set_cpu_count(threads)
     _open_as_many_files_as_allowed()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from recd_plugins.compat.versions import installed_versions
 from recd_plugins.config.yaml_text import to_yaml
-from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.storage.whole_file import write_whole
@@ -216,7 +216,7 @@ def _environment(stack: Stack, job: Job) -> dict[str, Any]:
         "ranks_per_node": cluster.ranks_per_node,
         "backend": dist.get_backend(),
         "device": devices[0] if devices else "CPU",
-        "cores": usable_cores(),
+        "cores": machine_cores(),
         "threads_a_rank": torch.get_num_threads(),
         "load_before": round(os.getloadavg()[0], 2),
         "system": platform.platform(),

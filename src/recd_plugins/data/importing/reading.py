@@ -22,7 +22,7 @@ from recd_plugins.data.importing.whole_lines import Lines, cut_lines
 from recd_plugins.data.left_out import expanded_batches, left_out
 from recd_plugins.data.parquet_file import OPTIONS, footer_in
 from recd_plugins.errors import DataError, nearest
-from recd_plugins.launch.cores import usable_cores
+from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.storage.uri import Location, input_file
 
 __all__ = ["Block", "Position", "blocks", "damaged", "mapped", "opened_parquet"]
@@ -122,7 +122,7 @@ def mapped(
     absent: Collection[str] = (),
 ) -> Iterator[tuple[Block, R]]:
     """Each block with what is made of it, in order: made on all cores, some blocks ahead."""
-    total, workers = num_bytes(files), workers or usable_cores()
+    total, workers = num_bytes(files), workers or machine_cores()
     progress(what, 0, total)
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(workers))
