@@ -25,6 +25,8 @@ __all__ = [
     "VersionError",
     "called",
     "check_made",
+    "cure_of",
+    "is_of_memory",
     "is_of_the_system",
     "listed",
     "naming",
@@ -117,14 +119,49 @@ REFUSED = frozenset(
 """The answers of a system to a path that a user named and that cannot be read or written."""
 OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 """The words of torch's RuntimeErrors for it."""
+NO_THREAD = "can't start new thread"
+"""Python's, where the system starts none."""
+MORE_FILES = (
+    "Have the system let a process open more files (`ulimit -n 4096`, or what limits a container "
+    "or a job here), or take fewer ranks and workers."
+)
+MORE_PROCESSES = (
+    "Have the system let this user run more processes and threads (`ulimit -u`, or what limits a "
+    "container or a job here), or take fewer ranks, threads and workers."
+)
+MORE_MEMORY = (
+    "Ask for fewer or smaller rows, tables or batches, or see what else takes memory here."
+)
+CURES = {
+    **dict.fromkeys(
+        REFUSED, "Name another path, or see to its rights and to the space on its disk."
+    ),
+    errno.EMFILE: MORE_FILES,
+    errno.ENFILE: MORE_FILES,
+    errno.EAGAIN: MORE_PROCESSES,
+    errno.ENOMEM: MORE_MEMORY,
+}
+"""What to do about the answers of a system for which nobody's code is to blame."""
+
+
+def cure_of(error: BaseException) -> str:
+    """What to do about an error which says that the system refuses a path, or has not as much of
+    something as was asked; nothing for any other error."""
+    if isinstance(error, OSError):
+        return CURES.get(error.errno or 0, "")
+    if NO_THREAD in str(error):
+        return MORE_PROCESSES
+    return MORE_MEMORY if is_of_memory(error) else ""
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether there was not enough memory."""
+    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def is_of_the_system(error: BaseException) -> bool:
-    """Whether an error says that the system refuses a path, or has no memory: nobody's code is to
-    blame for that, whoever met it."""
-    if isinstance(error, OSError):
-        return error.errno in REFUSED
-    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
+    """Whether an error is of the system: nobody's code is to blame for it, whoever met it."""
+    return bool(cure_of(error))
 
 
 @contextmanager

@@ -53,6 +53,10 @@ def hide_other_warnings() -> None:
     """From now on this process shows notices alone: what torch and TorchRec warn of and log asks
     nothing of a user."""
     hide_warnings()
+    _show_notices()
+
+
+def _show_notices() -> None:
     warnings.filterwarnings("always", category=NoticeWarning)
 
 
@@ -72,7 +76,9 @@ def hide_logs() -> None:
 def notices_as_lines(*, on_errors: bool = False) -> None:
     """From now on a notice is a line: `on_errors` on standard error, as a command's are; else of
     this process's output, for what a rank writes to standard error is shown where it fails, and a
-    notice is for a run that goes well."""
+    notice is for a run that goes well. Filters of warnings, as PYTHONWARNINGS has them, are not for
+    these lines."""
+    _show_notices()
     others = warnings.showwarning
 
     def show(

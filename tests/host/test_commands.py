@@ -42,6 +42,14 @@ def test_what_no_command_takes_is_refused_in_few_words(
     assert len(message) < 800
 
 
+def test_a_locale_without_utf_8_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    message = refused(capsys, "report", "gr\udcc3\udcb6\udcc3\udc9fe")
+    assert "read as ascii. Have the variable PYTHONUTF8" in " ".join(message.split())
+
+
 RANK = {
     "RANK": "0",
     "WORLD_SIZE": "2",

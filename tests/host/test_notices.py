@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from forked import run_module
@@ -20,12 +21,24 @@ from recd_plugins.notices import (
     Unused,
     hide_other_warnings,
     hide_warnings,
+    notices_as_lines,
 )
 from recd_plugins.registry import Registry
 from recd_plugins.registry.usage import Usage
 
 IDLE = Unused(what="cache: scars", why="no row is worth it.", cure="Take `cache` out.")
 FORCED = Slower(what="sharding: x", why="2 ms a step for 1 ms", cure="Take `force` out.")
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+def test_a_line_is_for_whoever_has_other_warnings_raised_or_hidden(
+    action: Literal["error", "ignore"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter(action)
+        notices_as_lines()
+        Notices().give([IDLE], 0)
+    assert capsys.readouterr().out == f"notice: {IDLE}\n"
 
 
 def test_each_is_given_once_on_rank_0_with_its_line(tmp_path: Path) -> None:

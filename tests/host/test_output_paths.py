@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -193,3 +194,42 @@ def test_what_the_system_refuses_is_a_message(
     assert f"error: {tmp_path}/file/run: Not a directory. Name another path" in said
     with pytest.raises(FileNotFoundError), reported(debug=False):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "ours")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError(errno.EMFILE, "Too many open files", "t/a"),
+            "t/a: Too many open files.*ulimit -n",
+        ),
+        (BlockingIOError(errno.EAGAIN, ""), "Resource temporarily unavailable.*`ulimit -u`"),
+        (OSError(errno.ENOMEM, ""), "Cannot allocate memory. Ask for fewer"),
+        (RuntimeError("can't start new thread"), "can't start new thread.*`ulimit -u`"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/no']"),
+            r"No usable temporary directory found in \['/no'\]. Let TMPDIR name",
+        ),
+        (UnicodeEncodeError("ascii", "größe", 2, 4, ""), "'öß' has no place in ascii.*PYTHONUTF8"),
+    ],
+)
+def test_what_the_system_has_too_little_of_is_a_message(
+    error: Exception, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, reported(debug=False):
+        raise error
+    assert ended.value.exit_code == 2
+    assert re.search(f"error: {says}", capsys.readouterr().err)
+
+
+def test_a_folder_that_was_removed_while_somebody_was_in_it_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for work in (os.getcwd, Path("data").mkdir):
+        with pytest.raises(typer.Exit), reported(debug=False):
+            work()
+        assert "was called has been removed. Go to another" in capsys.readouterr().err

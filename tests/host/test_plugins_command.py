@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from plugins import POOLING, write_distribution, write_module
 from recd_plugins.cli.main import app
+from recd_plugins.slots import SLOTS
 
 
 def plugins(registry: Path, *arguments: str) -> Result:
@@ -61,6 +62,18 @@ def test_what_an_enabled_plugin_brings_is_enabled_and_listed_once(registry: Path
     names = [row["name"] for row in found]
     assert len(set(names)) == len(names)
     assert all(row["enabled"] for row in found)
+
+
+def test_slots_without_records_are_listed_where_no_class_has_a_text(
+    registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where PYTHONOPTIMIZE is 2."""
+    registry.write_text("plugins: []\n")
+    for record in SLOTS.values():
+        monkeypatch.setattr(record, "__doc__", None)
+    shown = plugins(registry)
+    assert (shown.exit_code, shown.exception) == (0, None)
+    assert "(none)" in shown.stdout
 
 
 def test_a_slot_lists_its_records_enabled_or_not(registry: Path) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.advise.computed import LARGEST, computed
+from recd_plugins.config import path_of
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
@@ -310,7 +311,7 @@ def _is_own(value: object, module: ModuleType) -> bool:
 
 def _module(place: str, name: str) -> ModuleType:
     """The module of a file, or of a dotted name, which is looked for beside the file, or here."""
-    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    file = path_of(place, name).resolve() if place.endswith(".py") else None
     if file is not None and not file.is_file():
         raise DataError(f"{name}: there is no file {file}.")
     folder, called = (file.parent, file.stem) if file else (Path.cwd(), place)

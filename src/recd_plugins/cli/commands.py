@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from recd_plugins.cli.standard_streams import UTF_8
 from recd_plugins.errors import shortened, shown
 
 __all__ = ["CheckedCommand", "Commands", "readable"]
@@ -62,5 +64,7 @@ def _wrong(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is no finite number."
     if isinstance(value, str | Path) and UNDECODED.search(str(value)):
-        return f"{shown(str(value))} is no text of UTF-8."
+        encoding = sys.getfilesystemencoding()
+        more = "" if encoding == "utf-8" else f" Here texts are read as {encoding}. {UTF_8}"
+        return f"{shown(str(value))} is no text of UTF-8.{more}"
     return ""

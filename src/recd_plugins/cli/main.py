@@ -19,6 +19,7 @@ from recd_plugins.cli.plugin_commands import WithPlugins
 from recd_plugins.cli.plugins import plugins
 from recd_plugins.cli.report import report
 from recd_plugins.cli.reshard import reshard
+from recd_plugins.cli.standard_streams import open_streams
 from recd_plugins.cli.topology import topology
 from recd_plugins.cli.train import train
 from recd_plugins.cli.tune import tune
@@ -52,6 +53,7 @@ for _part, _commands in DAY.items():
 
 def main() -> None:
     """The entry point of the `recd` script."""
+    open_streams()
     notices_as_lines(on_errors=True)
     hide_logs()
     if os.environ.get("COLUMNS") == "0":  # rich would draw all in no width, and so nothing
@@ -68,8 +70,7 @@ def printing() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # as behind `>&-`
-                sys.stdout.flush()
+            sys.stdout.flush()
     except OSError as error:
         unread = isinstance(error, BrokenPipeError)
         if not (unread or is_of_the_system(error)) or error.filename is not None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.cli.standard_streams import UTF_8
 from recd_plugins.compat.build import missing_library, not_loaded
-from recd_plugins.errors import DataError, RecdError, is_of_the_system, shortened
+from recd_plugins.errors import DataError, RecdError, cure_of, is_of_memory, shortened, shown
 from recd_plugins.hooks.blame import blamed
 from recd_plugins.storage.uri import Location, location_of
 
@@ -214,19 +215,33 @@ def _message(error: Exception) -> str | None:
         return str(error)
     if missing_library(error) is not None:
         return f"{not_loaded(error)}. recd doctor says whether torch loads here, and what to do."
-    if not is_of_the_system(error):
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        text = error.object[error.start : error.end]
+        return f"{shown(text)} has no place in {error.encoding}. {UTF_8}"
+    if isinstance(error, FileNotFoundError) and (message := _missing_folder(error)):
+        return message
+    cure = cure_of(error)
+    if not cure:
         return blamed(error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return (
-            f"{where}{os.strerror(error.errno or 0)}. Name another path, or see to its rights and "
-            "to the space on its disk."
-        )
+        return f"{where}{os.strerror(error.errno or 0)}. {cure}"
     why = str(error).strip().partition("\n")[0]
-    return (
-        f"there is not enough memory for what was asked{f' ({why})' if why else ''}. Ask for "
-        "fewer or smaller rows, tables or batches, or see what else takes memory here."
-    )
+    if is_of_memory(error):
+        why = f"there is not enough memory for what was asked{f' ({why})' if why else ''}"
+    return f"{why}. {cure}"
+
+
+def _missing_folder(error: FileNotFoundError) -> str:
+    """The message of an error for want of a folder that every command needs; nothing where it is
+    of another file."""
+    if (error.strerror or "").startswith("No usable temporary directory"):
+        return f"{error.strerror}. Let TMPDIR name a folder that can be written to, and has room."
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the folder in which the command was called has been removed. Go to another one."
+    return ""
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class Found:
                     escape(self._provider(claim)),
                 )
             if not of_slot:
-                doc = (SLOTS[slot].__doc__ or "").splitlines()[0]
+                doc = (SLOTS[slot].__doc__ or "").partition("\n")[0]
                 table.add_row(slot, "  (none)", f"[dim]{doc}[/dim]", "")
         console = Console()
         console.print(table)
