@@ -28,7 +28,8 @@ from benchmarks.harness import Figure, Report, alternate, main, spread
 from benchmarks.limits import decoding
 from benchmarks.reader import BATCH_SIZE, CHUNK_ROWS, SCHEMA, chunks, epoch_of
 from recd_plugins.data.local_reader import LocalReaderConfig
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 
 SECONDS = 30.0
 """A side that has been measured for so long begins no further epoch, so that the suite ends."""

@@ -11,7 +11,7 @@ from benchmarks.harness import Figure
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import TableWriter
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.slots import Context
 
 __all__ = ["selecting"]

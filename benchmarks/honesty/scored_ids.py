@@ -19,7 +19,8 @@ import pyarrow as pa
 from benchmarks.harness import Figure, Report, main, spread
 from benchmarks.honesty.step_time import on_rank
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.testing.gloo import GlooPool
 
 __all__ = ["measure", "sides", "table_of"]

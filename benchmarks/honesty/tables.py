@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.order import rows_of_spans
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import TableWriter
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.stack import Stack, load

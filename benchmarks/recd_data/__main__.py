@@ -23,7 +23,8 @@ from benchmarks.wide_ids import with_wide_ids
 from recd_dedup.dedup.advisor import advise
 from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 
 SEED = 0
 BATCH_SIZE = 4096

@@ -21,7 +21,8 @@ from benchmarks.wide_ids import with_wide_ids
 from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
 from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShardsConfig
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 
 __all__ = ["clustering", "file_sizes", "logs"]
 

@@ -11,7 +11,8 @@ import torch
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.slots import Context
 
 SCHEMA = Schema(

@@ -16,7 +16,8 @@ from recd_dsi.transforms import Clamp, FirstX, SigridHash
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import PluginError
 from recd_plugins.slots import Context

@@ -24,7 +24,8 @@ from recd_plugins.data.left_out import LEFT_OUT
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.selection import Selection
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context

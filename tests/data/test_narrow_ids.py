@@ -12,7 +12,8 @@ from known_rows import SCHEMA, epoch, open_loader, write
 
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.data.schema import IDS, NARROW_IDS, Schema, SparseFeature
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import DataError
 
 FIT = 2**31

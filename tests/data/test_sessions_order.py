@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.order import Order, pack, rows_of_spans, runs_of
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
 from recd_plugins.testing.resume import check_resume

@@ -23,7 +23,7 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader, table_digest
 from recd_plugins.data.parquet import ParquetConfig, build_parquet
 from recd_plugins.data.pins import check_pins, write_pins
-from recd_plugins.data.table import TableWriter
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError, RecdError
 from recd_plugins.slots import Context
 

@@ -30,7 +30,8 @@ from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import IDS, Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import from_lists

@@ -33,7 +33,8 @@ from recd_dedup.dedup.worth import (
 from recd_plugins.api.embedding import OfPooling
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.topology import Cluster

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from recd_dedup.hashing import mix
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 
 SCHEMA = Schema(
     dense=("row",),

@@ -7,7 +7,7 @@ import pytest
 from forked import run_module
 from session_tables import SCHEMA, rows_of
 
-from recd_plugins.data.table import TableWriter
+from recd_plugins.data.table_writer import TableWriter
 
 pytestmark = pytest.mark.slow
 

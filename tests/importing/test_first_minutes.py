@@ -18,7 +18,7 @@ from recd_dlrm.models.sequence_dlrm import choose_poolings
 from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import write_table
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool

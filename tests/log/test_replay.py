@@ -12,7 +12,8 @@ from recd_dedup.log.replay import Replay, ReplayConfig, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import DataError
 
 ROWS = 6000

@@ -14,7 +14,8 @@ import pyarrow as pa
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Context, Loader
 from recd_scars.hot_batches import HotBatches

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 
 Sample = tuple[int, dict[str, list[int]]]
 """A session, and the lists of its features."""

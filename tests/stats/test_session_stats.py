@@ -31,7 +31,8 @@ from recd_dedup.stats.measure import SessionStats, SessionStatsConfig, build_ses
 from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats, agreement, groups
 from recd_dedup.stats.session_rows import SessionRows, blocks
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, TableWriter, silent
+from recd_plugins.data.table import Table, silent
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context, StatsRecord
 from recd_plugins.testing.conformance import check_record

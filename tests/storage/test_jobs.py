@@ -12,7 +12,7 @@ from forked import run_module
 from stored import SCHEMA, put, rows
 
 from benchmarks.s3_endpoint import seeded
-from recd_plugins.data.table import TableWriter
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.storage.uri import location_of
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from recd_plugins.data.files import UNFINISHED
 from recd_plugins.data.importing.foreign_file import num_bytes
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
-from recd_plugins.data.table import Table, TableWriter, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter, write_table
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import location_of
 

@@ -17,7 +17,8 @@ from stored import SCHEMA, everything, put, rows
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.config import Config, parse
 from recd_plugins.data.files import found_files, table_files
-from recd_plugins.data.table import Table, TableWriter, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter, write_table
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.storage.store import OpenStore
 from recd_plugins.storage.uri import Uri, location_of

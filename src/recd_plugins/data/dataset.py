@@ -13,7 +13,8 @@ from typing import Literal, cast
 import pyarrow as pa
 
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, silent, write_table
+from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import PluginError, RecdError
 
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]

@@ -27,7 +27,8 @@ from recd_plugins.data.growing import (
     Waiting,
     closed_period,
 )
-from recd_plugins.data.table import ChunkError, Progress, Table, silent
+from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.table_writer import ChunkError
 from recd_plugins.errors import DataError, PluginError, RecdError, check_made
 from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered

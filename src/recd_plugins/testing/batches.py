@@ -13,7 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Table, TableWriter
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import TableWriter
 
 __all__ = [
     "from_lists",

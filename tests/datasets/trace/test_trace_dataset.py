@@ -17,7 +17,8 @@ from recd_dlrm.datasets.trace.stack_distance import hit_curve, profile
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, write_table
+from recd_plugins.data.table import Table
+from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context
 

@@ -24,7 +24,8 @@ from recd_plugins.data.dataset import Split
 from recd_plugins.data.files import UNFINISHED, VOCABULARIES
 from recd_plugins.data.importing.reading import Position
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, TableWriter
+from recd_plugins.data.table import Progress
+from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
