@@ -14,17 +14,11 @@ from joined_table import join_log
 from raw_messages import everything, messages_of, numbered, rows_of
 
 from recd_dedup.log.codec import MessageCodec, id_of_bytes
-from recd_dedup.log.growing_log import (
-    GrowingLogConfig,
-    GrowingLogDataset,
-    LogPeriod,
-from recd_dedup.log.log_period import LogPeriod, PeriodManifest
-    PeriodManifest,
-    build_growing_log,
-)
+from recd_dedup.log.growing_log import GrowingLogConfig, GrowingLogDataset, build_growing_log
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
+from recd_dedup.log.log_period import LogPeriod, PeriodManifest
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shards import session_shards
