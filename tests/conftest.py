@@ -73,6 +73,17 @@ SERVERS = {"endpoint", "brokers"}
 """Fixtures that start a server, an S3 endpoint or brokers of Kafka, for which tests then wait."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker begins to collect at another folder, so that what one compiles of the tests the
+    others read."""
+    tests = Path(__file__).parent
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        if [Path(one).absolute() for one in config.args] == [tests]:
+            folders = sorted(str(one) for one in tests.iterdir() if one.is_dir())
+            first = len(folders) * int(worker[2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+            config.args = folders[first:] + folders[:first]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`ranks` are the tests that ask for the pool, or for `workers` of the reader; `slow` are those
     that run whole programs: all in two folders, and those that ask for a server."""
@@ -89,6 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slow, ranks = files.get(item.path, (False, False))
         marks = {mark.name for mark in item.iter_markers()}
         files[item.path] = (slow or "slow" in marks, ranks or "ranks" in marks)
+    items.sort(key=lambda item: item.path)  # which workers collected in other orders
     items.sort(key=lambda item: files[item.path], reverse=True)
 
 
