@@ -77,11 +77,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Each worker begins to collect at another folder, so that what one compiles of the tests the
     others read."""
     tests = Path(__file__).parent
-    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        if [Path(one).absolute() for one in config.args] == [tests]:
-            folders = sorted(str(one) for one in tests.iterdir() if one.is_dir())
-            first = len(folders) * int(worker[2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-            config.args = folders[first:] + folders[:first]
+    worker, workers = (os.environ.get(f"PYTEST_XDIST_WORKER{of}") for of in ("", "_COUNT"))
+    if worker and workers and [Path(one).absolute() for one in config.args] == [tests]:
+        folders = sorted(str(one) for one in tests.iterdir() if one.is_dir())
+        first = len(folders) * int(worker.removeprefix("gw")) // int(workers)
+        config.args = folders[first:] + folders[:first]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -118,7 +118,7 @@ def test_a_mapping_of_a_program_has_the_types_of_yaml() -> None:
         "plugins": ["a"],
         "train": {"batch_size": 16, "lr": 0.5, "resume": True},
         "dataset": {"num_ids": [9, 9]},
-        "folder": Path("runs"),
+        "folder": "runs",
     }
     train = read["train"]
     assert [type(one) for one in (read["plugins"], train, train["lr"], train["resume"])] == [
