@@ -134,15 +134,12 @@ def _wanted(path: Location, registry: Path) -> tuple[str, ...]:
     from recd_plugins.errors import RecdError
 
     try:
-        opened = _as_read(path, registry)
+        return _as_read(path, registry).batch_columns
     except RecdError:
         if registry != REGISTRY or carries_schema(path):
             raise
         print("no schema says what a reader takes, so all counts as read", file=sys.stderr)
         return ()
-    schema = opened.schema
-    read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
-    return opened.file_columns([one for one in read if one not in opened.joined_columns])
 
 
 def _as_read(path: Location, registry: Path) -> Table:

@@ -115,10 +115,7 @@ class LocalReader:
         if train:
             _check_fills(table, order, batch_size, consumers)
         if config.read_log is not None and train and rank == 0:
-            schema = table.schema
-            read = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
-            columns = table.file_columns([n for n in read if n not in table.joined_columns])
-            note_reading(config.read_log, table.path, columns)
+            note_reading(config.read_log, table.path, table.batch_columns)
         made_for = {
             "table": table_digest(table),
             "split": split,

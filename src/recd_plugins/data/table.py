@@ -105,6 +105,13 @@ class Table:
         return tuple(name for side in self.joins for name in side.columns)
 
     @property
+    def batch_columns(self) -> tuple[str, ...]:
+        """The columns of its files that batches are made of."""
+        schema, joined = self.schema, self.joined_columns
+        names = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
+        return self.file_columns([name for name in names if name not in joined])
+
+    @property
     def num_rows(self) -> int:
         return sum(stripe.num_rows for stripe in self.stripes)
 
