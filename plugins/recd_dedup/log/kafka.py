@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 __all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
+
+Client = TypeVar("Client", "Consumer", "Producer")
 
 KEY = struct.Struct("<q")
 """A key of this log's own messages; of others a key may be any bytes."""
@@ -425,7 +427,7 @@ class KafkaLog:
         return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
 
     def _consumer(self) -> Consumer:
-        from confluent_kafka import Consumer, KafkaException
+        from confluent_kafka import Consumer
 
         merged = len(self.config.topics) * (self.shards if self.route == "message" else 1)
         options = {
@@ -438,16 +440,11 @@ class KafkaLog:
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
         }
-        try:
-            consumer = Consumer(options)
-        except (KafkaException, TypeError) as error:
-            raise self._no_client(error) from error
-        self._check_topics(consumer)
-        return consumer
+        return self._opened(Consumer, options)
 
     def _producer(self) -> Producer:
         if self._made is None:
-            from confluent_kafka import KafkaException, Producer
+            from confluent_kafka import Producer
 
             options = {
                 **self._common,
@@ -457,13 +454,19 @@ class KafkaLog:
                 "batch.size": self.config.batch_bytes,
                 "delivery.timeout.ms": int(self.config.timeout_s * 1000),
             }
-            try:
-                producer = Producer(options)
-            except (KafkaException, TypeError) as error:
-                raise self._no_client(error) from error
-            self._check_topics(producer)
-            self._made = producer
+            self._made = self._opened(Producer, options)
         return self._made
+
+    def _opened(self, kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
+        """A client of the topics, once these are known to be there."""
+        from confluent_kafka import KafkaException
+
+        try:
+            client = kind(options)
+        except (KafkaException, TypeError) as error:
+            raise self._no_client(error) from error
+        self._check_topics(client)
+        return client
 
     def _check_topics(self, client: Producer | Consumer) -> None:
         """There, with as many partitions as asked for: of others nobody would read a part."""
