@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from probe_plugin import probe_registry
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_table
@@ -81,9 +82,28 @@ def test_what_callbacks_leave_is_json_however_deep_a_number_that_is_none_lies(
     assert summary["mine"] == {"least": None, "rates": [0.5, None]}
 
 
-def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def steps_on_tensorboard(run: Path, name: str) -> list[int]:
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    return [event.step for event in events.Scalars(name)]
 
+
+def test_tensorboard_of_a_resumed_run_has_each_scalar_once(tmp_path: Path) -> None:
+    """Also of the step that it goes on from, which was evaluated after its checkpoint was made."""
+    run_report = report(tmp_path)
+    run_report.metrics("train", 10, metrics(10, 1.0))
+    reached = Reached(step=10, loader={}, so_far={"lines": run_report.lines})
+    run_report.metrics("test", 10, metrics(10))
+    run_report.metrics("train", 15, metrics(15, 1.0))
+    run_report.close({})
+    run_report = RunReport(tmp_path, speaks=True, steps=100, reached=reached, again=True)
+    run_report.metrics("test", 10, metrics(10))
+    run_report.metrics("train", 15, metrics(15, 1.0))
+    run_report.close({})
+    assert steps_on_tensorboard(tmp_path, "train/loss") == [10, 15]
+    assert steps_on_tensorboard(tmp_path, "test/loss") == [10]
+
+
+def test_tensorboard_has_every_scalar(tmp_path: Path) -> None:
     run_report = report(tmp_path / "run")
     for step in (5, 10):
         run_report.metrics("train", step, metrics(step, 100.0))

@@ -73,9 +73,11 @@ class RunReport:
             self.lines = len(self.before)
             write_whole(file, text)
         self._file = file.open("a" if reached else "w", buffering=1)
-        self._board = SummaryWriter(
-            str(run / "tensorboard"), purge_step=start + 1 if start else None
-        )
+        # Events from its step on are hidden: what came after the checkpoint comes again.
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=start or None)
+        for line in self.before:
+            if line["step"] == start:
+                self._draw(**line)
 
     def say(self, text: str) -> None:
         if self._speaks:
@@ -109,6 +111,9 @@ class RunReport:
             return
         self._file.write(json.dumps(defined({"kind": kind, "step": step, **values})) + "\n")
         self.lines += 1
+        self._draw(kind, step, **values)
+
+    def _draw(self, kind: str, step: int, **values: Any) -> None:
         for name, value in _numbers(kind, values):
             self._board.add_scalar(name, value, step)
 
