@@ -531,6 +531,32 @@ while True:
         assert gone(pid)
 
 
+def test_sigterm_asks_as_often_as_it_comes(
+    launch: Launch,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
+) -> None:
+    """A scheduler sends it, and what it has started sends it on: the ranks have a checkpoint to
+    save."""
+    command = program(
+        """
+signal.signal(signal.SIGINT, lambda *_: tell(saves=True))
+Path(f"ready-{rank}").touch()
+wait_for("again")
+time.sleep(1)
+"""
+    )
+
+    def saving() -> bool:
+        if saves := Path("rank-0.json").exists():
+            Path("again").touch()
+        return saves
+
+    send(signal.SIGTERM, both("ready-{}"))
+    send(signal.SIGTERM, saving)
+    assert launch(command, 2, threads=1) is None
+
+
 def test_nothing_is_left_open(launch: Launch, program: Callable[[str], list[str]]) -> None:
     command = program("sys.exit(rank)")
     launch(command, 2, threads=1)

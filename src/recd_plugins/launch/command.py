@@ -87,7 +87,7 @@ def launch(
     """Run `python -m <command>` on ranks until all end; the first failure.
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
-    that all ranks stop after the same step, and `stopping` is printed; the second
+    that all ranks stop after the same step, and `stopping` is printed; Ctrl-C after it
     kills them. Where ranks end by the first, for they have not come to where they stop by
     themselves, KeyboardInterrupt is raised. `quiet` keeps rank 0's lines too, but for notices,
     which are on standard error at the end. Ranks are forked
@@ -269,12 +269,18 @@ def _cause(found: _Rank, processes: list[_Rank], store: Store) -> _Rank:
 
 @contextlib.contextmanager
 def _forwarded(processes: list[_Rank], stopping: str) -> Any:
-    """Pass the first signal on; die by the second. Yields whether there was one."""
+    """Pass the first signal on; die by Ctrl-C after it. Yields whether there was one.
+
+    SIGTERM asks to stop however often it comes: a scheduler sends it to all processes, and what
+    stands between sends it on.
+    """
     asked = Event()
 
     def forward(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         asked.set()
         print(f"\n{stopping}", file=sys.stderr, flush=True)
         for process in processes:
