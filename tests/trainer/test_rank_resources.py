@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from probe_plugin import probe_registry
 
 from recd_plugins import load
+from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.environment import rank_environment
 from recd_plugins.launch.machine_cores import cores_of_each
 from recd_plugins.trainer.run import process_group
@@ -38,6 +40,22 @@ def test_torch_and_arrow_have_the_threads_of_a_rank(asked: int, tmp_path: Path) 
     with process_group(load(probe_registry(tmp_path, threads=asked))):
         given = asked or cores_of_each(2)
         assert (torch.get_num_threads(), pa.cpu_count()) == (given, given)
+
+
+def test_a_rank_whose_place_to_meet_is_taken_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where RANK and MASTER_PORT are left over from another job."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        says = r"rank 0 of 1 rank, which do not meet at .*in use\). .*unset RANK"
+        with (
+            pytest.raises(CapabilityError, match=says),
+            process_group(load(probe_registry(tmp_path))),
+        ):
+            pass
 
 
 def test_a_rank_opens_as_many_files_as_it_may(tmp_path: Path) -> None:

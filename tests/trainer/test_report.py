@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
 import math
 import os
@@ -19,6 +21,7 @@ from probe_plugin import probe_registry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recd_plugins.stack import load
+from recd_plugins.storage.whole_file import of_path
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
@@ -59,6 +62,21 @@ def test_metrics_are_reported_everywhere(
     )
     assert second == "test  step   5/100  loss 0.2500  NE 0.9000  AUC 0.7500"
     assert json.loads((tmp_path / "run/summary.json").read_text()) == {"step": 5}
+
+
+def test_a_full_disk_behind_the_output_is_named_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run_report = report(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", Full())
+        with pytest.raises(OSError, match="standard output"), of_path(tmp_path):
+            run_report.say("a line")
+    run_report.close({})
 
 
 def test_a_metric_of_a_callback_that_has_no_value_is_undefined(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.data.pins import check_pins, write_pins
-from recd_plugins.errors import RegistryError, listed, so_many
+from recd_plugins.errors import CapabilityError, RegistryError, listed, so_many, without_frames
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.planning.planner_bases import agreed
@@ -61,11 +61,20 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     pa.set_cpu_count(threads)
     _open_as_many_files_as_allowed()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if (store := own_place(settings.hang_after)) is None:
-        dist.init_process_group(backend)
-    else:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        if (store := own_place(settings.hang_after)) is None:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    except dist.DistError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise CapabilityError(
+            f"RANK is set, so this is rank {rank} of {so_many(world_size, 'rank')}, which do not "
+            f"meet at {where} ({without_frames(error)}). Start all of them, as torchrun does, with "
+            "a host that all reach and a port that nobody has (MASTER_ADDR, MASTER_PORT); or unset "
+            "RANK, and the ranks of this machine are started here."
+        ) from error
     try:
         with left_failures():
             yield device

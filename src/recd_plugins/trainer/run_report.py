@@ -23,7 +23,7 @@ from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.storage.whole_file import write_whole
+from recd_plugins.storage.whole_file import of_path, write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
@@ -81,7 +81,8 @@ class RunReport:
 
     def say(self, text: str) -> None:
         if self._speaks:
-            print(text, flush=True)
+            with of_path(Path("standard output")):
+                print(text, flush=True)
 
     def metrics(self, kind: str, step: int, metrics: Mapping[str, float | None]) -> None:
         """One line of metrics of `kind` (train or test), everywhere; None is of a callback's that
