@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,7 +132,8 @@ def curve(
         elif profile is not None:
             found = sources.of_profile(profile, tables or (), width)
         else:
-            found = sources.of_registry(registry, overrides or (), tables or (), batches)
+            with redirect_stdout(sys.stderr):  # what plugins print is no part of what is drawn
+                found = sources.of_registry(registry, overrides or (), tables or (), batches)
         drawn = CacheCurve.of(
             found.rows,
             width=found.width,

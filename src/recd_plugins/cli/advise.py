@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -164,8 +164,9 @@ def advise(
             raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
         goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
         hide_other_warnings()
-        own = None if trainer is None else OfTrainer.named(trainer)
-        with progress() as show:
+        # What plugins and a trainer print is no part of what the command says.
+        with progress() as show, redirect_stdout(sys.stderr):
+            own = None if trainer is None else OfTrainer.named(trainer)
             advice = advice_on(
                 chosen,
                 goal,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +117,8 @@ def layout(
             check_patterns(column, names, kind="column", where="--column")
             wanted = found.matching(column)
         else:
-            wanted = _wanted(table, registry) or tuple(names)
+            with redirect_stdout(sys.stderr):  # what plugins print is no part of what is shown
+                wanted = _wanted(table, registry) or tuple(names)
         readings = {
             "all columns": found.reading(names, hole=hole),
             "what is read": found.reading(wanted, hole=hole),

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,22 +105,25 @@ def plan(
         check_apart(files)
         for option, file in files.items():
             check_not_read(file, option, [registry])
-        with progress() as show:
+        # What plugins print is no part of what the command says.
+        with progress() as show, redirect_stdout(sys.stderr):
             stack.prepare(show)
         hide_other_warnings()
-        planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
-        drifted = {} if before is None else _drifted(planner, before, f"--drift: {drift}")
-        changed = {} if saved is None else _changed(planner, saved)
-        report = _write(planner, stack.registry, save, save_profile, figure)
+        with redirect_stdout(sys.stderr):
+            planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
+            drifted = {} if before is None else _drifted(planner, before, f"--drift: {drift}")
+            changed = {} if saved is None else _changed(planner, saved)
+            report = _write(planner, stack.registry, save, save_profile, figure)
+            explained = planner.explain()
         if as_json:
             values = None if report is None else report.values()
             changes = {
                 what: {name: dataclasses.asdict(one) for name, one in each.items()}
                 for what, each in (("drift", drifted), ("against", changed))
             }
-            print(json.dumps({"plan": planner.explain(), "tiers": values, **changes}))
+            print(json.dumps({"plan": explained, "tiers": values, **changes}))
             return
-        print(planner.explain())
+        print(explained)
         for name, one in drifted.items():
             print(
                 f"{name}: the {so_many(one.rows, 'hottest row')} of before took {one.then:.1%} of "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,15 +108,19 @@ def profile(
         check_writable(save, "--save")
         check_not_read(save, "--save", [registry, *([] if trace is None else [trace])])
         stack = loaded(registry, overrides or ())
-        with progress() as show:
+        # What plugins print is no part of what the command says.
+        with progress() as show, redirect_stdout(sys.stderr):
             stack.prepare(show)
-        tables = model_tables(stack.model())
-        if not tables:
-            raise RegistryError("the model has no embedding table, so there is nothing to count.")
-        if trace is None:
-            found = _of_batches(stack, tables, batches, rank, per_feature)
-        else:
-            found = _of_trace(stack, tables, trace, places or ())
+        with redirect_stdout(sys.stderr):
+            tables = model_tables(stack.model())
+            if not tables:
+                raise RegistryError(
+                    "the model has no embedding table, so there is nothing to count."
+                )
+            if trace is None:
+                found = _of_batches(stack, tables, batches, rank, per_feature)
+            else:
+                found = _of_trace(stack, tables, trace, places or ())
         found.save(save)
     counts = {
         name: {

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,10 +93,11 @@ def _lead(
         check_gpus(settings.ranks)
     if resume:
         check_resumable(settings.run)
-    stack.check_features()
-    with progress() as show:
-        stack.prepare(show)
-    stack.check()
+    with redirect_stdout(sys.stderr):  # what plugins print is no part of what the command says
+        stack.check_features()
+        with progress() as show:
+            stack.prepare(show)
+        stack.check()
     failure = launch(
         command,
         settings.ranks,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,9 +82,10 @@ def batch(
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")
         stack = loaded(registry, changes)
-        with progress() as show:
-            stack.prepare(show)
-        stack.check()
+        with redirect_stdout(sys.stderr):  # what plugins print is no part of what is found
+            with progress() as show:
+                stack.prepare(show)
+            stack.check()
         allowed = budget or _available(stack)
         sides = {"plain": [*changes, "dedup=null"]}
         if stack.registry.chosen("dedup"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,9 +86,10 @@ def loss(
     with reported(debug), server_of_ranks() as server:
         changes = list(overrides or ())
         stack = loaded(registry, changes)
-        with progress() as show:
-            stack.prepare(show)
-        stack.check()
+        with redirect_stdout(sys.stderr):  # what plugins print is no part of what is found
+            with progress() as show:
+                stack.prepare(show)
+            stack.check()
         own, ranks = stack.registry.train.batch_size, stack.registry.train.ranks
         rows = stack.prepare().train.num_rows
         most = samples or rows
