@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -212,8 +213,15 @@ def test_without_dense_features_the_bottom_is_a_learned_vector(name: str) -> Non
 
 @pytest.mark.parametrize("name", SMALL)
 def test_without_sparse_features(name: str) -> None:
-    with pytest.raises(DataError, match=f"model {name} embeds sparse features"):
-        Build(name, Schema(dense=("price",)), SMALL[name])()
+    """What the model does not take, batches do not have: their schema may lack it, too."""
+    schema = Schema(dense=("price",))
+    with pytest.raises(DataError, match=f"model {name} embeds sparse features, but the schema"):
+        Build(name, schema, SMALL[name])()
+    for features in ((), ("price",)):
+        given = re.escape(f"[{', '.join(features)}]")
+        says = rf"model {name} embeds sparse features, but model\.features, which is {given}, names"
+        with pytest.raises(DataError, match=says):
+            Build(name, schema, dataclasses.replace(SMALL[name], features=features))()
 
 
 def test_options_that_cannot_be() -> None:

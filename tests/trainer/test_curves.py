@@ -91,6 +91,8 @@ def test_a_run_that_has_not_ended_has_curves_alone(tmp_path: Path) -> None:
 def test_what_is_no_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no metrics\.jsonl, so no run\. Name a folder"):
         read_run(tmp_path)
+    with pytest.raises(DataError, match=r"plan\.json: there is no such path\. Name a folder"):
+        read_run(tmp_path / "plan.json")
     (tmp_path / "metrics.jsonl").write_text("{\n")
     with pytest.raises(DataError, match="is damaged"):
         read_run(tmp_path)

@@ -273,12 +273,14 @@ def taken_schema(model: str, config: DlrmConfig, context: Context) -> Schema:
     schema = context.require_schema()
     taken = matching(config.patterns, (*schema.dense, *schema.sparse_names))
     if not {*taken} & {*schema.sparse_names}:
-        none = f"`features` names none of {', '.join(schema.sparse_names)}"
-        raise DataError(
-            f"model {model} embeds sparse features, but "
-            f"{none if schema.sparse else 'the schema has none'}. "
-            "Name a dataset that has, or list its columns under the schema's `sparse`."
+        why = (
+            "the schema has none. Name a dataset that has, or list its columns under the schema's "
+            "`sparse`"
+            if config.patterns == ("*",)
+            else f"model.features, which is [{', '.join(config.patterns)}], names none. Name one "
+            "in it, or take it out"
         )
+        raise DataError(f"model {model} embeds sparse features, but {why}.")
     return schema.having(taken)
 
 

@@ -92,10 +92,8 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
     """The run that lies in `folder`, ended or not."""
     file = folder / "metrics.jsonl"
     if not file.exists():
-        raise DataError(
-            f"{folder}: holds no metrics.jsonl, so no run. Name a folder that train.run named, "
-            "as runs/latest."
-        )
+        why = "holds no metrics.jsonl, so no run" if folder.exists() else "there is no such path"
+        raise DataError(f"{folder}: {why}. Name a folder that train.run named, as runs/latest.")
     registry = folder / "registry.yaml"
     try:
         every = file.read_text(encoding="utf-8").splitlines(keepends=True)
