@@ -19,7 +19,7 @@ import recd_plugins as rp
 from recd_plugins.cli.main import app
 from recd_plugins.data import rewrite as rewriting
 from recd_plugins.data.layout import coalesced, layout_of
-from recd_plugins.data.read_log import note_reading, popularity
+from recd_plugins.data.read_log import note_reading, popularity, with_digest
 from recd_plugins.data.rewrite import RewriteConfig, columns_after, flattened, rewrite
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning
@@ -239,6 +239,17 @@ def test_a_line_that_is_none_of_a_read_log_is_named(tmp_path: Path, line: str) -
     log.write_text(line + "\n" + log.read_text())
     with pytest.raises(DataError, match=r"reads\.jsonl:1: is no line of a read log"):
         popularity(log)
+
+
+def test_a_read_log_of_which_nothing_counts_is_refused(tmp_path: Path) -> None:
+    """Else all would be written anew, in the order that it had."""
+    table, log = random_table(tmp_path / "t", SCHEMA, 20).path, tmp_path / "old.jsonl"
+    log.write_text(with_digest({"time": 0.0, "columns": ["history"]}))
+    rewrite = ["data", "rewrite", str(table), str(tmp_path / "r"), "--read-log", str(log)]
+    refused = CliRunner().invoke(app, rewrite)
+    assert refused.exit_code == 2
+    assert "no job of the latest 7 days read a column of this table" in refused.stderr
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_commands_explain_and_rewrite_by_what_readers_read(

@@ -23,7 +23,7 @@ from recd_plugins.cli.options import (
     reported,
 )
 from recd_plugins.cli.output_paths import check_makable
-from recd_plugins.errors import so_many
+from recd_plugins.errors import RegistryError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.layout import Reading, TableLayout
@@ -257,7 +257,14 @@ def rewrite(
             if read_log is not None:
                 there = columns_after(table, config, show)
                 popular = [name for name, _ in popularity(read_log, days=days).most_common()]
-                ranked += [name for name in popular if name in there]
+                popular = [name for name in popular if name in there]
+                if not popular:
+                    raise RegistryError(
+                        f"--read-log: in {read_log} no job of the latest {days:g} days read a "
+                        "column of this table, so that none would come first. Give --days "
+                        "more, name the log of the table's readers, or take --read-log out."
+                    )
+                ranked += popular
             config = dataclasses.replace(config, first=tuple(dict.fromkeys(ranked)))
             rows = write_anew(table, target, config, show)
     if as_json:
