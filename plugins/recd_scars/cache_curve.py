@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,10 +85,20 @@ class CacheCurve:
 
         And of a sample for the rows that it looks up and their gradients, the least there can be.
         """
+        if not rows.lookups:
+            raise RegistryError(
+                "no row is looked up, so there is nothing to cache. Name tables that samples look "
+                "rows up in, or more than 0 --lookups of a law."
+            )
         each = 2 * rows.lookups * width if sample_bytes is None else sample_bytes / BYTES
         room = batch_size * each + 0.1 * rows.num_rows * width
         if memory_bytes is not None:
             room = memory_bytes / BYTES
+        if not math.isfinite(max(room, BYTES * rows.lookups * width)):
+            raise RegistryError(
+                "lookups, numbers in a row and memory are more together than can be counted. Lower "
+                "--lookups, --width, --memory or --per-sample."
+            )
         memory = Memory(capacity=room, per_sample=each, width=width, least=least_batch)
         return cls(rows=rows, memory=memory)
 
@@ -155,7 +166,7 @@ class CacheCurve:
             axes.spines[["top", "right"]].set_visible(False)
 
     def save(self, path: Path, title: str = "") -> None:
-        """Draw into a PNG."""
+        """Draw into a picture."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(12, 3.8), layout="constrained")
@@ -241,7 +252,7 @@ def of_law(law: str, rows: int, lookups: float, width: int) -> CurveSource:
         drawn = LAWS[name](rows, lookups, *([float(parameter)] if colon else []))
     except (TypeError, ValueError) as error:
         raise RegistryError(
-            f"--law: {law!r} is no law with a number that it takes, say zipf:1.05."
+            f"--law: {law!r} is no law with a number that it takes, say zipf:1.05 ({error})"
         ) from error
     return CurveSource(name=law, rows=drawn, width=width)
 

@@ -18,6 +18,7 @@ from recd_plugins.api.cli import (
     Debug,
     Overrides,
     RegistryFile,
+    check_of_use,
     check_writable,
     reported,
 )
@@ -43,7 +44,10 @@ Lookups = Annotated[
     float, typer.Option("--lookups", help="Lookups of a sample in --law's table.", min=0)
 ]
 Saved = Annotated[
-    Path | None, typer.Option("--profile", help="A profile that recd plan saved.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        "--profile", help="A profile that recd data profile or recd plan saved.", metavar="FILE"
+    ),
 ]
 Tables = Annotated[
     list[str] | None,
@@ -90,7 +94,8 @@ LeastBatch = Annotated[
     int, typer.Option("--least-batch", help="The smallest batch that is of use.", min=1)
 ]
 FigureFile = Annotated[
-    Path | None, typer.Option("--figure", help="A PNG of the curves.", metavar="FILE")
+    Path | None,
+    typer.Option("--figure", help="A picture of the curves: .png, .pdf or .svg.", metavar="FILE"),
 ]
 
 
@@ -127,6 +132,22 @@ def curve(
         from recd_scars.cache_curve import CacheCurve
 
         check_writable(figure, "--figure", PICTURES)
+        of_registry = {f"override {', '.join(overrides or ())}": bool(overrides)}
+        of_registry |= {"--batches": batches is not None}
+        of_law = {"--rows": rows != 1_000_000, "--lookups": lookups != 1}
+        if law is not None:
+            others = {"--profile": profile is not None, "--table": bool(tables), **of_registry}
+            check_of_use(others, "the curve is of --law's table", "Leave --law out")
+        elif profile is not None:
+            why = "the curve is of --profile's tables"
+            check_of_use(of_law | of_registry, why, "Leave --profile out")
+        else:
+            check_of_use(of_law, "it is of a law's table", "Add --law")
+            why = "the rows of a registry's tables are as wide as its model says"
+            check_of_use({"--width": width != 64}, why, "Add --law or --profile")
+        if memory is not None:
+            why = "--memory says how much there is"
+            check_of_use({"--batch-size": batch_size != 2048}, why, "Leave --memory out")
         if law is not None:
             found = sources.of_law(law, rows, lookups, width)
         elif profile is not None:

@@ -61,8 +61,9 @@ class Memory:
             )
 
     def batch_size(self, cached: int) -> float:
-        """b = (M - |C| d) / a: what is left for samples (equation 7)."""
-        return (self.capacity - cached * self.width) / self.per_sample
+        """b = (M - |C| d) / a: what is left for samples (equation 7); where `most_cached` are,
+        rounding does not take it below the smallest batch."""
+        return max((self.capacity - cached * self.width) / self.per_sample, self.least)
 
     @property
     def most_cached(self) -> int:

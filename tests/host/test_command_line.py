@@ -97,6 +97,39 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
     assert ended.value.code == 130
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("explain ranks --p 0.1", "--p: does nothing here, for it is of prices, and 'ranks' is"),
+        ("explain ranks --prices paper", "--prices: does nothing here"),
+        ("advise --rounds 4", "--rounds: does nothing here, for nothing is trained without --try"),
+        ("data rewrite a b --days 3", "--days: does nothing here, for no log of readers is read"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(line: str, says: str) -> None:
+    refused = CliRunner().invoke(app, line.split())
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topology measure --ranks 0",
+        "topology measure --ranks-per-node 0",
+        "topology measure --device gpu",
+        "data layout a --hole -1",
+        "data rewrite a b --rows-per-stripe 0",
+        "explain --p 1e308",
+        "explain --k 1e308",
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_refused_by_the_options_name(line: str) -> None:
+    refused = CliRunner().invoke(app, line.split())
+    assert refused.exit_code == 2
+    assert f"'{line.split()[-2]}'" in refused.stderr
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_and_options(shell: str) -> None:
     def completed(line: str) -> str:

@@ -158,3 +158,29 @@ def test_a_wrong_law_is_reported(law: str, why: str) -> None:
     result = recd("--law", law)
     assert result.exit_code == 2
     assert why in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--law", "uniform", "--lookups", "0"), "no row is looked up, so there is nothing to"),
+        (("--law", "uniform", "--lookups", "1e308"), "are more together than can be counted"),
+        (("--law", "uniform", "--memory", "1e305"), "are more together than can be counted"),
+        (("--law", "uniform", "--rows", str(2**63 - 1)), "more rows together than int64 counts"),
+        (("--law", "uniform", "--table", "a"), "--table: does nothing here, for the curve is of"),
+        (("--law", "uniform", "train.ranks=2"), "override train.ranks=2: does nothing here"),
+        (("--profile", "a", "--rows", "3"), "--rows: does nothing here, for the curve is of --p"),
+        (("--rows", "3"), "--rows: does nothing here, for it is of a law's table. Add --law, or"),
+        (("--width", "3"), "--width: does nothing here, for the rows of a registry's tables are"),
+        (("--law", "uniform", "--memory", "9", "--batch-size", "3"), "--batch-size: does nothing"),
+    ],
+)
+def test_what_has_no_say_in_a_curve_is_refused(given: tuple[str, ...], why: str) -> None:
+    result = recd(*given)
+    assert result.exit_code == 2
+    assert why in result.stderr
+
+
+def test_a_batch_of_next_to_no_memory_is_left_beside_the_largest_cache() -> None:
+    found = printed("--law", "uniform", "--rows", "10", "--lookups", "1e-300")
+    assert found["optimum"]["batch_size"] >= found["least_batch"]

@@ -7,6 +7,7 @@ from recd_plugins.cli.options import (
     Overrides,
     RegistryFile,
     TableFolder,
+    check_of_use,
     progress,
     reported,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "PageServer",
     "RegistryFile",
     "TableFolder",
+    "check_of_use",
     "check_writable",
     "progress",
     "reported",

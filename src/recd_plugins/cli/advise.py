@@ -18,6 +18,7 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
+    check_of_use,
     progress,
     reported,
     server_of_ranks,
@@ -145,6 +146,12 @@ def advise(
         check_writable(out, "--out", (".yaml", ".yml"))
         if out is not None and out.exists() and not force:
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
+        if not tries:
+            check_of_use(
+                {"--rounds": rounds != 3, "--steps": steps != 10},
+                "nothing is trained without --try",
+                "Add --try",
+            )
         if trainer is not None and table is not None:
             raise DataError("--trainer has a loader of its own: leave --table out.")
         if table is None and (test is not None or schema is not None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +19,7 @@ from recd_plugins.cli.options import (
     ForeignPaths,
     Header,
     Names,
+    check_of_use,
     location_argument,
     progress,
     reported,
@@ -26,7 +27,7 @@ from recd_plugins.cli.options import (
     text_form,
 )
 from recd_plugins.cli.output_paths import check_makable
-from recd_plugins.errors import DataError, RegistryError, so_many
+from recd_plugins.errors import DataError, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
@@ -146,16 +147,18 @@ def import_(
         from recd_plugins.data.importing.table_import import TableImport
 
         check_makable(table, "TABLE")
-        _check_of_use(
-            {"--item": bool(item), "--by": by != "popularity", "--seed": seed != 0},
-            "--negatives" if not negatives else "",
-            "it is of the samples that --negatives draws",
-        )
-        _check_of_use(
-            {"--test-share": test_share != 0.1},
-            "--split-by" if split_by is None else "",
-            "rows are parted by --split-by alone",
-        )
+        if not negatives:
+            check_of_use(
+                {"--item": bool(item), "--by": by != "popularity", "--seed": seed != 0},
+                "it is of the samples that --negatives draws",
+                "Add --negatives",
+            )
+        if split_by is None:
+            check_of_use(
+                {"--test-share": test_share != 0.1},
+                "rows are parted by --split-by alone",
+                "Add --split-by",
+            )
         given = text_form(delimiter, header, encoding, names)
         asked, form = schema_and_form(schema, given)
         files = foreign_files(paths, form, absent=absent or (), given=given)
@@ -195,15 +198,6 @@ def import_(
                 progress=show,
             ).run()
     _show(table, imported, as_json)
-
-
-def _check_of_use(given: Mapping[str, bool], lacks: str, why: str) -> None:
-    """`RegistryError` for options that do nothing without another one, which `lacks`."""
-    for option, is_given in given.items():
-        if lacks and is_given:
-            raise RegistryError(
-                f"{option}: does nothing here, for {why}. Add {lacks}, or take {option} out."
-            )
 
 
 def _telling(asked: ForeignSchema, drawn: Negatives | None, found: Survey) -> tuple[str, ...]:

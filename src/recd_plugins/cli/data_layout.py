@@ -17,6 +17,7 @@ from recd_plugins.cli.options import (
     Debug,
     RegistryFile,
     TableFolder,
+    check_of_use,
     location_argument,
     opened_table,
     progress,
@@ -43,7 +44,8 @@ Wanted = Annotated[
     ),
 ]
 Hole = Annotated[
-    int, typer.Option("--hole", help="Bytes between columns that an I/O reads over, at most.")
+    int,
+    typer.Option("--hole", help="Bytes between columns that an I/O reads over, at most.", min=0),
 ]
 Target = Annotated[
     Path,  # or a Uri
@@ -80,8 +82,8 @@ ReadLog = Annotated[
         show_default=False,
     ),
 ]
-Days = Annotated[float, typer.Option("--days", help="How many days of the read log count.")]
-Rows = Annotated[int, typer.Option("--rows-per-stripe", help="Rows of a stripe.")]
+Days = Annotated[float, typer.Option("--days", help="How many days of the read log count.", min=0)]
+Rows = Annotated[int, typer.Option("--rows-per-stripe", help="Rows of a stripe.", min=1)]
 LeaveOut = Annotated[
     bool,
     typer.Option(
@@ -245,6 +247,8 @@ def rewrite(
         from recd_plugins.data.rewrite import rewrite as write_anew
 
         check_makable(target, "TARGET")
+        if read_log is None:
+            check_of_use({"--days": days != 7}, "no log of readers is read", "Add --read-log")
         options = {
             "flatten": flatten or [],
             "rows_per_stripe": rows_per_stripe,

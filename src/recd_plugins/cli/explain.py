@@ -9,13 +9,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
+from recd_plugins.cli.options import AsJson, Debug, RegistryFile, check_of_use, reported
 from recd_plugins.cli.plan import Ranks, overrides_with_ranks
+from recd_plugins.errors import shown
 
 __all__ = ["explain"]
 
 FLOAT = 4
 """Bytes of an element, where a row's bytes alone are known."""
+MOST = 1e12
+"""Lookups of a row in a sample, or copies of it, beyond all that prices are of."""
 OVERRIDE = re.compile(r"[^\s=]+=")
 
 Words = Annotated[
@@ -27,7 +30,7 @@ Words = Annotated[
     ),
 ]
 Lookups = Annotated[
-    float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0)
+    float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0, max=MOST)
 ]
 RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
 Factor = Annotated[
@@ -39,6 +42,7 @@ Multiplier = Annotated[
         "--k",
         help="Bytes that a replica takes over the row's own; by default as the planner has it.",
         min=1,
+        max=MOST,
         show_default=False,
     ),
 ]
@@ -71,6 +75,18 @@ def explain(
     with reported(debug):
         asked = " ".join(word for word in words or () if not OVERRIDE.match(word))
         if asked:
+            check_of_use(
+                {
+                    "--ranks": ranks is not None,
+                    "--p": p != 0.001,
+                    "--row-bytes": row_bytes != 256,
+                    "--dedupe-factor": dedupe_factor != 1,
+                    "--k": k is not None,
+                    "--prices": prices != "ours",
+                },
+                f"it is of prices, and {shown(asked)} is looked up as a word",
+                "Leave the word out",
+            )
             from recd_plugins.cli.words import meanings
 
             found = meanings(asked)

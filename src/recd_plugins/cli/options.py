@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,15 @@ import typer
 
 from recd_plugins.cli.standard_streams import UTF_8
 from recd_plugins.compat.build import missing_library, not_loaded
-from recd_plugins.errors import DataError, RecdError, cure_of, is_of_memory, shortened, shown
+from recd_plugins.errors import (
+    DataError,
+    RecdError,
+    RegistryError,
+    cure_of,
+    is_of_memory,
+    shortened,
+    shown,
+)
 from recd_plugins.hooks.blame import blamed
 from recd_plugins.storage.uri import Location, location_of
 
@@ -39,6 +47,7 @@ __all__ = [
     "Overrides",
     "RegistryFile",
     "TableFolder",
+    "check_of_use",
     "loaded",
     "location_argument",
     "opened_table",
@@ -141,6 +150,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 """`--debug`, which `reported` is given."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 """`--json`: a command then prints one JSON object on standard output."""
+
+
+def check_of_use(given: Mapping[str, bool], why: str, cure: str) -> None:
+    """`RegistryError` for the first of these options that is given, since it does nothing."""
+    for option, is_given in given.items():
+        if is_given:
+            raise RegistryError(
+                f"{option}: does nothing here, for {why}. {cure}, or take {option} out."
+            )
 
 
 def text_form(

@@ -30,7 +30,8 @@ Runs = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")]
 FigureFile = Annotated[
-    Path | None, typer.Option("--figure", help="A PNG of the curves.", metavar="FILE")
+    Path | None,
+    typer.Option("--figure", help="A picture of the curves: .png, .pdf or .svg.", metavar="FILE"),
 ]
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,13 +34,21 @@ LOOK = 0.2
 topology = Commands(no_args_is_help=True, help="Links between ranks and between nodes.")
 
 Ranks = Annotated[
-    int, typer.Option("--ranks", help="Processes to start; under torchrun its world size counts.")
+    int,
+    typer.Option(
+        "--ranks", help="Processes to start; under torchrun its world size counts.", min=1
+    ),
 ]
 RanksPerNode = Annotated[
     int | None,
-    typer.Option("--ranks-per-node", help="Ranks that share a node; by default the launcher's."),
+    typer.Option(
+        "--ranks-per-node", help="Ranks that share a node; by default the launcher's.", min=1
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option("--device", help="What ranks compute on; auto takes CUDA where torch sees it."),
+]
 Rounds = Annotated[
     int | None,
     typer.Option("--rounds", min=1, help="How often each call is timed; by default 12 times."),
