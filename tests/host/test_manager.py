@@ -283,6 +283,20 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
             "its hook recd_pooling must return a list of records, but returned one int.",
         ),
         (
+            "@hookimpl\nasync def recd_pooling():\n    yield 3\n",
+            "but returned one async_generator. Write it without `async`.",
+        ),
+        (
+            "@hookimpl\ndef recd_dataset():\n    return [DatasetRecord(name='d', summary='D.', "
+            "config=Config, build=build, free=('wait',))]\n",
+            "a record 'd' whose `free` names 'wait', which is no option",
+        ),
+        (
+            "@hookimpl\ndef recd_model():\n    return [ModelRecord(name='m', summary='M.', "
+            "config=Config, build=build, takes=['a'])]\n",
+            "a record 'm' whose `takes` is ['a']: let it be a function of config and schema.",
+        ),
+        (
             POOLING.replace("recd_pooling()", "recd_model()"),
             "its hook recd_model must return ModelRecord records, but returned PoolingRecord(",
         ),
@@ -350,11 +364,16 @@ def test_the_fields_of_a_record_are_not_believed_unchecked(
 OPTIONS = """
 from __future__ import annotations
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypedDict
 from recd_plugins.api import *
 from dataclasses import dataclass
 if TYPE_CHECKING:
     from pathlib import Path
+
+class Hue(Enum):
+    RED = "red"
+    BLUE = 2
 
 class Named(TypedDict):
     name: str
@@ -383,6 +402,7 @@ def recd_{slot}():
         ("a", "dict[str, set[str]] | None", "set[str]: write tuple[str, ...] in its place."),
         ("a", "Callable[[int], int]", "cannot fill, collections.abc.Callable[[int], int]: let it"),
         ("a", "tuple[Inner, ...]", "'size' of Inner is of a type that registry.yaml cannot fill"),
+        ("a", "Hue", "cannot fill, Hue: write Literal['red', 2] in its place."),
         ("a", "Named", "registry.yaml cannot fill, <class 'odd_options.Named'>: let it be made of"),
         ("a", "Sized | None", "registry.yaml cannot fill, <class 'odd_options.Sized'>: let it be"),
         ("a", "Path", "not there when it runs (Options: name 'Path' is not defined): import them"),

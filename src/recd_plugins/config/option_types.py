@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from recd_plugins.describe import bare, nested, type_hints
@@ -60,6 +61,9 @@ def _unfit(hint: Any) -> str:
         return _unfit(args[0])
     if origin in (Union, types.UnionType, tuple, dict, Mapping):
         return next(filter(None, (_unfit(arg) for arg in args if arg is not ...)), "")
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        values = ", ".join(repr(one.value) for one in hint)
+        return f"registry.yaml cannot fill, {hint.__name__}: write Literal[{values}] in its place."
     if origin is None and isinstance(hint, type) and _has_instances(hint):
         return ""
     if origin in SEVERAL:

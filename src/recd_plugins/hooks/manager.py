@@ -6,12 +6,13 @@ module path, or the path of a folder or file. Only what is named is imported.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -299,9 +300,12 @@ class Catalog:
             self._silent.append((name, hook))
         for one in returned:
             if not isinstance(one, Iterable):
+                fix = "Put it into brackets."
+                if isinstance(one, Coroutine | AsyncIterable):
+                    fix = "Write it without `async`."
                 raise PluginError(
                     f"plugin {name!r} ({provider}): its hook {hook} must return a list of records, "
-                    f"but returned one {type(one).__name__}. Put it into brackets."
+                    f"but returned one {type(one).__name__}. {fix}"
                 )
         return records
 
@@ -334,13 +338,20 @@ def _wrong_with(record: Record[Any, Any]) -> str:
     build: object = record.build
     if not callable(build):
         return f"whose `build` is {shown(build)}: let it be a function of config and context."
-    for field in ("needs", "uses"):
-        named = getattr(record, field)
+    for field in ("needs", "uses", "free"):
+        named = getattr(record, field, ())
         if not isinstance(named, tuple) or not all(isinstance(one, str) for one in named):
             return f'whose `{field}` are {shown(named)}: let them be a tuple, as `("pooling",)`.'
     for slot in record.uses:
         if slot not in SLOTS:
             return f"that uses {shown(slot)}, which is no slot; {nearest(slot, SLOTS)}"
+    options = [field.name for field in dataclasses.fields(config)]
+    for name in getattr(record, "free", ()):
+        if name not in options:
+            return f"whose `free` names {shown(name)}, which is no option; {nearest(name, options)}"
+    takes: object = getattr(record, "takes", None)
+    if takes is not None and not callable(takes):
+        return f"whose `takes` is {shown(takes)}: let it be a function of config and schema."
     return ""
 
 
