@@ -776,6 +776,30 @@ def test_what_a_callback_leaves_can_be_written(
 
 
 @pytest.mark.parametrize(
+    ("leave", "says"),
+    [
+        (lambda one: one.model.eval(), "left the model in another mode than it found: False, for"),
+        (lambda one: torch.set_grad_enabled(False), "left gradients computed otherwise than it"),
+        (lambda one: setattr(one, "step", 9), "left `training.step` at another step than it found"),
+    ],
+)
+def test_a_callback_leaves_what_steps_are_trained_by(
+    tmp_path: Path, leave: Callable[[Any], None], says: str
+) -> None:
+    class Leaves(Callback):
+        def before_step(self, training: Training) -> None:
+            leave(training)
+
+    ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
+    training: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), step=3)
+    with torch.enable_grad(), pytest.raises(PluginError) as caught:
+        Callbacks([(Leaves(), choice)]).call("before_step", training)
+    assert f"callbacks[0]: callbacks 'schedule' of {choice.provider}: before_step {says}" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(
     ("tell", "says"),
     [
         (

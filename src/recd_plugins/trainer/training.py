@@ -113,8 +113,11 @@ class Callbacks:
     def call(self, event: str, *args: Any) -> None:
         """The method `event` of each, with these arguments."""
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
+            before = _standing(*args)
             with _named(choice, event):
                 getattr(callback, event)(*args)
+            if choice is not None:
+                _check_standing(before, _standing(*args), f"{choice.who}: {event}")
             if choice is not None and event in LEFT:
                 _check_left(args[-1], f"{choice.who}: {event}", numbers=event != "at_end")
 
@@ -247,6 +250,25 @@ LEFT = ("on_metrics", "on_evaluation", "at_end")
 """The events whose last argument callbacks may add to."""
 KEPT = ("loss", "ne", "auc", "samples")
 """The metrics that a run prints."""
+
+
+def _standing(training: Any = None, *_: Any) -> tuple[object, ...]:
+    """What a callback is to leave as it finds it: the model's mode, whether torch computes
+    gradients, and the run's step."""
+    mode = getattr(getattr(training, "model", None), "training", None)
+    return mode, torch.is_grad_enabled(), getattr(training, "step", None)
+
+
+def _check_standing(before: Sequence[object], after: Sequence[object], whose: str) -> None:
+    """`PluginError` where a callback leaves what steps are trained by other than it found it."""
+    parts = (
+        ("the model in another mode", "Put it back by `training.model.train(mode)`."),
+        ("gradients computed otherwise", "Write `with torch.no_grad():` around what needs none."),
+        ("`training.step` at another step", "Read it; `training.stop(reason)` ends a run."),
+    )
+    for (what, fix), was, now in zip(parts, before, after, strict=True):
+        if now != was:
+            raise PluginError(f"{whose} left {what} than it found: {now}, for {was}. {fix}")
 
 
 def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
