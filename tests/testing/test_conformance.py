@@ -19,7 +19,7 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.hooks.manager import Catalog
-from recd_plugins.slots import Record, StatsRecord
+from recd_plugins.slots import SLOTS, Record, StatsRecord
 from recd_plugins.testing import contracts
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.conformance import check_record
@@ -82,6 +82,11 @@ def test_the_kit_names_the_public_face_alone() -> None:
 )
 def test_a_record_in_bad_form_is_named_with_its_rule(more: dict[str, Any], rule: str) -> None:
     assert rule in broken(record(StatsRecord, Silent, **more))
+
+
+@pytest.mark.parametrize("slot", sorted(SLOTS.keys() - {"sharding", "cache"}))
+def test_a_record_that_builds_nothing_is_named(slot: str) -> None:
+    assert f"{slot} 'mine' built nothing: its" in broken(record(SLOTS[slot], lambda: None))
 
 
 def test_what_is_no_record_is_refused() -> None:

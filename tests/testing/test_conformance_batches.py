@@ -44,6 +44,10 @@ class BentLoader:
                     lists = to_lists(batch.features)
                     lists["row"] = [[0]] * len(batch)
                     batch = dataclasses.replace(batch, features=from_lists(lists))
+                case "labels":
+                    batch = dataclasses.replace(batch, labels=1 - batch.labels)
+                case "dense":
+                    batch = dataclasses.replace(batch, dense=batch.dense.flip(1))
                 case "columns":
                     lists = to_lists(batch.features)
                     batch = dataclasses.replace(batch, features=from_lists({"row": lists["row"]}))
@@ -63,6 +67,8 @@ class Bent:
 
     def loader(self, table: Table, *, split: Split, **given: Any) -> BentLoader:
         reader = build_local_reader(LocalReaderConfig(prefetch=False), Context())
+        if self.break_ == "transform":
+            given["transform"] = None
         return BentLoader(reader.loader(table, split=split, **given), self.break_)
 
 
@@ -72,6 +78,9 @@ class Bent:
         ("length", "all ranks must have as many batches as len(loader) says"),
         ("columns", "a batch must have up to 16 samples of the schema's columns"),
         ("twice", "a row must come once an epoch"),
+        ("labels", "over 1 rank: a sample must have what its row has, but label of row"),
+        ("dense", "over 1 rank: a sample must have what its row has, but dense of row"),
+        ("transform", "each batch must go through `transform`, once"),
         ("rest", "split 'test' over 1 rank: every row must come"),
         ("state", "resumed after"),
     ],

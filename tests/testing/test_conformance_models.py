@@ -115,7 +115,8 @@ def test_a_pooling_that_breaks_a_rule_is_reported_with_the_rule(
 
 
 def test_a_pooling_must_be_a_factory() -> None:
-    assert "must return a factory" in broken(record(PoolingRecord, lambda: 3))
+    assert "built the int 3, where it must build a" in broken(record(PoolingRecord, lambda: 3))
+    assert "its factory must make an nn.Module" in broken(record(PoolingRecord, lambda: str))
 
 
 # model

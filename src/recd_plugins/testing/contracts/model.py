@@ -35,7 +35,6 @@ def check_model(subject: Subject) -> None:
         subject = dataclasses.replace(subject, context=context)
     torch.manual_seed(0)
     model = subject.build()
-    subject.hold(isinstance(model, nn.Module), "build must return an nn.Module", "Return one.")
     _check_tables(subject, model)
     unsharded(model, seed=0)
     batch = random_batch(schema, BATCH, seed=0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import SparseFeature
 from recd_plugins.data.table import Table
-from recd_plugins.errors import so_many
+from recd_plugins.errors import listed, so_many
 from recd_plugins.slots import Loader
 from recd_plugins.testing.batches import random_table, shape_of_labels
 from recd_plugins.testing.contracts.subject import Subject
@@ -21,29 +23,56 @@ ROWS = 203
 BATCH_SIZE = 16
 ROW = SparseFeature(name="row", num_ids=ROWS)
 """Its one id in each sample is the number of the row."""
+OTHER = 100.0
+"""More than a sample of the table weighs."""
 
 
 def check_reader(subject: Subject) -> None:
     schema = subject.context.require_schema()
     schema = dataclasses.replace(schema, sparse=(*schema.sparse, ROW))
     table = random_table(subject.folder / "table", schema, ROWS, rows_per_stripe=32, row=ROW.name)
+    rows = [row for stripe in table.stripes for row in table.read(stripe).to_pylist()]
     for world_size in (1, 2):
         for split in ("train", "test"):
-            _check_epoch(subject, table, world_size, split)
+            _check_epoch(subject, table, rows, world_size, split)
+    _check_transforms(subject, table)
     try:
         check_resume(lambda: _loader(subject, table, 0, 1, "train"))
     except AssertionError as error:
         subject.hold(False, str(error), "See recd_plugins.api.Loader.")
 
 
-def _loader(subject: Subject, table: Table, rank: int, world_size: int, split: Split) -> Loader:
+def _loader(
+    subject: Subject, table: Table, rank: int, world_size: int, split: Split, **given: Any
+) -> Loader:
     loader: Loader = subject.build().loader(
-        table, rank=rank, world_size=world_size, batch_size=BATCH_SIZE, split=split
+        table, rank=rank, world_size=world_size, batch_size=BATCH_SIZE, split=split, **given
     )
     return loader
 
 
-def _check_epoch(subject: Subject, table: Table, world_size: int, split: Split) -> None:
+def with_other_weights(batch: Batch) -> Batch:
+    """A transform, which may go to another process."""
+    return dataclasses.replace(batch, weights=batch.weights + OTHER)
+
+
+def _check_transforms(subject: Subject, table: Table) -> None:
+    loader = _loader(subject, table, 0, 1, "test", transform=with_other_weights)
+    weights = [batch.weights for batch in loader]
+    subject.hold(
+        all(bool((one >= OTHER).all() and (one < 2 * OTHER).all()) for one in weights),
+        "each batch must go through `transform`, once",
+        "Yield `transform(batch)` where there is one: it does what `dedup` and `preprocess` say.",
+    )
+
+
+def _check_epoch(
+    subject: Subject,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],
+    world_size: int,
+    split: Split,
+) -> None:
     where = f"split {split!r} over {so_many(world_size, 'rank')}"
     loaders = [_loader(subject, table, rank, world_size, split) for rank in range(world_size)]
     ranks = [list(loader) for loader in loaders]
@@ -62,6 +91,8 @@ def _check_epoch(subject: Subject, table: Table, world_size: int, split: Split) 
         f"{where}: a row must come once an epoch, but some come {max(seen.values())} times",
         "Give ranks disjoint shares, and what pads a batch weight 0.",
     )
+    for batch in batches:
+        _check_samples(subject, batch, table, rows, where)
     if split == "test":
         subject.hold(
             len(seen) == ROWS,
@@ -91,6 +122,32 @@ def _check_batch(subject: Subject, batch: Batch, table: Table, where: str) -> No
         "order",
         "See recd_plugins.api.batch.Batch.",
     )
+
+
+def _check_samples(
+    subject: Subject, batch: Batch, table: Table, rows: Sequence[Mapping[str, Any]], where: str
+) -> None:
+    schema = table.schema
+    dense, labels = batch.dense.tolist(), batch.labels.reshape(len(batch), -1).tolist()
+    ids = {name: batch.features[name].to_dense() for name in schema.sparse_names}
+    for place, weight in enumerate(batch.weights.tolist()):
+        if not weight:
+            continue
+        (number,) = ids[ROW.name][place].tolist()
+        row = rows[number]
+        found = {name: of[place].tolist() for name, of in ids.items()}
+        found |= zip(schema.label_names, ([one] for one in labels[place]), strict=True)
+        wanted = {name: row[name] if name in ids else [row[name]] for name in found}
+        numbers = [row[name] for name in schema.dense]
+        flat = [one for some in numbers for one in (some if isinstance(some, list) else [some])]
+        wrong = [name for name, one in found.items() if one != wanted[name]]
+        wrong += [] if dense[place] == flat else ["dense"]
+        subject.hold(
+            not wrong,
+            f"{where}: a sample must have what its row has, but {listed(wrong)} of row {number} "
+            "are another's",
+            "Take all columns of a batch from the same rows, in one order.",
+        )
 
 
 def _rows(batch: Batch) -> list[int]:

@@ -16,6 +16,7 @@ from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Record, ShardingRecord
+from recd_plugins.slots.built import check_built
 from recd_plugins.testing.arrange import Arranged, tables_of
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.contracts.subject import ContractBroken, Subject
@@ -40,6 +41,7 @@ class ByRecord:
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         context = dataclasses.replace(self.context, fused=optimizer.fused_params())
         planner = self.record.build(self.config, with_neighbours(self.record, context, self.others))
+        check_built(self.record.slot, planner, f"{self.record.slot} {self.record.name!r}")
         tiers = isinstance(planner, TierPlanner)
         if isinstance(self.record, ShardingRecord) and tiers != self.record.tiers:
             raise ContractBroken(

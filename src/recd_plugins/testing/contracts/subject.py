@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.config import Config
 from recd_plugins.data.batch import Batch
+from recd_plugins.errors import PluginError
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.slots import Context, Record
+from recd_plugins.slots.built import check_built
 from recd_plugins.testing.neighbours import OTHERS, with_neighbours
 
 if TYPE_CHECKING:
@@ -41,7 +43,12 @@ class Subject:
 
     def build(self) -> Any:
         context = with_neighbours(self.record, self.context, self.others)
-        return self.record.build(self.config, context)
+        built = self.record.build(self.config, context)
+        try:
+            check_built(self.record.slot, built, f"{self.record.slot} {self.record.name!r}")
+        except PluginError as error:
+            raise ContractBroken(str(error)) from None
+        return built
 
     def hold(self, kept: bool, rule: str, fix: str) -> None:
         """Unless the rule is kept, raise what says who breaks it and how to mend it."""
