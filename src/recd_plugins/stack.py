@@ -26,6 +26,7 @@ from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.errors import (
     CapabilityError,
     RegistryError,
+    check_made,
     listed,
     nearest,
     shown,
@@ -233,7 +234,9 @@ class Stack(LooksAtBatches):
         loader = self.read(rank, world_size, split)
         if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
             self._usage.asked("order")
-            ordered: Loader = planner.order(loader, rank, world_size)
+            with self.planning.named("when it ordered batches"):
+                ordered: Loader = planner.order(loader, rank, world_size)
+            check_parts(ordered, "Loader", LOADER, f"{self.planning.who}: its `order` returned")
             self.ordered = ordered is not loader
             if self.ordered and not self._planning.planned:
                 return cast("Loader", self._warning_without_plan(ordered, "stack.loader(...)"))
@@ -274,8 +277,13 @@ class Stack(LooksAtBatches):
         planned = self._planning.planned
         given = loader if planned else self._warning_without_plan(loader, "stack.order(loader)")
         own = OwnBatches(features=features, select=select)
-        ordered = planner.order(given, rank, world_size, own)
-        return loader if ordered is given else ordered
+        with self.planning.named("when it ordered batches", trainers=True):
+            ordered = planner.order(given, rank, world_size, own)
+        if ordered is given:
+            return loader
+        whose = f"{self.planning.who}: its `order` returned"
+        check_made(ordered, Iterable, whose, "Return a loader, or the one that it was given.")
+        return ordered
 
     def _warning_without_plan(self, loader: Iterable[Any], asked: str) -> Iterable[Any]:
         """The loader, which warns where batches are trained in an order that no plan makes."""
@@ -318,8 +326,14 @@ class Stack(LooksAtBatches):
             return loader
         from recd_plugins.slots.batch_check import BatchCheck, checked
 
-        check = BatchCheck(self.schema, f"{choice.who}: its loader yielded")
-        return checked(loader, check, lambda device: self._usage.unseen(choice, device))
+        check = BatchCheck(
+            self.schema,
+            f"{choice.who}: its loader yielded",
+            converted=bool(getattr(self._features.converter, "groups", ())),
+        )
+        return checked(
+            loader, check, lambda device: self._usage.unseen(choice, device), choice.named
+        )
 
     @cached_property
     def periods(self) -> Periods | None:
@@ -633,7 +647,7 @@ class Stack(LooksAtBatches):
         self._codecs = codecs_in_words(model, planning.sharders())
         self._exchanges = exchange_as_measured(on, group)
         planner = planning.planner()
-        self._usage.planned(planner, group)
+        self._usage.planned(planner, planning.choice, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.unneeded(self._features.unneeded(looked_up(model)))
@@ -762,8 +776,13 @@ class Stack(LooksAtBatches):
         check_is_plan(planning, proposed, "propose")
         self.proposed = proposed
         planning.planned = True
-        self._usage.planned(planner)
+        self._usage.planned(planner, planning.choice)
         return planner
+
+    @property
+    def planning(self) -> Choice:
+        """The choice whose planner plans: a cache's, or else that of the slot `sharding`."""
+        return self._planning.choice
 
     def retiering_planner(self) -> Retiers:
         """The planner, if it can move its replicas while training; an error if it cannot."""

@@ -15,6 +15,7 @@ from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.testing.gloo import GlooPool
 
@@ -113,6 +114,16 @@ def chosen(**changed: Any) -> Any:
     ("part", "made", "message"),
     [
         ("tables", lambda self, model: None, "its `tables` returned a NoneType, where it must"),
+        (
+            "tables",
+            lambda self, model: {"t0": 3},
+            "its `tables` returned as table 't0' the int 3, whose type must be ModelTable.",
+        ),
+        (
+            "tables",
+            lambda self, model: {"t9": model_tables(model)["t0"]},
+            "its `tables` returned as table 't9', which the model has not; ",
+        ),
         ("choose", lambda self, *given: {}, "its `choose` returned a dict, where it must return"),
         (
             "choose",

@@ -6,7 +6,8 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import SLOTS
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.outputs_check import watch_outputs
+from recd_plugins.trainer.retiering import Retiering
 
 PLUGIN = str(Path(__file__).with_name("wrong_plugin.py"))
 
@@ -76,7 +78,25 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         rp.Stack.prepare,
         "its `fingerprint` returned None, whose type must be str.",
     ),
+    "dataset: no tables": (
+        "dataset",
+        "prepares_nothing",
+        rp.Stack.prepare,
+        "its `prepare` returned None, whose type must be Tables. Return Tables(train=..., test",
+    ),
     "etl: no run": ("etl", "no_run", rp.Stack.prepare, "a Part, which is no Etl: it lacks run."),
+    "etl: elsewhere": (
+        "etl",
+        "runs_elsewhere",
+        rp.Stack.prepare,
+        "where it must write one into the folder that it is given, ",
+    ),
+    "etl: splits": (
+        "etl",
+        "parts_splits",
+        rp.Stack.prepare,
+        "the train split has cat_1 after its `run`, which the test split has not, and lacks none.",
+    ),
     "etl: no table": (
         "etl",
         "runs_nothing",
@@ -101,6 +121,18 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         read,
         "its `loader` returned a NoLength, which is no Loader: it lacks __len__, state_dict.",
     ),
+    "reader: no iterator": (
+        "reader",
+        "iterates_nothing",
+        read,
+        "raised TypeError when its loader was iterated: iter() returned non-iterator of type",
+    ),
+    "reader: state": (
+        "reader",
+        "iterates_nothing",
+        lambda stack: stack.loader(0, 1).state_dict(),
+        "raised TypeError when its loader was asked for its state: NoIterator.state_dict() missing",
+    ),
     "dedup: a text": ("dedup", "one_text", grouped, "its `groups` are 'cat_0', where they must"),
     "dedup: unknown": (
         "dedup",
@@ -114,6 +146,30 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         shared,
         "its `unique_shares` are 3, where they must be one for each group, of which it has 1.",
     ),
+    "dedup: share": (
+        "dedup",
+        "shares_texts",
+        shared,
+        "its `unique_shares` are ('all',), where each must be a share > 0 and <= 1 of a batch's",
+    ),
+    "dedup: notices": (
+        "dedup",
+        "notes_nothing",
+        grouped,
+        "its `notices` returned None, whose type must be Iterable. Return a list of Unused",
+    ),
+    "dedup: a notice": (
+        "dedup",
+        "notes_a_text",
+        grouped,
+        "its `notices` returned among others the str 'It is slow.', whose type must be Notice.",
+    ),
+    "dedup: of no kind": (
+        "dedup",
+        "notes_of_no_kind",
+        grouped,
+        "its `notices` returned a Notice of no kind. Return a list of Unused(...), say.",
+    ),
     "preprocess": (
         "preprocess",
         "a_function",
@@ -125,6 +181,18 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "no_plan",
         rp.Stack.sharders,
         "built a Part, which is no Planner: it lacks sharders.",
+    ),
+    "sharding: order": (
+        "sharding",
+        "moves_nothing",
+        lambda stack: stack.loader(0, 1),
+        "its `order` returned None, which is no Loader: it lacks __iter__, __len__, state_dict.",
+    ),
+    "sharding: own order": (
+        "sharding",
+        "moves_nothing",
+        lambda stack: stack.order([]),
+        "its `order` returned None, whose type must be Iterable. Return a loader, or the one that",
     ),
     "sharding: sharders": (
         "sharding",
@@ -138,6 +206,18 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "no_sharders",
         rp.Stack.explain,
         "its `explain` returned None, whose type must be str.",
+    ),
+    "cache: forgets": (
+        "cache",
+        "forgetful",
+        lambda stack: stack.planned_for(stack.model(), 2),
+        "raised AttributeError when told what it plans for: 'Forgetful' object has no attribute",
+    ),
+    "cache: a generator": (
+        "cache",
+        "a_generator",
+        rp.Stack.explain,
+        "built a generator, whose code nobody runs. Let its `build` return what the slot takes,",
     ),
     "cache": ("cache", "no_planner", rp.Stack.explain, "built the int 3, which is no Planner"),
     "model: a text": ("model", "no_module", rp.Stack.model, "'abc', whose type must be Module."),
@@ -299,6 +379,24 @@ def test_a_planner_that_returns_no_plan_is_named(
 ) -> None:
     for says in gloo_pool.run(plans, {**right, "sharding": {"use": "plans_nothing"}}):
         assert f"sharding 'plans_nothing' of {PLUGIN}: its `plan` returned None" in says
+
+
+def moves(registry: dict[str, Any]) -> str:
+    """On a rank: the error of a planner whose replicas are to move."""
+    stack = rp.load(registry)
+    planner, named = stack.retiering_planner(), stack.planning.named
+    moving = Retiering(planner, start=0, every=1, keep=1, named=named)
+    with pytest.raises(PluginError) as caught:
+        moving.before_step(cast("Any", SimpleNamespace(step=1)))
+    return str(caught.value)
+
+
+def test_a_planner_that_cannot_be_asked_to_move_replicas_is_named(
+    gloo_pool: GlooPool, right: dict[str, Any]
+) -> None:
+    for message in gloo_pool.run(moves, {**right, "sharding": "moves_nothing"}):
+        assert "sharding 'moves_nothing' of" in message
+        assert "raised TypeError when it moved replicas: Moving.retier() takes 2" in message
 
 
 def test_a_planner_whose_plans_differ_is_named_on_every_rank(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from recd_plugins.config import Config
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.dataset import Dataset, Split
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Progress, Table, write_table
+from recd_plugins.notices import GivesNotices, Notice
+from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.slots import (
     CacheRecord,
@@ -44,6 +48,7 @@ from recd_plugins.slots import (
 )
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
+from recd_plugins.tiers.tier_planner import TierPlanner
 
 
 class Last(nn.Module):
@@ -121,11 +126,56 @@ def in_place(columns: Columns) -> Any:
     return kjt
 
 
+def gives(made: Any) -> Callable[..., Any]:
+    return lambda *_, **__: made
+
+
+def iter_nothing() -> Iterator[Any]:
+    yield from ()
+
+
+def elsewhere(table: Table, folder: Path, progress: Progress) -> Table:
+    return write_table(folder.with_name("elsewhere"), table.schema, [table.read(table.stripes[0])])
+
+
+def without_cat_1_of_test(table: Table, folder: Path, progress: Progress) -> Table:
+    schema = table.schema.drop(["cat_1"] if folder.name == "test" else [])
+    return write_table(folder, schema, [table.read(table.stripes[0], schema.columns)])
+
+
 class Part:
     """An object with these attributes."""
 
     def __init__(self, **parts: Any) -> None:
         vars(self).update(parts)
+
+
+class Moving(Part, OrdersBatches, Retiers):
+    """A planner that orders batches by nothing, and moves no replicas."""
+
+    plan = sharders = explain = None
+    order = gives(None)
+
+    def retier(self, batches: Any) -> None: ...
+
+
+class Forgetful(TierPlanner):
+    """A cache whose base knows nothing."""
+
+    tables = choose = gives(None)
+
+    def __init__(self) -> None: ...
+
+
+class Noting(Part, GivesNotices):
+    """A converter that takes nothing, with these notices."""
+
+    groups = ()
+    convert = None
+    said: Any
+
+    def notices(self) -> Any:
+        return self.said
 
 
 class ByRank:
@@ -157,8 +207,17 @@ class NoLength:
         yield 3
 
 
-def gives(made: Any) -> Callable[..., Any]:
-    return lambda *_, **__: made
+class NoIterator:
+    """A loader that iterates over nothing, and asks for more than anybody hands it."""
+
+    def __iter__(self) -> Any:
+        return None
+
+    def __len__(self) -> Any:
+        return 1
+
+    def state_dict(self, more: Any) -> Any:
+        return more
 
 
 def in_part(model: nn.Module, *_: Any) -> ShardingPlan:
@@ -208,14 +267,20 @@ def recd_dataset() -> list[Any]:
         of_each_rank=OfEachRank(),
         of_nothing=OfNothing(),
         of_texts=OfTexts(),
+        prepares_nothing=Part(in_place=True, prepare=gives(None)),
     )
 
 
 @hookimpl
 def recd_etl() -> list[Any]:
-    given_back = Part(run=lambda table, folder, progress: table)
-    runs_nothing = Part(run=gives(None))
-    return records(EtlRecord, runs_nothing=runs_nothing, given_back=given_back, no_run=Part())
+    return records(
+        EtlRecord,
+        runs_nothing=Part(run=gives(None)),
+        given_back=Part(run=lambda table, folder, progress: table),
+        runs_elsewhere=Part(run=elsewhere),
+        parts_splits=Part(run=without_cat_1_of_test),
+        no_run=Part(),
+    )
 
 
 @hookimpl
@@ -225,7 +290,11 @@ def recd_stats() -> list[Any]:
 
 @hookimpl
 def recd_reader() -> list[Any]:
-    return records(ReaderRecord, loads_nothing=Part(loader=gives(NoLength())))
+    return records(
+        ReaderRecord,
+        loads_nothing=Part(loader=gives(NoLength())),
+        iterates_nothing=Part(loader=gives(NoIterator())),
+    )
 
 
 @hookimpl
@@ -243,6 +312,10 @@ def recd_dedup() -> list[Any]:
         in_place=Part(groups=(("cat_0",),), convert=in_place),
         twice=Part(groups=(("cat_0",), ("cat_0",)), convert=gives(None)),
         takes_none=Part(groups=(), convert=gives(None)),
+        notes_nothing=Noting(said=None),
+        notes_a_text=Noting(said=["It is slow."]),
+        notes_of_no_kind=Noting(said=[Notice(what="dedup", why="it is slow", cure="Wait.")]),
+        shares_texts=Part(groups=(("cat_0",),), unique_shares=("all",), convert=gives(None)),
         by_rank=ByRank(),
         says_why=Part(groups=(), convert=gives(None), explain=gives("none repeat")),
         explains_42=Part(groups=(("cat_0",),), convert=gives(None), explain=gives(42)),
@@ -260,6 +333,7 @@ def recd_sharding() -> list[Any]:
     return records(
         ShardingRecord,
         plans_nothing=plans_nothing,
+        moves_nothing=Moving(),
         plans_in_part=Part(plan=in_part, sharders=gives([]), explain=gives("")),
         plans_by_rank=Part(plan=placed(by_rank), sharders=gives([]), explain=gives("")),
         dense_bags=Part(plan=placed(dense_bags), sharders=gives([]), explain=gives("")),
@@ -270,7 +344,7 @@ def recd_sharding() -> list[Any]:
 
 @hookimpl
 def recd_cache() -> list[Any]:
-    return records(CacheRecord, no_planner=3)
+    return records(CacheRecord, no_planner=3, a_generator=iter_nothing(), forgetful=Forgetful())
 
 
 @dataclass(frozen=True, kw_only=True)

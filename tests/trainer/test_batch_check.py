@@ -104,6 +104,14 @@ def test_rows_are_as_many_as_labels() -> None:
         BatchCheck(SCHEMA, "R: its loader yielded")(dataclasses.replace(RIGHT, **small))
 
 
+def test_a_batch_that_no_converter_has_seen_is_told() -> None:
+    every = KeyedJaggedTensor(["a", "b"], torch.tensor([1]), lengths=torch.tensor([1] + [0] * 7))
+    plain = dataclasses.replace(RIGHT, features=every, dedup=None)
+    BatchCheck(SCHEMA, "R")(plain)
+    with pytest.raises(PluginError, match="R a batch without the `dedup` that"):
+        BatchCheck(SCHEMA, "R", converted=True)(plain)
+
+
 def test_the_ids_of_each_batch_are_looked_at() -> None:
     check, seen = BatchCheck(SCHEMA, "R"), []
     wrong = dataclasses.replace(RIGHT, features=kjt(values=torch.tensor([8, 0, 9])))

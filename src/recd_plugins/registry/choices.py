@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from recd_plugins.errors import (
     PluginError,
     RecdError,
     RegistryError,
+    check_made,
     is_of_the_system,
     listed,
     naming,
@@ -30,7 +31,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.blame import Raised, raised_by, who_exits
 from recd_plugins.hooks.manager import Catalog, Provider
-from recd_plugins.notices import Empty, LeftOut
+from recd_plugins.notices import Empty, GivesNotices, LeftOut, Notice
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices
 from recd_plugins.registry.capability import check_needs
@@ -82,6 +83,21 @@ class Choice:
             built = self.record.build(_unshared(self.config), context)
         check_built(self.record.slot, built, self.who)
         return built
+
+    def notices(self, built: object) -> list[Notice]:
+        """What the record's product, which was asked for its work, has to say of it."""
+        if not isinstance(built, GivesNotices):
+            return []
+        whose, fix = f"{self.who}: its `notices` returned", "Return a list of Unused(...), say."
+        with self.named("when asked for its notices"):
+            found: Any = built.notices()
+            check_made(found, Iterable, whose, fix)
+            each = list(found)
+        for one in each:
+            check_made(one, Notice, f"{whose} among others", fix)
+            if type(one) is Notice:
+                raise PluginError(f"{whose} a Notice of no kind. {fix}")
+        return each
 
     @property
     def who(self) -> str:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import islice
+from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
@@ -24,7 +25,7 @@ from recd_plugins.data.preprocessing import (
 )
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, PluginError, check_made, nearest, shown
-from recd_plugins.notices import GivesNotices, Notice, Unused
+from recd_plugins.notices import Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.topology import Cluster
@@ -277,9 +278,9 @@ class FeatureSteps:
             cluster=Cluster.of(self._registry.topology, self._world_size),
             group=self.group,
         )
-        converter: DedupConverter = self._registry.one("dedup").build(context)
-        if isinstance(converter, GivesNotices):
-            self._found(converter.notices())
+        choice = self._registry.one("dedup")
+        converter: DedupConverter = choice.build(context)
+        self._found(choice.notices(converter))
         return converter
 
     def _delivered(self, tables: Tables) -> Delivered:
@@ -392,7 +393,7 @@ class FeatureSteps:
                 f"{who} are {shown(shares)}, where they must be one for each group, of which "
                 f"it has {len(of)}. Give as many, or have no such attribute."
             )
-        if shares is not None and not all(0 < share <= 1 for share in shares):
+        if shares is not None and not all(isinstance(one, Real) and 0 < one <= 1 for one in shares):
             who = f"{self._registry.one('dedup').who}: its `unique_shares`"
             raise PluginError(
                 f"{who} are {shown(shares)}, where each must be a share > 0 and <= 1 of a batch's "

@@ -73,7 +73,8 @@ class RegistryPlanner:
         """The planner, which knows what is known now."""
         planner: object = self._planner
         if isinstance(planner, TakesContext):
-            planner.take(self._contexts().planning(self.choice))
+            with self.choice.named("when told what it plans for"):
+                planner.take(self._contexts().planning(self.choice))
         elif self._of_trainer and not isinstance(planner, OrdersBatches):
             self._planner = None  # it was built before this was known
         return self.planner()

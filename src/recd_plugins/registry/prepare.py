@@ -29,8 +29,8 @@ from recd_plugins.data.growing import (
 )
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.data.table_writer import ChunkError
-from recd_plugins.errors import DataError, PluginError, RecdError, check_made
-from recd_plugins.notices import GivesNotices, Notice, NoticeWarning
+from recd_plugins.errors import DataError, PluginError, RecdError, check_made, listed
+from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.option_files import NOTE as NOTE_OF_FILES
@@ -112,9 +112,8 @@ def _written(
     choice = registry.one("dataset")
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
-            tables = dataset.prepare(registry.folder, progress)
-            notices = _notices(dataset)
-        found(notices)
+            tables = _prepared_by(dataset, registry.folder, progress, choice.who)
+        found(choice.notices(dataset))
         return tables
     folders = _folders(registry, choice, dataset)
     choices = (choice, *registry.chosen("etl"))
@@ -127,12 +126,11 @@ def _written(
             choice.named("when it wrote its tables"),
             _naming_chunks(choice),
         ):
-            tables = dataset.prepare(folders[0], progress)
+            tables = _prepared_by(dataset, folders[0], progress, choice.who)
             if tables.train.source is not None:
                 # A step reads the files as it likes, so their columns are those of the schema.
                 tables = dataset.write(folders[0], progress)
-            notices = _notices(dataset)
-        found(notices)
+        found(choice.notices(dataset))
         for step, folder in zip(registry.chosen("etl"), folders[1:], strict=True):
             etl = step.build(context("etl"))
             with _begun(step, folder), step.named("when it ran"), _naming_chunks(step):
@@ -181,6 +179,13 @@ def _holds_tables(folder: Path) -> bool:
         return False
 
 
+def _prepared_by(dataset: Dataset, folder: Path, progress: Progress, who: str) -> Tables:
+    tables = dataset.prepare(folder, progress)
+    fix = "Return Tables(train=..., test=...) of recd_plugins.api.data."
+    check_made(tables, Tables, f"{who}: its `prepare` returned", fix)
+    return tables
+
+
 @contextlib.contextmanager
 def _naming_chunks(choice: Choice) -> Iterator[None]:
     """Inside, an error of rows that a record makes says whose they are."""
@@ -188,10 +193,6 @@ def _naming_chunks(choice: Choice) -> Iterator[None]:
         yield
     except ChunkError as error:
         raise DataError(f"{choice.who}: {error}") from error
-
-
-def _notices(dataset: Dataset) -> Sequence[Notice]:
-    return dataset.notices() if isinstance(dataset, GivesNotices) else ()
 
 
 class Periods:
@@ -454,6 +455,14 @@ def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress, who: str) -
                 f"{who}: its `run` returned the table {done[split].path}, where it must write one "
                 f"into the folder that it is given, {path}. {fix}"
             )
+    train, test = (set(done[split].schema.columns) for split in SPLITS)
+    if train != test:
+        raise PluginError(
+            f"{who}: the train split has {listed(sorted(train - test)) or 'no column'} after its "
+            f"`run`, which the test split has not, and lacks "
+            f"{listed(sorted(test - train)) or 'none'}. Let it make both alike, and remove "
+            f"{folder}."
+        )
     return Tables(train=done["train"], test=done["test"])
 
 

@@ -4,13 +4,13 @@ alone, or that gain nothing in its job."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from recd_plugins.errors import listed, nearest, so_many
 from recd_plugins.notices import (
     Empty,
-    GivesNotices,
     Missed,
     Notice,
     Notices,
@@ -260,13 +260,12 @@ class Usage:
             )
         )
 
-    def planned(self, planner: Planner, group: ProcessGroup | None = None) -> None:
+    def planned(
+        self, planner: Planner, planning: Choice, group: ProcessGroup | None = None
+    ) -> None:
         """Take what rank 0 found in planning; where it is an error, all ranks of the group learn
         it."""
-
-        def found() -> list[Notice]:
-            return list(planner.notices()) if isinstance(planner, GivesNotices) else []
-
+        found = partial(planning.notices, planner)
         if group is None:
             self._notices.give(found(), 0)
         elif self._registry.strict:

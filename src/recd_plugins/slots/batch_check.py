@@ -7,6 +7,7 @@ is another row's, or ends the process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -24,7 +25,10 @@ from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import check_lookup
 
-__all__ = ["BatchCheck", "CheckedLoader", "checked", "kind_of"]
+__all__ = ["BatchCheck", "CheckedLoader", "Named", "checked", "kind_of"]
+
+Named = Callable[[str], AbstractContextManager[None]]
+"""Takes when something is done, as `choice.named` does."""
 
 PARTS = ("to", "record_stream", "pin_memory")
 """The methods that a batch asks of what a converter made."""
@@ -33,10 +37,13 @@ PARTS = ("to", "record_stream", "pin_memory")
 class BatchCheck:
     """Checks each batch: types and shapes of its parts, and all of its ids."""
 
-    def __init__(self, schema: Schema, whose: str, *, ids: bool = True) -> None:
+    def __init__(
+        self, schema: Schema, whose: str, *, ids: bool = True, converted: bool = False
+    ) -> None:
         """`whose` opens the messages: the reader's loader. Not `ids`, where whoever made them has
-        held them to the schema."""
+        held them to the schema. `converted`: whether each batch has a `dedup`."""
         self._schema = schema
+        self._converted = converted
         self._whose = whose
         self._ids = ids
         self._num_ids = {one.name: one.num_ids for one in schema.sparse}
@@ -118,6 +125,11 @@ class BatchCheck:
         return size
 
     def _check_converted(self, made: Any) -> None:
+        if made is None and self._converted:
+            raise PluginError(
+                f"{self._whose} a batch without the `dedup` that registry.yaml asks for. Let the "
+                "loader yield `transform(batch)`, by the `transform` that it is given."
+            )
         lacks = [] if made is None else [part for part in PARTS if not hasattr(made, part)]
         if lacks:
             raise PluginError(
@@ -148,10 +160,16 @@ class CheckedLoader:
     a number of its epoch, is its own."""
 
     def __init__(
-        self, loader: Any, check: BatchCheck, unseen: Callable[[torch.device], None]
+        self,
+        loader: Any,
+        check: BatchCheck,
+        unseen: Callable[[torch.device], None],
+        named: Named = lambda when: nullcontext(),
     ) -> None:
-        """`unseen` hears once of batches whose ids lie on a device."""
+        """`unseen` hears once of batches whose ids lie on a device. Inside of `named(when)`, an
+        error of the loader's own becomes one that names whose it is."""
         self._loader, self._check, self._unseen = loader, check, unseen
+        self._named = named
         self._begins = True
         """Whether the loader stands at the beginning of an epoch, as far as is known."""
 
@@ -160,7 +178,14 @@ class CheckedLoader:
         ranks whose epochs end apart train on other samples, or wait for each other."""
         begins, self._begins = self._begins, False
         came, most = 0, len(self)
-        for batch in self._loader:
+        with self._named("when its loader was iterated"):
+            batches = iter(self._loader)
+        while True:
+            with self._named("when its loader was asked for a batch"):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
             came += 1
             if came > most:
                 raise self._check.miscounted(f"a batch beyond the {most} of an epoch")
@@ -170,15 +195,18 @@ class CheckedLoader:
         self._begins = True
 
     def __len__(self) -> int:
-        return len(self._loader)
+        with self._named("when its loader was asked how many batches an epoch has"):
+            return len(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._loader.state_dict()
+        with self._named("when its loader was asked for its state"):
+            found: dict[str, Any] = self._loader.state_dict()
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begins = False
-        self._loader.load_state_dict(state)
+        with self._named("when its loader was given a state"):
+            self._loader.load_state_dict(state)
 
     def close(self) -> None:
         """A loader may have been written without it."""
@@ -223,11 +251,14 @@ class CheckedSpread(CheckedLoader):
 
 
 def checked(
-    loader: Loader, check: BatchCheck, unseen: Callable[[torch.device], None]
+    loader: Loader,
+    check: BatchCheck,
+    unseen: Callable[[torch.device], None],
+    named: Named = lambda when: nullcontext(),
 ) -> CheckedLoader:
     """The loader, its batches checked as they come."""
     kind = CheckedSpread if isinstance(loader, Spread) else CheckedLoader
-    return kind(loader, check, unseen)
+    return kind(loader, check, unseen, named)
 
 
 def kind_of(loader: object) -> str:

@@ -3,7 +3,7 @@ the record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from inspect import Parameter, getattr_static, signature
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,13 @@ def check_built(slot: str, built: Any, who: str) -> None:
         raise PluginError(
             f"{who} built nothing: its `build` returned None. Return what the slot takes "
             "(docs/slots.md)."
+        )
+    if isinstance(built, Generator | Coroutine | AsyncGenerator):
+        if isinstance(built, Coroutine):
+            built.close()
+        raise PluginError(
+            f"{who} built {called(built)}, whose code nobody runs. Let its `build` return what the "
+            "slot takes, without `yield` and `async`."
         )
     if slot in FACTORIES:
         _check_factory(slot, built, who)

@@ -18,7 +18,10 @@ from recd_plugins.errors import (
     DataError,
     PluginError,
     RecdError,
+    check_made,
     listed,
+    nearest,
+    shown,
     so_many,
 )
 from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
@@ -634,6 +637,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
                 "it must return some of model_tables(model), by name."
             )
+        every = model_tables(model)
+        for name, table in chosen.items():
+            of_table = f"{self.slot}: {self.name}: its `tables` returned as table {shown(name)}"
+            check_made(table, ModelTable, of_table, "Take those of model_tables(model).")
+            if name not in every:
+                raise PluginError(f"{of_table}, which the model has not; {nearest(name, every)}")
         self._left.begin(model, chosen, self.fused, sharders_of(self.others))
         return {
             name: table

@@ -125,6 +125,8 @@ class Loop:
             labels=stack.schema.targets,
         )
         whose = f"{stack.registry.one('reader').who}: its loader yielded"
+        if stack.ordered:
+            whose = f"{stack.planning.who}: its `order` yielded"
         # Whoever made the ids has held them to the schema; a planner may have put them together.
         self._check = BatchCheck(stack.schema, whose, ids=stack.ordered)
         self._batches: Iterator[Batch] = map(self._read, positions)
@@ -143,6 +145,7 @@ class Loop:
             start=start,
             every=self._settings.retier_every,
             keep=self._settings.retier_batches,
+            named=self._stack.planning.named,
         )
 
     def run(self, stop: StopSignal) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.slots import Callback
+from recd_plugins.slots.batch_check import Named
 from recd_plugins.trainer.training import Training
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ __all__ = ["Retiering"]
 class Retiering(Callback):
     """Keeps the latest batches of rank 0 and hands them to the planner."""
 
-    def __init__(self, planner: Retiers, *, start: int, every: int, keep: int) -> None:
-        self._planner = planner
+    def __init__(
+        self, planner: Retiers, *, start: int, every: int, keep: int, named: Named
+    ) -> None:
+        """Inside of `named(when)`, an error of the planner's names it."""
+        self._planner, self._named = planner, named
         self._start = start
         self._every = every
         self._recent: deque[Batch] = deque(maxlen=keep if dist.get_rank() == 0 else 0)
@@ -37,4 +41,5 @@ class Retiering(Callback):
         if training.step > self._start and training.step % self._every == 0:
             group = dist.group.WORLD
             assert group is not None  # a job has one
-            self._planner.retier(self._recent, group)
+            with self._named("when it moved replicas"):
+                self._planner.retier(self._recent, group)
