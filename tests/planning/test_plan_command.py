@@ -66,6 +66,42 @@ def test_plan_says_what_and_why_and_writes_what_is_asked_for(folder: Path) -> No
     assert saved["curve.png"].read_bytes().startswith(b"\x89PNG")
 
 
+LOUD = """
+from recd_plugins.api import Config, ShardingRecord, hookimpl
+from recd_plugins.api.planning import Proposes
+
+class Loud(Proposes):
+    def __init__(self, config, context):
+        self.said = print("built")
+
+    def propose(self, model, topology, world_size):
+        from torchrec.distributed.types import ShardingPlan
+        print("proposed")
+        return ShardingPlan(plan={})
+
+    def explain(self):
+        print("explained")
+        return "because"
+
+@hookimpl
+def recd_sharding():
+    return [ShardingRecord(name="loud", summary="It prints.", config=Config, build=Loud)]
+"""
+
+
+def test_what_a_planner_prints_is_no_part_of_what_a_command_prints(folder: Path) -> None:
+    (folder / "loud_planner.py").write_text(LOUD)
+    plugins = "plugins=[recd_dlrm, ./loud_planner.py]"
+    result = run(folder, "plan", plugins, "--json", sharding="loud")
+    assert json.loads(result.stdout) == {
+        "plan": "because",
+        "tiers": None,
+        "drift": {},
+        "against": {},
+    }
+    assert all(word in result.stderr for word in ("built", "proposed", "explained"))
+
+
 @pytest.mark.slow
 def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     before = folder / "before.arrow"

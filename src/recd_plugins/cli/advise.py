@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -171,8 +171,7 @@ def advise(
             raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
         goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
         hide_other_warnings()
-        # What plugins and a trainer print is no part of what the command says.
-        with progress() as show, redirect_stdout(sys.stderr):
+        with progress() as show:
             own = None if trainer is None else OfTrainer.named(trainer)
             advice = advice_on(
                 chosen,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +51,7 @@ def prepare(
         from recd_plugins.stack import load
 
         stack = load(registry, overrides or ())
-        # What plugins print is no part of what the command says.
-        with progress() as show, redirect_stdout(sys.stderr):
+        with progress() as show:
             tables = stack.prepare(show)
         found: dict[str, dict[str, Any]] = {
             "train": {"path": str(tables.train.path), "rows": tables.train.num_rows},

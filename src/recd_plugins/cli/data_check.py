@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,8 +77,7 @@ def check(
     with reported(debug):
         given = text_form(delimiter, header, encoding, names)
         asked, form = schema_and_form(schema, given)
-        # What plugins print is no part of what is found.
-        with progress() as show, redirect_stdout(sys.stderr):
+        with progress() as show:
             if len(paths) == 1 and paths[0].suffix in (".yaml", ".yml"):
                 _check_says_nothing(given, absent, paths[0])
                 checked = _registry(paths[0], asked, show)

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -290,7 +290,9 @@ def server_of_ranks() -> Iterator[RankServer | None]:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Draw long work on standard error: how much is done, how fast, and how long it takes yet."""
+    """Draw long work on standard error: how much is done, how fast, and how long it takes yet.
+    What plugins or a trainer print meanwhile goes there too: it is no part of what a command
+    says."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -326,8 +328,9 @@ def progress() -> Iterator[Progress]:
             tasks[what] = bars.add_task(what, total=total)
         bars.update(tasks[what], completed=done, total=total)
 
-    try:
-        yield show
-    finally:
-        if tasks:
-            bars.stop()
+    with redirect_stdout(sys.stderr):
+        try:
+            yield show
+        finally:
+            if tasks:
+                bars.stop()

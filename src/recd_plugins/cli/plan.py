@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,11 +104,9 @@ def plan(
         check_apart(files)
         for option, file in files.items():
             check_not_read(file, option, [registry])
-        # What plugins print is no part of what the command says.
-        with progress() as show, redirect_stdout(sys.stderr):
+        with progress() as show:
             stack.prepare(show)
-        hide_other_warnings()
-        with redirect_stdout(sys.stderr):
+            hide_other_warnings()
             planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)
             drifted = {} if before is None else _drifted(planner, before, f"--drift: {drift}")
             changed = {} if saved is None else _changed(planner, saved)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,10 +106,8 @@ def profile(
         check_writable(save, "--save")
         check_not_read(save, "--save", [registry, *([] if trace is None else [trace])])
         stack = loaded(registry, overrides or ())
-        # What plugins print is no part of what the command says.
-        with progress() as show, redirect_stdout(sys.stderr):
+        with progress() as show:
             stack.prepare(show)
-        with redirect_stdout(sys.stderr):
             tables = model_tables(stack.model())
             if not tables:
                 raise RegistryError(

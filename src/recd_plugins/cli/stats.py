@@ -81,8 +81,7 @@ def stats(
         opened = _opened(table, registry, schema)
         reports: list[_Findings] = []
         try:
-            with redirect_stdout(sys.stderr):  # what a measure prints is no part of what it finds
-                reports += _found(stack, opened)
+            reports += _found(stack, opened)
         finally:  # what is found is found, be it that a later measure fails
             for part in (part for one in reports if not as_json for part in one.report.tables):
                 _print(part)
