@@ -11,7 +11,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,29 @@ from pkgutil import iter_modules
 from typing import Any, get_args, get_origin
 
 from recd_plugins import api, slots
+from recd_plugins.additions import Addition, NotHere, Situation
+from recd_plugins.api.batch import Batch, InverseKeyedJaggedTensor
+from recd_plugins.api.data import (
+    Cuts,
+    GrowingDataset,
+    Period,
+    Placed,
+    Schema,
+    SparseFeature,
+    StatsReport,
+    StatsTable,
+    Table,
+    Tables,
+    TableWriter,
+)
+from recd_plugins.api.planning import (
+    ChosenSizes,
+    ModelTable,
+    RowDistribution,
+    SequenceTable,
+    TableSizes,
+    TierPlanner,
+)
 from recd_plugins.cli.main import app
 from recd_plugins.cli.messages import Message, messages
 from recd_plugins.cli.new_plugin import example
@@ -28,7 +51,7 @@ from recd_plugins.data.columns import Columns
 from recd_plugins.data.dataset import Dataset
 from recd_plugins.describe import attribute_docs, describe, field_docs, nested, options_of
 from recd_plugins.hooks.manager import Catalog
-from recd_plugins.hooks.specs import HOOKS
+from recd_plugins.hooks.specs import ADDITIONS, HOOKS
 from recd_plugins.planning.topology import PRESETS, Topology
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.trainer.training import Training
@@ -52,6 +75,16 @@ BUILDS: dict[str, tuple[type, ...]] = {
     "callbacks": (slots.Callback, Training),
 }
 """What a slot's record builds, what it may build instead, and what goes in or out of that."""
+VALUES: dict[str, tuple[type, ...]] = {
+    "log": (Cuts, Placed),
+    "dataset": (Schema, SparseFeature, Tables, GrowingDataset, Period),
+    "etl": (Table, TableWriter),
+    "stats": (StatsReport, StatsTable),
+    "reader": (Batch,),
+    "dedup": (InverseKeyedJaggedTensor,),
+    "cache": (TierPlanner, ChosenSizes, TableSizes, SequenceTable, ModelTable, RowDistribution),
+}
+"""What else the methods of these take and return; each is at the slot that has it first."""
 RELATION = {
     slots.GrowingLog: "or, to be read while it grows,",
     slots.DensePreprocess: "or, of dense columns,",
@@ -266,6 +299,8 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
             if kind is Training:
                 yield from (f"    {line}" for line in _fields(kind))
             yield from _members(kind)
+        for kind in VALUES.get(slot, ()):
+            yield from _value(kind)
         yield f"\n`recd plugins new my_{slot} --slot {slot}` writes, with a test:\n"
         yield f"```python\n{example(f'my_{slot}', slot)}```"
         for claim in catalog.of(slot):
@@ -274,6 +309,27 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
             yield from _options(claim.record.config)
             if slots.stands_in_front(claim.record):
                 yield f"\n`others` beside the options: {slots.OTHERS_DOC}"
+    yield "\n## Additions\n"
+    yield "What a plugin would put into a registry, for `recd advise` to weigh. They fill no slot;"
+    yield "[advise.md](advise.md#what-a-plugin-does-to-be-advised) has an example."
+    yield ""
+    yield f"- hook: `{ADDITIONS}()`, which returns `Addition`s"
+    for kind in (Addition, Situation, NotHere):
+        yield from _value(kind)
+
+
+def _value(kind: type) -> Iterator[str]:
+    """What goes in or out of builds: its fields, and its members that have a text of their own."""
+    yield f"- with `{kind.__name__}`: {_text(kind)}"
+    if dataclasses.is_dataclass(kind):
+        yield from (f"    {line}" for line in _fields(kind))
+    else:
+        docs = {name: text for name, text in attribute_docs(kind).items() if name not in vars(kind)}
+        hints = inspect.get_annotations(kind)
+        for name in getattr(kind, "_fields", docs):
+            hint = getattr(hints[name], "__forward_arg__", hints[name])
+            yield f"    - `{name}: {hint}`{_behind(docs.get(name, ''))}"
+    yield from _members(kind, all_of_them=False)
 
 
 def _text(thing: object) -> str:
@@ -283,29 +339,50 @@ def _text(thing: object) -> str:
 def _fields(kind: type) -> Iterator[str]:
     docs = field_docs(kind)
     for field in dataclasses.fields(kind):
+        if field.name.startswith("_"):
+            continue
         default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
         default = default.replace("Posix", "")
         if field.default_factory is not dataclasses.MISSING:
             default = f" = {field.default_factory()!r}"
-        yield f"- `{field.name}: {field.type}{default}`: {' '.join(docs[field.name].split())}"
+        default = re.sub(r"<function (\w+) at 0x\w+>", r"\1", default)
+        yield f"- `{field.name}: {field.type}{default}`{_behind(docs.get(field.name, ''))}"
 
 
-def _members(kind: type, indent: str = "    ") -> Iterator[str]:
-    """Attributes with a text, properties and methods, in the order of the class."""
-    docs = {} if dataclasses.is_dataclass(kind) else attribute_docs(kind)
+def _behind(text: str) -> str:
+    """The text behind what it is of, if there is any."""
+    return f": {' '.join(text.split())}" if text else ""
+
+
+def _members(kind: type, indent: str = "    ", *, all_of_them: bool = True) -> Iterator[str]:
+    """Attributes with a text, properties and methods, in the order of the class; or those alone
+    that have a text of their own, with what makes one."""
+    is_value = dataclasses.is_dataclass(kind)
+    docs = {} if is_value else attribute_docs(kind)
     for name, member in vars(kind).items():
         if name in docs:
             hint = inspect.get_annotations(kind)[name]
             yield f"{indent}- `{name}: {hint} = {member!r}`: {' '.join(docs[name].split())}"
         public = not name.startswith("_") or name in ("__call__", "__iter__", "__len__")
+        if not all_of_them:
+            public = public or (name == "__init__" and not is_value)
+            if isinstance(member, cached_property):
+                member = property(member.func)
+            if isinstance(member, classmethod):
+                member = member.__func__
+            has_text = member.__doc__ or isinstance(member, property)
+            if not has_text or (is_value and name in kind.__dataclass_fields__):
+                continue
         if public and isinstance(member, property):
             hint = inspect.get_annotations(member.fget)["return"]
-            yield f"{indent}- `{name}: {hint}`, a property: {_text(member)}"
+            yield f"{indent}- `{name}: {hint}`, a property{_behind(_text(member))}"
         if public and inspect.isfunction(member):
             signature = str(inspect.signature(member)).replace("'", "")
             signature = re.sub(r"<function (\w+) at 0x\w+>", r"\1", signature)
-            signature = re.sub(r"\(self(, )?", "(", signature, count=1)
-            yield f"{indent}- `{name}{signature}`: {_text(member)}"
+            signature = re.sub(r"\((self|cls)(, )?", "(", signature, count=1)
+            of_class = isinstance(vars(kind)[name], classmethod)
+            called = f"{kind.__name__}.{name}" if of_class else name
+            yield f"{indent}- `{called}{signature}`: {_text(member)}"
 
 
 def _options(config: type[Any]) -> Iterator[str]:
