@@ -173,6 +173,26 @@ def test_unique_samples_that_leave_a_table_without_rows_on_some_rank_are_refused
         assert "table shop would be row-wise, in a kernel without a row on some of 4 ranks" in said
 
 
+def refused_apart() -> str:
+    """On a rank; the error of a plan in which each table has a kernel, by an optimizer of its
+    own."""
+    net, stack = TwoBags(), rp.load({"plugins": []})
+    for kind, name in ((torch.optim.SGD, "shop"), (torch.optim.Adagrad, "item")):
+        apply_optimizer_in_backward(kind, net.bags.embedding_bags[name].parameters(), {"lr": 0.1})
+    with pytest.raises(CapabilityError) as refused:
+        stack.plan(net, sharders=[RowWiseBags()])
+    return str(refused.value)
+
+
+def test_a_plan_with_a_kernel_that_has_no_rows_on_some_rank_is_refused(
+    gloo_pool: GlooPool,
+) -> None:
+    """Plain TorchRec's first batch fails on that rank, and the others wait."""
+    for said in gloo_pool.run(refused_apart, world_size=4):
+        assert "table shop would be row-wise, in a kernel without a row on some of 4 ranks" in said
+        assert "`{'shop': ParameterConstraints(sharding_types=['table_wise'])}`" in said
+
+
 BESIDE = {
     "alone": {"plugins": ["recd_dedup"]},
     "tiers": {

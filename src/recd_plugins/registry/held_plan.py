@@ -3,7 +3,7 @@ to what the trainer wants."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.errors import CapabilityError, check_made, listed, so_many
@@ -15,7 +15,9 @@ from recd_plugins.planning.machines import neighbours, on_machines
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device
 from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.sharders import fused_by_table, left_whole
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.usage import Usage
 
@@ -86,22 +88,39 @@ def hold_to_torchrec(
 def _check_rows_on_all(
     plan: ShardingPlan, model: nn.Module, planning: RegistryPlanner, group: ProcessGroup
 ) -> None:
-    """`PartsWithoutRows` where unique samples leave row-wise bags in a kernel of their own that has
-    no row on some rank; of a model that is not adapted the trainer's own sharders ask for that."""
+    """`CapabilityError` where a kernel of row-wise tables has no row on some rank, for fbgemm looks
+    nothing up there; `PartsWithoutRows` where unique samples leave bags in such a kernel."""
     every = model_tables(model)
-    parted = {one.module for one in every.values() if one.part}
-    if not parted or ambiguous(model):  # a plan's tables are found by their names
+    if ambiguous(model):  # a plan's tables are found by their names
         return
+    parted = {one.module for one in every.values() if one.part}
+    planner = planning.planner()
+    tiers = planner.tier_plan if isinstance(planner, Tiered) else None
     row_wise = {
-        name: size
-        for name, size in row_wise_tables(plan, every).items()
-        if every[name].module in parted and every[name].pooled
+        name: TableSizes(
+            coalesce=tiers.tables[name].coalesce if tiers and name in tiers.tables else "none"
+        )
+        for name in row_wise_tables(plan, every)
+        if every[name].pooled or every[name].module not in parted
     }
+    in_files: Collection[str] = ()
+    if isinstance(planner, Tiered):
+        in_files = every if planner.all_mapped else planner.mapped
     fused: Mapping[str, Any] = fused_by_table(model, planning.sharders())
-    if lacking := without_rows(row_wise, every, group.size(), (), fused):
-        modules = frozenset(every[name].module for name in lacking)
-        tables = listed(lacking, kind="table")
+    lacking = without_rows(row_wise, every, group.size(), in_files, fused)
+    of_parts = [name for name in lacking if every[name].module in parted]
+    if of_parts:
+        modules = frozenset(every[name].module for name in of_parts)
+        tables = listed(of_parts, kind="table")
         raise PartsWithoutRows(planning.choice.who, modules, tables, group.size())
+    if lacking:
+        raise CapabilityError(
+            f"{planning.choice.who}: {listed(lacking, kind='table')} would be row-wise, in a "
+            f"kernel without a row on some of {so_many(group.size(), 'rank')}, where the first "
+            "batch fails and the other ranks wait. Have your sharder and constraints name another "
+            f"type, `{{{lacking[0]!r}: ParameterConstraints(sharding_types=['table_wise'])}}`, or "
+            "give it more rows."
+        )
 
 
 def hold_to_trainer(
