@@ -221,6 +221,17 @@ def test_fixed_streams_go_on_with_the_same_batches(
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=LOSS)
 
 
+def test_as_many_ranks_go_on_where_they_were_without_streams_too(folder: Path) -> None:
+    checkpoint = checkpoint_of(folder / "two")
+    found = for_ranks(checkpoint, 2)
+    assert (found.exact, found.begins_epoch) == (True, None)
+    for rank in range(2):
+        state = json.loads((checkpoint / f"rank-{rank}.json").read_text())
+        assert found.rank(rank)["loader"] == state["loader"]
+        assert state["loader"]["batches"] == 3
+    assert not for_ranks(checkpoint, 2, 16).exact
+
+
 def test_ranks_that_cannot_share_the_streams_have_others(folder: Path, gloo_pool: GlooPool) -> None:
     command = ["reshard", str(folder / "part"), str(folder / "three"), "--ranks", "3"]
     done = CliRunner().invoke(app, command)

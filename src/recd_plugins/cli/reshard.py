@@ -50,9 +50,10 @@ def reshard(
     """Write a run's checkpoint so that `recd train --resume` goes on at another number of ranks.
 
     Tables, dense parameters and optimizer states are what they were, under any plan. Batches go
-    on where they were if reader.streams is set and the samples of a step stay as many; else
-    with the next epoch, in other streams where the ranks cannot share those evenly. The command
-    that is printed has the overrides by which the registry that is read becomes the run's.
+    on where they were if ranks and their samples stay as many, or reader.streams is set and the
+    samples of a step do; else with the next epoch, in other streams where the ranks cannot share
+    those evenly. The command that is printed has the overrides by which the registry that is read
+    becomes the run's.
     """
     with reported(debug):
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write

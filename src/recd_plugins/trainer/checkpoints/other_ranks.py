@@ -68,7 +68,7 @@ class OtherRanks:
     streams: int | None = None
     """The reader's streams from then on, where the ranks cannot share those that it had."""
     position: Mapping[str, Any]
-    """The position from which the loader of every rank goes on."""
+    """The position from which the loaders of ranks of another number go on."""
 
     def rank(self, rank: int) -> dict[str, Any]:
         """The content of this rank's file: a rank that is new draws its own random numbers, and has
@@ -81,7 +81,8 @@ class OtherRanks:
         mine["so_far"] = kept.get("so_far", {})
         if self.ranks != self.ranks_before:
             mine["so_far"] = self._so_far(rank, first.get("so_far", {}))
-        return {"loader": dict(self.position), **mine}
+        as_before = self.exact and self.ranks == self.ranks_before
+        return {"loader": dict(kept["loader"] if as_before else self.position), **mine}
 
     def _so_far(self, rank: int, first: Mapping[str, Any]) -> dict[str, Any]:
         """The counts of a rank toward the metrics that come next: rank 0 has what all of them
@@ -112,10 +113,11 @@ def for_ranks(
 ) -> OtherRanks:
     """The checkpoint for so many ranks, of `batch_size` samples each (by default as before).
 
-    The epoch goes on where it was if that is the same place for any rank: no batch of it has
-    been trained; or `reader.streams` is set and a multiple of `ranks`, no workers read, and
-    `batch_size` times ranks is unchanged. Else the next epoch begins, and what was left of this
-    one is skipped. The reader has so many `streams` then, if it had others.
+    The epoch goes on where it was if ranks and their samples are as many as before; or if that is
+    the same place for any rank: no batch of it has been trained; or `reader.streams` is set and a
+    multiple of `ranks`, no workers read, and `batch_size` times ranks is unchanged. Else the next
+    epoch begins, and what was left of this one is skipped. The reader has so many `streams` then,
+    if it had others.
     """
     job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
@@ -131,8 +133,8 @@ def for_ranks(
     position = read_rank(checkpoint, 0)["loader"]
     epoch = _begins(position)
     same = others is None and ranks * size == before * size_before
-    exact = same and _any_ranks(registry, position, ranks)
-    if exact:
+    exact = same and (ranks == before or _any_ranks(registry, position, ranks))
+    if exact and ranks != before:
         positions = [read_rank(checkpoint, rank)["loader"] for rank in range(before)]
         position = _leaving_out(position, {one for each in positions for one in _left_out(each)})
     return OtherRanks(
