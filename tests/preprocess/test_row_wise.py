@@ -445,6 +445,14 @@ class OfRows(FirstX):
             r"made \d+ ids, and lengths that add up to \d+\. Give each row",
         ),
         (
+            lambda ids, lengths, weights: (
+                ids,
+                lengths + lengths.diff(append=lengths[:1]) * 9,
+                weights,
+            ),
+            r"made a row of -\d+ ids\. Give a row without ids the length 0\.",
+        ),
+        (
             lambda ids, lengths, weights: (ids.float(), lengths, weights),
             r"made ids of torch\.float32, where they must be integers",
         ),

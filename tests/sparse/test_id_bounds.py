@@ -77,6 +77,12 @@ def test_who_made_an_id_is_named() -> None:
         IdBounds(BOUNDS, {"a": "preprocess 'x' made"}).check(kjt, "R yielded")
 
 
+def test_who_made_a_row_of_fewer_than_no_ids_is_named() -> None:
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 0]), lengths=torch.tensor([1, 1, 2, -2]))
+    with pytest.raises(PluginError, match=r"^preprocess 'x' made a row of -2 ids of feature 'b'\."):
+        IdBounds(BOUNDS, {"b": "preprocess 'x' made"}).check(kjt, "R yielded")
+
+
 def test_lengths_may_have_a_row_for_each_key() -> None:
     def check(ids: list[int]) -> bool:
         lengths = torch.tensor([[2, 0, 1], [0, 1, 1]])

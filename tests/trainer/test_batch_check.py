@@ -65,7 +65,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "floats": ({"features": kjt(values=torch.ones(3))}, "ids of torch.float32, where"),
     "lengths": ({"features": kjt(lengths=torch.tensor([2, 2, 0, 0]))}, "add up to 4 for 3 ids."),
     "weights of ids": ({"features": kjt(weights=torch.ones(4))}, "4 weights of 3 ids. Give each"),
-    "negative": ({"features": kjt(lengths=torch.tensor([4, -1, 0, 0]))}, "a row of -1 ids."),
+    "negative": (
+        {"features": kjt(lengths=torch.tensor([4, -1, 0, 0]))},
+        "a row of -1 ids of feature 'a'.",
+    ),
     "large": ({"features": kjt(values=torch.tensor([8, 0, 9]))}, "id 9 of feature 'a', outside [0"),
     "small": ({"features": kjt(values=torch.tensor([8, 0, -1]))}, "id -1 of feature 'a', outside"),
     "text": ({"dedup": "abc"}, "`dedup` of str, which has no to: what a converter"),

@@ -79,8 +79,13 @@ class IdBounds:
         whose: str,
     ) -> NoReturn:
         if not of_ids:
-            if len(rows) and (least := int(rows.min())) < 0:
-                raise PluginError(f"{whose} a row of {least} ids. A row without ids has 0.")
+            held = rows[: sizes.sum()]
+            if len(held) and (least := int(held.min())) < 0:
+                key = keys[int(np.searchsorted(sizes.cumsum(), held.argmin(), side="right"))]
+                raise PluginError(
+                    f"{self._makers.get(key, whose)} a row of {least} ids of feature {key!r}. A "
+                    "row without ids has 0."
+                )
             raise PluginError(
                 f"{whose} lengths that add up to {int(rows.sum())} for {len(ids)} ids."
             )

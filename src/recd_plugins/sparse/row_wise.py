@@ -244,6 +244,10 @@ class RowWise:
             )
         if total is None and lengths.is_cpu:
             total = int(lengths.sum())
+            if lengths.numel() and (least := int(lengths.min())) < 0:
+                raise PluginError(
+                    f"{self.who} made a row of {least} ids. Give a row without ids the length 0."
+                )
         if total is not None and total != len(ids):
             raise PluginError(
                 f"{self.who} made {len(ids):,} ids, and lengths that add up to {total:,}. Give "
