@@ -62,7 +62,13 @@ from recd_plugins.registry.held_plan import (
     hold_to_torchrec,
     hold_to_trainer,
 )
-from recd_plugins.registry.looked_up import bytes_beside, check_read, looked_up, too_small
+from recd_plugins.registry.looked_up import (
+    bytes_beside,
+    check_read,
+    looked_up,
+    too_small,
+    unweighed,
+)
 from recd_plugins.registry.made_alike import check_made_alike
 from recd_plugins.registry.measured import measured
 from recd_plugins.registry.optimizer import held_factory
@@ -651,6 +657,7 @@ class Stack(LooksAtBatches):
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.unneeded(self._features.unneeded(looked_up(model)))
+        self._check_weighed(model, own=batches is not None or profile is not None)
         unique = self._features.groups if self._adapted else ()
         if plan.plan:  # of a model without tables the planner has said so
             self._usage.watch(model, planner, planning.choice, unique)
@@ -699,6 +706,13 @@ class Stack(LooksAtBatches):
             schema=vars(self).get("schema"),
         )
         return plan, whose
+
+    def _check_weighed(self, model: nn.Module, *, own: bool) -> None:
+        """Say which transforms give ids weights that the model takes none of."""
+        bare = unweighed(model)
+        own = own or not self.registry.has_dataset
+        for choice, names in self._features.weighing(looked_up(model), own=own):
+            self._usage.unweighed(choice, [name for name in names if name in bare])
 
     def _look_up_all_samples(self, model: nn.Module, error: PartsWithoutRows) -> None:
         """Have collections look up all samples whose parts a plan has no place for."""

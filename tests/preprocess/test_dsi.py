@@ -18,6 +18,9 @@ import torch
 from drawn import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
@@ -39,6 +42,7 @@ from recd_plugins.data.preprocessing import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.data.transform import BatchTransform, batch_steps
 from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
@@ -506,6 +510,22 @@ def test_a_column_of_the_name_of_weights_that_are_made() -> None:
     for features in (("a",), ("a", "a_weights")):
         with pytest.raises(RecdError, match=says):
             transform_of(table, ("compute_score", {}, features))
+
+
+def test_weights_that_no_collection_takes_are_told() -> None:
+    def bags(name: str, *, weighted: bool) -> nn.Module:
+        table = EmbeddingBagConfig(
+            name=f"table of {name}", num_embeddings=9, embedding_dim=4, feature_names=[name]
+        )
+        return EmbeddingBagCollection(tables=[table], is_weighted=weighted)
+
+    chain = [{"use": "first_x", "n": 2}, {"use": "compute_score", "features": ["a", "b"]}]
+    stack = rp.load({"plugins": ["recd_dsi"], "preprocess": chain})
+    weighted = [bags("a", weighted=True), bags("b", weighted=True)]
+    stack._check_weighed(nn.ModuleList(weighted), own=True)  # a warning would fail the test
+    says = r"^preprocess\[1\]: compute_score is not needed: the ids of feature b get weights by it"
+    with pytest.warns(NoticeWarning, match=says):
+        stack._check_weighed(nn.ModuleList([weighted[0], bags("b", weighted=False)]), own=True)
 
 
 CHAINS: list[list[dict[str, Any]]] = [

@@ -152,6 +152,16 @@ class Step:
         return any(one.scored for one in (self.made(self.takes) if self.takes else ()))
 
     @property
+    def weighed(self) -> tuple[str, ...]:
+        """The features that come out scored, be those that it takes so or not."""
+        bare = [dataclasses.replace(self.before.feature(name), scored=False) for name in self.takes]
+        try:
+            made = dataclasses.replace(self, before=self.before.replace(bare)).made(self.takes)
+        except Exception:  # whatever its author raises where ids have no weights
+            return ()
+        return tuple(feature.name for feature in made if feature.scored)
+
+    @property
     def changes_keys(self) -> bool:
         """Whether other features come out than go in: added, renamed or made one."""
         return not self.dense and bool(self.takes) and self.names(self.takes) != self.takes

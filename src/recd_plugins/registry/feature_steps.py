@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from numbers import Real
@@ -24,7 +24,14 @@ from recd_plugins.data.preprocessing import (
     steps_of,
 )
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import CapabilityError, PluginError, check_made, nearest, shown
+from recd_plugins.errors import (
+    CapabilityError,
+    PluginError,
+    RegistryError,
+    check_made,
+    nearest,
+    shown,
+)
 from recd_plugins.notices import Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
@@ -134,22 +141,25 @@ class FeatureSteps:
         self._converts = True
         return Conversion(self.transforms, self.converter, self._who_converts)
 
-    @cached_property
+    @property
     def transforms(self) -> list[ChosenTransform]:
         """The transforms that `preprocess` chose, built."""
+        return [one for one, _ in self._chosen_transforms]
+
+    @cached_property
+    def _chosen_transforms(self) -> list[tuple[ChosenTransform, Choice]]:
         chosen = []
         for choice in self._registry.chosen("preprocess"):
             where = self._registry.source.locate(choice.where)
-            chosen.append(
-                ChosenTransform(
-                    who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
-                    f"{choice.provider}",
-                    where=where,
-                    features=choice.features,
-                    transform=choice.build(self._contexts.of("preprocess")),
-                    label=choice.record.name,
-                )
+            transform = ChosenTransform(
+                who=f"{where or choice.where}: preprocess {choice.record.name!r} of "
+                f"{choice.provider}",
+                where=where,
+                features=choice.features,
+                transform=choice.build(self._contexts.of("preprocess")),
+                label=choice.record.name,
             )
+            chosen.append((transform, choice))
         return chosen
 
     @cached_property
@@ -249,6 +259,25 @@ class FeatureSteps:
         named = self._named if self.says_what_it_takes else frozenset()
         wanted = completed(self.steps, needed(self.steps, looked_up) | named)
         return tuple(name for name in self.read.sparse_names if name not in wanted)
+
+    def weighing(
+        self, looked_up: Collection[str], *, own: bool
+    ) -> Iterator[tuple[Choice, tuple[str, ...]]]:
+        """The transforms that give weights to ids, each with the features whose ids it gives them.
+        `own`: of batches of a trainer's own, of which no more is known than what its model has
+        `looked_up`."""
+        chosen = [one for one in self.transforms if not own or not one.dense]
+        if not chosen:
+            return
+        try:
+            keys = schema_of_keys(sorted(looked_up))
+            steps = steps_of(chosen, keys) if own and not self._looked_at else self._every
+        except RegistryError:  # of features that the trainer's model does not look up
+            return
+        choices = {id(one.transform): choice for one, choice in self._chosen_transforms}
+        for step in steps:
+            if not step.dense and step.takes and (names := step.weighed):
+                yield choices[id(step.transform)], names
 
     def check(self) -> None:
         """Check that the features exist which `preprocess` and `pooling` name, and that the model

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, so_many
+from recd_plugins.planning.embedding_collections import embedding_collections
 
 if TYPE_CHECKING:
     from torch import nn
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.registry.feature_steps import FeatureSteps
 
-__all__ = ["bytes_beside", "check_read", "looked_up", "too_small"]
+__all__ = ["bytes_beside", "check_read", "looked_up", "too_small", "unweighed"]
 
 
 def looked_up(model: nn.Module) -> set[str]:
@@ -64,6 +65,17 @@ def behind_collisions(model: nn.Module) -> list[str]:
         for table in model_tables(model).values()
         if any(table.module.startswith(path) for path in maps)
     ]
+
+
+def unweighed(model: nn.Module) -> set[str]:
+    """The features that bags of a model look up without their ids' weights, and no others do."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for _, module, configs in embedding_collections(model):
+        bare = isinstance(module, EmbeddingBagCollection) and not module.is_weighted()
+        found[bare].update(name for config in configs for name in config.feature_names)
+    return found[True] - found[False]
 
 
 def bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:

@@ -121,6 +121,19 @@ class Usage:
                 )
             )
 
+    def unweighed(self, transform: Choice, features: Sequence[str]) -> None:
+        """Ids get weights that no collection of the model takes."""
+        if features:
+            self._give(
+                Unneeded(
+                    what=f"{transform.where}: {transform.record.name}",
+                    why=f"the ids of {listed(features, kind='feature')} get weights by it, and no "
+                    "collection that looks them up takes any",
+                    cure="Make that EmbeddingBagCollection with `is_weighted=True`, or take the "
+                    "transform out, where the model reads the weights in no other way.",
+                )
+            )
+
     def unseen(self, reader: Choice, device: object) -> None:
         """The ids of a reader's batches come on a device: each look would have the processor wait
         for it."""
