@@ -51,7 +51,8 @@ class Batch(Pipelineable):
 
     @cached_property
     def sparse(self) -> KeyedJaggedTensor | SparseFeatures:
-        """All sparse features: what an adapted model is given in place of `features`.
+        """All sparse features, the keys of `features` before those of `dedup`: what an adapted
+        model is given in place of `features`.
 
         An attribute, so that TorchRec's pipeline can follow it from the batch.
         """

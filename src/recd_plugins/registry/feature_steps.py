@@ -414,7 +414,7 @@ class FeatureSteps:
     @property
     def unique_shares(self) -> Sequence[float] | None:
         """Each group's unique samples over the batch size, where the converter knows them."""
-        shares: Sequence[float] | None = getattr(self.converter, "unique_shares", None)
+        shares: Any = getattr(self.converter, "unique_shares", None)
         of: Groups = getattr(self.converter, "groups", ())
         if shares is not None and not (isinstance(shares, Sequence) and len(shares) == len(of)):
             who = f"{self._registry.one('dedup').who}: its `unique_shares`"
@@ -422,7 +422,9 @@ class FeatureSteps:
                 f"{who} are {shown(shares)}, where they must be one for each group, of which "
                 f"it has {len(of)}. Give as many, or have no such attribute."
             )
-        if shares is not None and not all(isinstance(one, Real) and 0 < one <= 1 for one in shares):
+        if shares is not None and not all(
+            isinstance(one, Real) and 0 < float(one) <= 1 for one in shares
+        ):
             who = f"{self._registry.one('dedup').who}: its `unique_shares`"
             raise PluginError(
                 f"{who} are {shown(shares)}, where each must be a share > 0 and <= 1 of a batch's "

@@ -235,7 +235,8 @@ class Tiers:
             if any(update.batch.replicas is self._holder for update in to_come):
                 raise CapabilityError(
                     "tiers: a batch of the new plan is computed between a forward of the old one "
-                    "and its backward. Call retier after the backward."
+                    "and its backward. Call retier after the backward; of a loss that has none, "
+                    "keep `loss.detach()`."
                 )
             self.flush()
             self._holder.replaced = True
