@@ -241,6 +241,15 @@ def test_weights_of_other_types_come_as_they_are(use: str, weights: torch.dtype)
     assert alike(stack_of(dedup=dedup).convert(kjt).to_kjt(), kjt)
 
 
+@pytest.mark.parametrize("use", ["exact", "partial"])
+@pytest.mark.parametrize("ids", [torch.int16, torch.uint8])
+def test_ids_of_small_types_are_taken_as_a_table_takes_them(use: str, ids: torch.dtype) -> None:
+    kjt = from_lists(LISTS)
+    small = KeyedJaggedTensor(kjt.keys(), kjt.values().to(ids), lengths=kjt.lengths())
+    made = stack_of(dedup={"use": use, "groups": GROUPS}).convert(small)
+    assert to_lists(made.to_kjt()) == to_lists(small)
+
+
 class Pair(NamedTuple):
     features: Any
     labels: Tensor

@@ -512,6 +512,19 @@ def test_a_column_of_the_name_of_weights_that_are_made() -> None:
             transform_of(table, ("compute_score", {}, features))
 
 
+@pytest.mark.parametrize(
+    "step", [{"use": "first_x", "n": 1}, {"use": "union", "left": "a", "right": "b", "into": "c"}]
+)
+def test_weights_that_learn_get_their_gradients(step: dict[str, Any]) -> None:
+    lists = from_lists({"a": [[1, 2], [3]], "b": [[2], []]})
+    weights = torch.ones(4, requires_grad=True)
+    own = KeyedJaggedTensor(lists.keys(), lists.values(), weights, lengths=lists.lengths())
+    made = rp.load({"plugins": ["recd_dsi"], "preprocess": [step]}).convert(own)
+    made.weights().sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.sum() == len(made.values())
+
+
 def test_weights_that_no_collection_takes_are_told() -> None:
     def bags(name: str, *, weighted: bool) -> nn.Module:
         table = EmbeddingBagConfig(

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.tracing import outside_of_graphs
@@ -14,12 +15,16 @@ from recd_plugins.data.preprocessing import ChosenTransform, schema_of_keys, ste
 from recd_plugins.data.transform import BatchTransform, row_wise
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.keyed import with_ids
 from recd_plugins.sparse.own_batches import FeaturesOf, features_of, replaced
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter
 
 __all__ = ["Conversion", "ConvertedLoader", "Converting", "check_own"]
+
+SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
+"""Types of ids that a TorchRec table takes, and no kernel that gathers unique rows."""
 
 
 class Conversion:
@@ -62,6 +67,8 @@ class Conversion:
                 "before they become such a one, or take `dedup` and `preprocess` out of "
                 "registry.yaml."
             )
+        if self._dedup is not None and features.values().dtype in SMALL:
+            features = with_ids(features, features.values().long())
         keys = tuple(features.keys())
         if keys not in self._by_keys:
             self._by_keys[keys] = self._transform(keys)

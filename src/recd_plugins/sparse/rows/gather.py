@@ -120,8 +120,9 @@ def gather_each(values: Addresses, spans: Spans, counts: I64, out: Tensor) -> No
 
 
 def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another, on any device."""
-    if not values.is_cpu:
+    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another, on any device, with
+    their gradients."""
+    if not values.is_cpu or values.requires_grad:
         return values[spread_places(starts, lengths)]
     if values.dtype in (torch.float16, torch.bfloat16):  # numba has neither
         return spread_rows(values.view(torch.int16), starts, lengths).view(values.dtype)
