@@ -359,15 +359,18 @@ def test_a_table_that_is_missing(folder: Path) -> None:
     Path("t/other").mkdir()
     printed = message(train(PARQUET))
     assert "dataset.train: t/train: there is no such table" in printed
-    assert f"It starts from {folder}, where you are. {folder}/t has no 'train', but " in printed
-    assert "but trian, other." in printed
+    assert f"It is relative to {folder}, where you are. {folder}/t has no 'train'; " in printed
+    assert "'train'; it holds trian, other." in printed
     printed = message(CliRunner().invoke(app, ["advise", "--table", "t/otter"]))
     assert "--table: t/otter: there is no such table" in printed
     printed = message(CliRunner().invoke(app, ["init", "s/none", "--out", "r.yaml"]))
-    assert f"TABLE: s/none: there is no such table. Check the path. It starts from {folder}" in (
+    assert f"TABLE: s/none: there is no such table. Check the path. It is relative to {folder}" in (
         printed
     )
-    assert f"{folder} has no 's', but t." in printed
+    assert f"{folder} has no 's'; it holds t." in printed
+    Path("empty").mkdir()
+    printed = message(CliRunner().invoke(app, ["init", "empty/none", "--out", "r.yaml"]))
+    assert "empty has no 'none', and no other folder or Parquet file." in printed
 
 
 @pytest.mark.parametrize("name", ["t/train", "t/tr*n"])

@@ -121,7 +121,7 @@ class NoSuchTable(DataError):
                 f"lies beside {registry}. Write `{self.option.rpartition('.')[2]}: {beside}`, or "
                 f"start from {registry.parent.absolute()}."
             )
-        start = "" if path.is_absolute() else f" It starts from {Path.cwd()}, where you are."
+        start = "" if path.is_absolute() else f" It is relative to {Path.cwd()}, where you are."
         return f"{path}: {what}. Check the path.{start}{'' if glob else _neighbours(path)}"
 
 
@@ -137,8 +137,9 @@ def _neighbours(path: Path) -> str:
         return ""
     names = sorted(one.name for one in there if one.is_dir() or one.suffix == ".parquet")
     near = get_close_matches(wanted, names, n=4, cutoff=0.5)
-    held = listed([*near, *(one for one in names if one not in near)]) or "no folder"
-    return f" {folder.absolute()} has no {wanted!r}, but {held}."
+    others = listed([*near, *(one for one in names if one not in near)])
+    held = f"; it holds {others}" if others else ", and no other folder or Parquet file"
+    return f" {folder.absolute()} has no {wanted!r}{held}."
 
 
 @contextmanager

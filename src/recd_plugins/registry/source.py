@@ -126,8 +126,8 @@ def _read_file(path: Path) -> Document:
         text = text_of(path)
     except FileNotFoundError:
         raise RegistryError(
-            f"{path}: there is no such registry. Name one with --registry FILE; "
-            "examples/ holds several to start from."
+            f"{path}: there is no such registry. Name one that is there (--registry FILE), or have "
+            "`recd init TABLE` write one; examples/ of the repository holds several."
         ) from None
     document = read_yaml(text, str(path))
     if document.values is None:
