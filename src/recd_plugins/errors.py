@@ -221,7 +221,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(set(known))
     if not names:
-        return "There are none to choose from."
+        return "there are none to choose from."
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
 
 
 @pytest.mark.parametrize("kind", [RecdError, DataError, RegistryError])
@@ -15,3 +15,7 @@ def test_no_word_of_a_message_is_shown_whole_that_is_too_long(kind: type[RecdErr
 
 def test_where_something_lies_in_a_registry_opens_its_message() -> None:
     assert str(RegistryError("is negative.", "train.steps")) == "train.steps: is negative."
+
+
+def test_what_stands_behind_a_semicolon_goes_on() -> None:
+    assert nearest("exact", []) == "there are none to choose from."

@@ -88,7 +88,7 @@ REGISTRIES = {
         [
             "no enabled plugin provides",
             "Installed and not enabled: recd_dedup, recd_dlrm, ",
-            "A plugin is enabled by its name under `plugins`. `recd plugins dataset` lists",
+            "`recd plugins NAME` prints the line to write for a record, `recd plugins dataset`",
         ],
     ),
     "unknown option": (

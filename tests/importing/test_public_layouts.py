@@ -311,7 +311,7 @@ def test_a_guess_that_would_train_wrongly_stops_an_import(tmp_path: Path) -> Non
         "track: whole numbers: counts, or ids of something? Taken for counts",
         "weight: taken by its name for what a sample counts in the loss",
     ]
-    refused = told[told.index("nobody has settled") :]
+    refused = told[told.index("these doubts are not settled") :]
     assert all(f"doubt: {one}" in told and f"  {one}" in refused for one in doubts)
     assert "--accept-doubts" in refused
     assert not (tmp_path / "t").exists()
@@ -476,11 +476,11 @@ def test_what_describes_an_item_and_is_not_drawn_with_it_stops_an_import(tmp_pat
     assert re.findall(r"doubt: (\w+): is the same wherever an item is", told) == [
         "artist", "price",
     ]  # fmt: skip
-    assert "nobody has settled" in told
+    assert "these doubts are not settled" in told
     assert not (tmp_path / "t").exists()
     schema = tmp_path / "a.yaml"
     recd("data", "schema", path, "--out", schema)
-    assert "nobody has settled" in recd(*words, "--schema", schema, fails=2)
+    assert "these doubts are not settled" in recd(*words, "--schema", schema, fails=2)
     recd(*words, "--accept-doubts")
     every = ("--item", "artist", "--item", "price")
     told = recd(*words[:3], tmp_path / "u", *words[4:], *every)

@@ -110,7 +110,7 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
     """`RegistryError` for options of text, and for columns that are absent, beside a registry."""
     if absent:
         raise RegistryError(
-            f"--absent: is of files. A registry says itself which columns some of them may lack: "
+            f"--absent: is for foreign files. A registry says itself which columns some may lack: "
             f"write `absent: [{', '.join(absent)}]` into the dataset of {registry}."
         )
     options = [one.name for one in dataclasses.fields(given) if getattr(given, one.name)]

@@ -225,8 +225,8 @@ def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:
             "import with `--schema schema.yaml`"
         )
     raise DataError(
-        f"nobody has settled what a model would be trained wrongly by, if it is wrong:{listed}"
-        f"\n{cure}; or take them as they are with `--accept-doubts`."
+        f"these doubts are not settled, and would train a wrong model where they are right:{listed}"
+        f"\n{cure}; or take all as it is with `--accept-doubts`."
     )
 
 

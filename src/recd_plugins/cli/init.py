@@ -121,7 +121,7 @@ def registry_of_table(
             raise DataError(f"{one.path}: holds no rows. Name a table that has some.")
     if not opened.schema.sparse:
         raise DataError(
-            f"{train}: has no sparse feature, of which every model here embeds some. List its "
+            f"{train}: has no sparse feature, and every model here embeds one at least. List its "
             "columns of ids under the schema's `sparse`; or write a registry.yaml by hand, with a "
             "model of your own: `recd plugins new NAME --slot model` begins one."
         )

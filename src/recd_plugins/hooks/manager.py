@@ -155,8 +155,8 @@ class Catalog:
             others = f" Installed and not enabled: {', '.join(sorted(off))}." if off else ""
             raise RegistryError(
                 f"no enabled plugin provides {slot} {shown(use)}; {hint}{others} A plugin is "
-                f"enabled by its name under `plugins`. `recd plugins {slot}` lists what all "
-                "installed ones provide."
+                "enabled by its name under `plugins`: `recd plugins NAME` prints the line to write "
+                f"for a record, `recd plugins {slot}` lists what all installed plugins provide."
             )
         providers, first = [str(claim.provider) for claim in named], named[0].provider.owner
         if len(set(providers)) < len(providers):  # plugins of one distribution

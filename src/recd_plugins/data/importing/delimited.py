@@ -167,7 +167,7 @@ def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delim
         fields = f"{so_many(len(rows[0]), 'field')}"
         raise DataError(
             f"{path}: its first line has {fields}, {shown(line[:80])}, and those below have "
-            f"{usual}. If it names the columns, let it name each; if it is none of the table's, "
+            f"{usual}. If it names the columns, let it name each; if it is no part of the table, "
             f"take it out: tail -n +2 {rest}"
         )
 

@@ -210,8 +210,8 @@ def _check_no_sections(path: Location, text: str) -> None:
     sections = [line.strip() for line in lines if SECTION.fullmatch(line.strip())]
     if sections and lines[0].strip() == sections[0] and len(lines) > 1 and "," in lines[1]:
         raise DataError(
-            f"{path}: has lines as {sections[0]!r}, which say what the lines below them are of. "
-            'Write it into each of these: awk \'/:$/ {sub(":", ""); item = $0; next} '
+            f"{path}: has lines as {sections[0]!r}, which say what the lines below belong to. "
+            'Write that into each line below: awk \'/:$/ {sub(":", ""); item = $0; next} '
             f'{{print item "," $0}}\' {path.name} > {path.stem}.csv'
         )
 

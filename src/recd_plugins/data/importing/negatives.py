@@ -128,8 +128,8 @@ def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
     found = [one.name for one in schema.sparse if one.kind == "item" and not one.sequence]
     if not found:
         raise RegistryError(
-            "no feature of kind item that is no sequence is there to be replaced. Name the item's "
-            "columns, its id first: --item item_id --item brand.",
+            "the schema has no feature of kind item, sequences apart, that another item's could "
+            "replace. Name the item's columns, its id first: --item item_id --item brand.",
             "--negatives",
         )
     return _with_weights(schema, found)

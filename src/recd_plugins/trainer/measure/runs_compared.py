@@ -93,7 +93,10 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
     file = folder / "metrics.jsonl"
     if not file.exists():
         why = "holds no metrics.jsonl, so no run" if folder.exists() else "there is no such path"
-        raise DataError(f"{folder}: {why}. Name a folder that train.run named, as runs/latest.")
+        raise DataError(
+            f"{folder}: {why}. Name a folder to which a run went (train.run), by default "
+            "runs/latest."
+        )
     registry = folder / "registry.yaml"
     try:
         every = file.read_text(encoding="utf-8").splitlines(keepends=True)
