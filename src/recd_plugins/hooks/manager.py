@@ -346,7 +346,8 @@ def _wrong_with(record: Record[Any, Any]) -> str:
         if slot not in SLOTS:
             return f"that uses {shown(slot)}, which is no slot; {nearest(slot, SLOTS)}"
     options = [field.name for field in dataclasses.fields(config)]
-    for name in getattr(record, "free", ()):
+    free: tuple[str, ...] = getattr(record, "free", ())
+    for name in free:
         if name not in options:
             return f"whose `free` names {shown(name)}, which is no option; {nearest(name, options)}"
     takes: object = getattr(record, "takes", None)
