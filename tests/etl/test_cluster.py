@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-from contextlib import contextmanager
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from drawn import at_most
+from full_disk import files_of_at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
@@ -140,22 +138,11 @@ def test_progress_is_reported_in_rows(tmp_path):
         assert len(steps) > 2
 
 
-@contextmanager
-def files_up_to(size):
-    """No file can grow beyond `size` bytes: a write fails, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("size", [1_000, 1500])
 def test_a_write_that_fails_publishes_nothing_and_the_next_run_goes_on(tmp_path, size):
     rows = mixed_rows()
     source = table_of(tmp_path / "source", rows)
-    with files_up_to(size), pytest.raises(OSError, match="File too large"):
+    with files_of_at_most(size), pytest.raises(OSError, match="File too large"):
         cluster(source, tmp_path / "clustered", 1e-4)
     assert not (tmp_path / "clustered").exists()
     assert read(cluster(source, tmp_path / "clustered", 1e-4)).equals(expected(rows))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 import recd_plugins as rp
 from recd_plugins.config import parse
@@ -20,17 +19,6 @@ from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.errors import DataError
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.probe import SCHEMA
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Inside, the system takes no more bytes of a file."""
-    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 def import_table(folder: Path) -> None:

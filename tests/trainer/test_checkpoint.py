@@ -6,11 +6,10 @@ import json
 import pickletools
 import random
 import re
-import resource
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import callback_plugin
 import pytest
 import torch
 import torch.distributed as dist
+from full_disk import files_of_at_most
 from jobs import REGISTRY, metrics
 
 from recd_plugins.api.batch import Batch, read_batch
@@ -385,13 +385,9 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
 
 def run_on_a_full_disk(folder: str, overrides: list[str], rank: int) -> dict[str, Any] | str:
     """On a rank: `run`, where `rank` may write no file of more than 200,000 bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if dist.get_rank() == rank:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
-    try:
+    full = dist.get_rank() == rank
+    with files_of_at_most(200_000) if full else nullcontext():
         return run(folder, overrides, True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
