@@ -126,7 +126,6 @@ class RunReport:
     def sync(self) -> None:
         """The disk has every line that was reported: a checkpoint counts on them."""
         if self._speaks:
-            self._board.flush()  # it keeps them back for minutes, and a kill would take them
             os.fsync(self._file.fileno())
 
     def close(self, summary: Mapping[str, Any]) -> None:
