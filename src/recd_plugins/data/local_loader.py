@@ -33,6 +33,7 @@ from recd_plugins.data.read_seconds import (
     HandedOver,
     ReadSeconds,
 )
+from recd_plugins.data.shared_tensors import check_shares_memory, share_memory
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RecdError, listed
@@ -110,6 +111,8 @@ class RankBatches(IterableDataset[HandedOver]):
             )
             for batch, unjoined in reader.batches(epoch, first, stop, then):
                 made = _transformed(batch, unjoined, transform)
+                if worker is not None:
+                    share_memory(made)
                 seconds = reader.seconds.taken() | own.taken()
                 yield HandedOver(made, seconds, time.perf_counter())
         except RecdError as error:
@@ -265,6 +268,8 @@ class LocalLoader:
             if self._within or self._workers:
                 self._batches.first = 0
             torchdata.load_state_dict(self._within or {})
+        if self._workers:
+            check_shares_memory()
         others = {*active_children()}
         reading = iter(self._batches if torchdata is None else torchdata)
         workers = {*active_children()} - others

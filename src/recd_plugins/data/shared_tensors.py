@@ -1,0 +1,59 @@
+"""The memory that processes of a machine share, by which a worker hands a batch to its rank."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from torch import Tensor
+
+from recd_plugins.errors import CapabilityError
+
+__all__ = ["check_shares_memory", "share_memory"]
+
+CURE = (
+    "Give this machine, or its container, a larger /dev/shm, as by `docker run --shm-size 8g`; or "
+    "have a rank read by itself, by `reader.workers=0`."
+)
+
+
+def share_memory(batch: object) -> None:
+    """Move all tensors of a batch into memory that other processes see; `CapabilityError` where it
+    has no room for them.
+
+    A queue between processes would do so in a thread of its own, and lose a batch that has no
+    room: whoever waits for it would wait for ever.
+    """
+    try:
+        _Sharing(io.BytesIO()).dump(batch)
+    except RuntimeError as error:
+        if "shared memory" not in str(error):
+            raise
+        raise _refused(str(error).partition("\n")[0]) from None
+
+
+def check_shares_memory() -> None:
+    """`CapabilityError` where processes of this machine cannot share any."""
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        raise _refused(error.strerror or str(error)) from None
+
+
+def _refused(why: str) -> CapabilityError:
+    return CapabilityError(
+        f"reader.workers: what a worker reads goes to its rank in shared memory, of which the "
+        f"system gives none ({why}). {CURE}"
+    )
+
+
+class _Sharing(ForkingPickler):
+    """It finds the tensors of whatever is pickled as what holds them says."""
+
+    def persistent_id(self, value: Any) -> bool | None:
+        if not isinstance(value, Tensor):
+            return None
+        value.share_memory_()
+        return True
