@@ -119,8 +119,6 @@ REFUSED = frozenset(
 """The answers of a system to a path that a user named and that cannot be read or written."""
 OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 """The words of torch's RuntimeErrors for it."""
-NO_THREAD = "can't start new thread"
-"""Python's, where the system starts none."""
 MORE_FILES = (
     "Have the system let a process open more files (`ulimit -n 4096`, or what limits a container "
     "or a job here), or take fewer ranks and workers."
@@ -142,6 +140,8 @@ CURES = {
     errno.ENOMEM: MORE_MEMORY,
 }
 """What to do about the answers of a system for which nobody's code is to blame."""
+CURES_BY_WORDS = {"can't start new thread": MORE_PROCESSES, "Too many open files": MORE_FILES}
+"""The same for such as have words alone: Python's of threads, torch's of its workers."""
 
 
 def cure_of(error: BaseException) -> str:
@@ -149,9 +149,9 @@ def cure_of(error: BaseException) -> str:
     something as was asked; nothing for any other error."""
     if isinstance(error, OSError):
         return CURES.get(error.errno or 0, "")
-    if NO_THREAD in str(error):
-        return MORE_PROCESSES
-    return MORE_MEMORY if is_of_memory(error) else ""
+    if is_of_memory(error):
+        return MORE_MEMORY
+    return next((cure for words, cure in CURES_BY_WORDS.items() if words in str(error)), "")
 
 
 def is_of_memory(error: BaseException) -> bool:

@@ -206,6 +206,7 @@ def test_what_the_system_refuses_is_a_message(
         (BlockingIOError(errno.EAGAIN, ""), "Resource temporarily unavailable.*`ulimit -u`"),
         (OSError(errno.ENOMEM, ""), "Cannot allocate memory. Ask for fewer"),
         (RuntimeError("can't start new thread"), "can't start new thread.*`ulimit -u`"),
+        (RuntimeError("Too many open files. Ask elsewhere"), "Too many open files. Have the sys"),
         (
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/no']"),
             r"No usable temporary directory found in \['/no'\]. Let TMPDIR name",

@@ -246,8 +246,8 @@ def _message(error: Exception) -> str | None:
         return f"{where}{os.strerror(error.errno or 0)}. {cure}"
     why = str(error).strip().partition("\n")[0]
     if is_of_memory(error):
-        why = f"there is not enough memory for what was asked{f' ({why})' if why else ''}"
-    return f"{why}. {cure}"
+        return f"there is not enough memory for what was asked{f' ({why})' if why else ''}. {cure}"
+    return f"{why.partition('. ')[0]}. {cure}"
 
 
 def _missing_folder(error: FileNotFoundError) -> str:
