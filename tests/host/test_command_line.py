@@ -102,7 +102,10 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
     [
         ("explain ranks --p 0.1", "--p: does nothing here, for it is of prices, and 'ranks' is"),
         ("explain ranks --prices paper", "--prices: does nothing here"),
-        ("advise --rounds 4", "--rounds: does nothing here, for nothing is trained without --try"),
+        (
+            "advise -r none.yaml --rounds 4",
+            "--rounds: does nothing here, for nothing is trained without --try",
+        ),
         ("data rewrite a b --days 3", "--days: does nothing here, for no log of readers is read"),
     ],
 )
