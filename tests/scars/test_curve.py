@@ -170,8 +170,8 @@ def test_a_wrong_law_is_reported(law: str, why: str) -> None:
         (("--law", "uniform", "--table", "a"), "--table: does nothing here, for the curve is of"),
         (("--law", "uniform", "train.ranks=2"), "override train.ranks=2: does nothing here"),
         (("--profile", "a", "--rows", "3"), "--rows: does nothing here, for the curve is of --p"),
-        (("--rows", "3"), "--rows: does nothing here, for it is of a law's table. Add --law, or"),
-        (("--width", "3"), "--width: does nothing here, for the rows of a registry's tables are"),
+        (("-r", "none.yaml", "--rows", "3"), "--rows: does nothing here, for it is of a law's"),
+        (("-r", "none.yaml", "--width", "3"), "--width: does nothing here, for the rows of"),
         (("--law", "uniform", "--memory", "9", "--batch-size", "3"), "--batch-size: does nothing"),
     ],
 )
