@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.api import CapabilityError, DataError
-from recd_plugins.api.batch import KeptBatches, OwnBatches
+from recd_plugins.api.batch import KeptBatches, OwnBatches, WrappedLoader
 from recd_plugins.api.planning import TierPlan
 from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
@@ -77,7 +77,7 @@ class Yielded:
         self.every, self.first_hot = 0, None
 
 
-class HotBatchesWithoutState:
+class HotBatchesWithoutState(WrappedLoader):
     """Hot and normal batches of a loader, as many and as large ones.
 
     While a window is used, the next is read and classified: two are in memory. A thread reads what
@@ -122,10 +122,12 @@ class HotBatchesWithoutState:
         self._pool: ThreadPoolExecutor | None = None
         self._kept: KeptBatches | None = None
         """Those of a trainer's own loader that were read and not yielded yet."""
-        self.yielded = Yielded()
+        self._yielded = Yielded()
 
-    def __len__(self) -> int:
-        return len(self._loader)
+    @property
+    def yielded(self) -> Yielded:
+        """What it has yielded so far."""
+        return self._yielded
 
     def __iter__(self) -> Iterator[Any]:
         if self._own is None or self._loaded:
@@ -162,17 +164,9 @@ class HotBatchesWithoutState:
                 f"{name}, so that no position of hot batches can be saved. Take one that has, "
                 "say torchdata's StatefulDataLoader."
             )
-        in_order = name in ("spread", "places") and self.__dict__.get("_own") is None
-        if name.startswith("_") or in_order or "_loader" not in self.__dict__:
+        if name in ("spread", "places") and self.__dict__.get("_own") is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """What a trainer assigns, as a number of the epoch, is its loader's."""
-        if name.startswith("_") or name == "yielded":
-            super().__setattr__(name, value)
-        else:
-            setattr(self._loader, name, value)
+        return super().__getattr__(name)
 
     def _batches(self, window: BatchWindow, ahead: _Ahead) -> Iterator[Any]:
         for index in range(self._index, len(window)):

@@ -13,6 +13,7 @@ from recd_plugins.data.wired_batch import (
     joined_records,
     without_bodies,
 )
+from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
@@ -47,6 +48,7 @@ __all__ = [
     "SparseFeatures",
     "TransformProgram",
     "WeightedJagged",
+    "WrappedLoader",
     "all_features_of",
     "batch_of",
     "batch_to_record",

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.data.preprocessing import ChosenTransform, schema_of_keys, steps_of
 from recd_plugins.data.transform import BatchTransform, row_wise
+from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.keyed import with_ids
@@ -142,33 +143,15 @@ class Converting:
         return replaced(batch, features, self._convert(features))
 
 
-class ConvertedLoader:
-    """A loader whose batches are converted; whatever else it has, or is given, as `state_dict` or a
-    number of its epoch, is its own."""
-
-    _loader: Iterable[Any]
-    _convert: Callable[[Any], Any]
+class ConvertedLoader(WrappedLoader):
+    """A loader whose batches are converted; all else is its own."""
 
     def __init__(self, loader: Iterable[Any], convert: Callable[[Any], Any]) -> None:
         # Frameworks ask by protocols whether a loader has a state, which see, since Python 3.12,
         # what an object itself has.
         states = (name for name in ("state_dict", "load_state_dict") if hasattr(loader, name))
         self.__dict__.update({name: getattr(loader, name) for name in states})
-        self.__dict__.update(_loader=loader, _convert=convert)
+        self._loader, self._convert = loader, convert
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self._loader)
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._loader, name)

@@ -17,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import PluginError, check_made, listed, nearest, so_many
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.slots.builds import Loader
@@ -155,9 +156,8 @@ class BatchCheck:
             )
 
 
-class CheckedLoader:
-    """A loader, each of whose batches is checked as it comes; whatever else it has, or is given, as
-    a number of its epoch, is its own."""
+class CheckedLoader(WrappedLoader):
+    """A loader, each of whose batches is checked as it comes; all else is its own."""
 
     def __init__(
         self,
@@ -212,20 +212,6 @@ class CheckedLoader:
         """A loader may have been written without it."""
         if hasattr(self._loader, "close"):
             self._loader.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self._loader, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._loader, name)
 
     def _checked(self, batch: Batch) -> Batch:
         before = self._check.unseen

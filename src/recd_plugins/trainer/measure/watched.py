@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.compat.pytorch import device_of, is_innermost
+from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.planning.access.lookups import deduplicated_parts
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
@@ -30,9 +31,8 @@ counted."""
 ROUTES = sorted(set(COLLECTIVES.values()))
 
 
-class WatchedBatches:
-    """Batches of a loader, as it yields them; whatever else the loader has, or is given, as a
-    number of its epoch, is its own.
+class WatchedBatches(WrappedLoader):
+    """Batches of a loader, as it yields them; all else is its own.
 
     `forecasts` and `lines` say what the stack's plan forecast of them, and what came. Of one batch
     in `ONE_IN` the lookups are counted by tier. The bytes of a step are those that this process
@@ -70,20 +70,6 @@ class WatchedBatches:
         if not isinstance(self._loader, Sized):
             raise TypeError(f"a {type(self._loader).__name__} has no length")
         return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            super().__setattr__(name, value)
-        else:
-            setattr(self._loader, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._loader, name)
 
     def forecasts(self, device: torch.device | str | None = None) -> list[Beside]:
         """The forecasts of all ranks that train, each of which calls it: the first of them, which
