@@ -447,11 +447,15 @@ class Stack(LooksAtBatches):
 
     def check(self) -> None:
         """Check what registry.yaml does not show: whether features exist, what its planner can."""
+        self.check_planner()
+        self._features.check()
+
+    def check_planner(self) -> None:
+        """Check what the registry's planner can, for which no table need be there."""
         if self.registry.train.retier_every:
             self.retiering_planner()
         if self._planning.choice.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
-        self._features.check()
 
     def check_features(self) -> None:
         """Check the same of features by the schema that the dataset's options have, if they do:

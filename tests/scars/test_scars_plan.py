@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from typer.testing import CliRunner
 
 import recd_scars
+from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
@@ -591,3 +594,21 @@ def test_the_record_keeps_its_contract(gloo_pool: GlooPool, coalesce: str) -> No
         context=dataclasses.replace(context(probed), others=None, schema=SCHEMA, batch_size=16),
         pool=gloo_pool,
     )
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_two_tier_plans_are_refused_before_tables_are_written(command: str, tmp_path: Path) -> None:
+    values = {
+        "plugins": ["recd_dlrm", "recd_flexshard", "recd_scars"],
+        "folder": str(tmp_path / "data"),
+        "dataset": {"use": "sessions", "samples": 100},
+        "model": {"use": "sequence_dlrm"},
+        "sharding": {"use": "flexshard"},
+        "cache": {"use": "scars", "size": "optimum"},
+        "train": {"ranks": 1, "device": "cpu", "run": str(tmp_path / "run")},
+    }
+    (tmp_path / "registry.yaml").write_text(json.dumps(values))  # JSON is YAML
+    refused = CliRunner().invoke(app, [command, "-r", str(tmp_path / "registry.yaml")])
+    assert refused.exit_code == 2
+    assert "a table has one tier plan" in refused.stderr
+    assert not (tmp_path / "data").exists()

@@ -105,6 +105,7 @@ def plan(
         for option, file in files.items():
             check_not_read(file, option, [registry])
         with progress() as show:
+            stack.check_planner()
             stack.prepare(show)
             hide_other_warnings()
             planner = stack.planned_for(stack.adapt(stack.model()), stack.registry.train.ranks)

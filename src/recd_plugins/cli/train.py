@@ -94,6 +94,7 @@ def _lead(
     if resume:
         check_resumable(settings.run)
     with redirect_stdout(sys.stderr):  # what plugins print is no part of what the command says
+        stack.check_planner()
         stack.check_features()
         with progress() as show:
             stack.prepare(show)
