@@ -696,6 +696,7 @@ class Stack(LooksAtBatches):
                 # What a trainer brought is called in it, and an error of that is the trainer's.
                 with planning.choice.named("when it planned", trainers=given):
                     plans.append(planner.plan(model, on, group))
+                check_is_plan(planning, plans[-1], "plan")
                 return 1
 
             choice = planning.choice

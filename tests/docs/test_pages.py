@@ -129,8 +129,8 @@ def options_by_slot() -> dict[str, dict[str, set[str]]]:
 def snippets(text: str) -> Iterator[Mapping[str, Any]]:
     """The parts of a registry that a page shows: blocks of YAML, and `slot: {...}` in sentences."""
     for code in [*fenced(text, "yaml"), *inline(text)]:
-        if not re.match(r"(?:#.*\n)*\s*(\w+): ", code):
-            continue
+        if not re.match(r"(?:#.*\n)*\s*(\w+): ", code) or re.match(r"\w+: .* = ", code):
+            continue  # the latter is a field of a record, with its default
         try:
             read = yaml.safe_load(code)
         except yaml.YAMLError:

@@ -18,7 +18,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 import recd_plugins as rp
 from recd_plugins.embedding.pooling import DedupPooling
 from recd_plugins.embedding.unexpanded import Unexpanded
-from recd_plugins.errors import DataError, PluginError
+from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import SLOTS
 from recd_plugins.testing.gloo import GlooPool
@@ -379,6 +379,22 @@ def test_a_planner_that_returns_no_plan_is_named(
 ) -> None:
     for says in gloo_pool.run(plans, {**right, "sharding": {"use": "plans_nothing"}}):
         assert f"sharding 'plans_nothing' of {PLUGIN}: its `plan` returned None" in says
+
+
+def plans_or_not(registry: dict[str, Any]) -> str:
+    """On a rank: why there is no plan."""
+    stack = rp.load(registry)
+    with pytest.raises(RecdError) as caught:
+        stack.plan(stack.model())
+    return str(caught.value)
+
+
+def test_a_planner_that_returns_a_plan_on_one_rank_keeps_none_waiting(
+    right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    first, second = gloo_pool.run(plans_or_not, {**right, "sharding": "plans_on_rank_0"})
+    assert first.startswith("rank 1 could not plan by `sharding: plans_on_rank_0`, and says why;")
+    assert f"sharding 'plans_on_rank_0' of {PLUGIN}: its `plan` returned None" in second
 
 
 def moves(registry: dict[str, Any]) -> str:

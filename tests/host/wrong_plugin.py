@@ -221,6 +221,10 @@ class NoIterator:
         return more
 
 
+def on_rank_0(model: nn.Module, *_: Any) -> ShardingPlan | None:
+    return in_part(model) if dist.get_rank() == 0 else None
+
+
 def in_part(model: nn.Module, *_: Any) -> ShardingPlan:
     """TorchRec's own plan without its first module."""
     plan = EmbeddingShardingPlanner(topology=Topology(1, "cpu")).plan(model, get_default_sharders())
@@ -334,6 +338,7 @@ def recd_sharding() -> list[Any]:
     return records(
         ShardingRecord,
         plans_nothing=plans_nothing,
+        plans_on_rank_0=Part(plan=on_rank_0, sharders=gives([]), explain=gives("")),
         moves_nothing=Moving(),
         plans_in_part=Part(plan=in_part, sharders=gives([]), explain=gives("")),
         plans_by_rank=Part(plan=placed(by_rank), sharders=gives([]), explain=gives("")),
