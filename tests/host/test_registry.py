@@ -222,7 +222,9 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         RegistryError, match=r"nothing fills the slot 'model'.*asks, broken, plain, pools"
     ):
         registry.one("model")
-    with pytest.raises(RegistryError, match=r"nothing fills the slot 'stats'.*there are none to choose from"):
+    with pytest.raises(
+        RegistryError, match=r"nothing fills the slot 'stats'.*there are none to choose"
+    ):
         registry.one("stats")
 
 
