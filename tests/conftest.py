@@ -61,10 +61,9 @@ WORKER_BYTES = 3 << 30
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors, for tests wait for their programs now and then; two at
-    least, and as many as memory has room for."""
+    """One for each processor, as far as memory has room for them; two at least."""
     room = (machine_memory() or 0) // WORKER_BYTES
-    return max(2, min(machine_cores() + 1, room, 8))
+    return max(2, min(machine_cores(), room, 8))
 
 
 WHOLE_PROGRAMS = ("examples", "benchmarks")

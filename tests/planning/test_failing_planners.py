@@ -20,6 +20,8 @@ from recd_plugins.testing.gloo import GlooPool
 PLUGIN = """
 from dataclasses import dataclass
 
+from torchrec.distributed.types import ShardingPlan
+
 from recd_plugins.api import Config, ShardingRecord, hookimpl
 from recd_plugins.api.planning import from_rank_0
 
@@ -41,7 +43,7 @@ class Failing:
         if self.how in ("everywhere", f"on rank {group.rank()}"):
             raise KeyError("history")
         if self.how.startswith("on rank"):
-            return None
+            return ShardingPlan(plan={})
         if self.how == "for all":
             return from_rank_0(group, self.fail)
         for batch in self.context.batches():
