@@ -256,7 +256,9 @@ def leaves_nothing_behind() -> None:
         assert_alike(run(some_of_a_stream, "registry", make_loader=make_loader), *expected)
         gc.collect()
         assert multiprocessing.active_children() == []
-        assert {one for one in threading.enumerate() if one.is_alive()} <= threads
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(timeout=60)  # a queue's ends soon after the queue is closed
+        assert set(threading.enumerate()) <= threads
     assert ENDED == ["batches"]
     ENDED.clear()
 
