@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`ranks` are the tests that ask for the pool, or for `workers` of the reader; `slow` are those
     that run whole programs: all in two folders, and those that ask for a server."""
+    items.sort(key=lambda item: item.path)  # which workers collected in other orders
     for item in items:
         workers = getattr(item, "callspec", None) and item.callspec.params.get("workers")
         asks = set(getattr(item, "fixturenames", ()))
@@ -93,14 +94,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("ranks")
         if item.path.parent.name in WHOLE_PROGRAMS or asks & SERVERS:
             item.add_marker("slow")
-    # Files are dealt out in this order: whole programs first, single values last.
+    # Files are dealt out in this order: whole programs, which mostly wait, by turns with ranks,
+    # which mostly compute; single values last.
     files: dict[Path, tuple[bool, bool]] = {}
     for item in items:
         slow, ranks = files.get(item.path, (False, False))
         marks = {mark.name for mark in item.iter_markers()}
         files[item.path] = (slow or "slow" in marks, ranks or "ranks" in marks)
-    items.sort(key=lambda item: item.path)  # which workers collected in other orders
-    items.sort(key=lambda item: files[item.path], reverse=True)
+    turns: dict[Path, tuple[bool, int, bool]] = {}
+    for programs in (True, False):
+        same = [path for path, (slow, _) in files.items() if slow == programs]
+        same.sort(key=lambda path: files[path], reverse=True)
+        for turn, path in enumerate(same):
+            turns[path] = (not any(files[path]), turn, not programs)
+    items.sort(key=lambda item: turns[item.path])
 
 
 def pytest_collection() -> None:
