@@ -229,3 +229,19 @@ def test_where_the_terminal_is_said_to_have_no_columns_all_is_printed(arguments:
     told = [sys.executable, "-m", "recd_plugins", *arguments]
     done = subprocess.run(told, capture_output=True, text=True, env=os.environ | {"COLUMNS": "0"})
     assert arguments[-1].partition("=")[0] in done.stdout + done.stderr
+
+
+def test_a_registry_that_cannot_be_read_is_named_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("train: [")
+    script = """
+import sys
+from typer.testing import CliRunner
+from recd_plugins.cli.main import app
+
+for command in (["train"], ["tune", "batch"], ["tune", "loss"], ["plan"]):
+    for registry, why in (("none", "there is no such registry"), ("broken", "broken.yaml:1")):
+        found = CliRunner().invoke(app, [*command, "--registry", f"{registry}.yaml"])
+        assert found.exit_code == 2 and why in found.stderr, found.output
+sys.exit("torch" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

@@ -124,7 +124,8 @@ def test_a_killed_run_resumes_bit_for_bit_under_torchrun(folder: Path, uninterru
 
 
 def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) -> None:
-    job = start(folder, "train.run=runs/stopped", "train.steps=100000")
+    # As by a scheduler that starts the same command again: there is no checkpoint at first.
+    job = start(folder, "train.run=runs/stopped", "--resume-or-begin", "train.steps=100000")
     wait_for_step(folder, "runs/stopped", 5, job)
     job.send_signal(signal.SIGINT)
     out, err = printed(job.done())
@@ -132,7 +133,9 @@ def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) 
     assert "`recd train --resume` goes on" in out
     stopped = latest_checkpoint(folder / "runs/stopped")
     assert f"stopped after step {stopped} of 100000" in out
-    train(folder, "train.run=runs/stopped", "--resume", f"train.steps={max(30, stopped + 1)}")
+    steps = f"train.steps={max(30, stopped + 1)}"
+    out, _ = train(folder, "train.run=runs/stopped", "--resume-or-begin", steps)
+    assert f"resumed after step {stopped}" in out
     assert_same_metrics(folder, "runs/stopped")
 
 

@@ -204,12 +204,20 @@ def registry_schema(registry: Path) -> ForeignSchema | None:
 def loaded(registry: Path, overrides: Sequence[str]) -> Stack:
     """The stack of a registry with a dataset and a model: it says that one lacks before any work is
     done for it."""
+    _check_readable(registry, overrides)
     from recd_plugins.stack import load
 
     stack = load(registry, overrides)
     for slot in ("dataset", "model"):
         stack.registry.one(slot)
     return stack
+
+
+def _check_readable(registry: Path, overrides: Sequence[str]) -> None:
+    """`RegistryError` of what can be seen before torch is imported, which takes seconds."""
+    from recd_plugins.registry.source import Source
+
+    Source.read(registry, overrides)
 
 
 @contextmanager
@@ -277,9 +285,14 @@ def reported_trial() -> Iterator[None]:
 
 
 @contextmanager
-def server_of_ranks() -> Iterator[RankServer | None]:
+def server_of_ranks(
+    registry: Path | None = None, overrides: Sequence[str] | None = None
+) -> Iterator[RankServer | None]:
     """Import what ranks need, and fork the server that `launch` has them from, if that can be:
-    before anything is loaded or computed, for the server is a copy of this process."""
+    before anything is loaded or computed, for the server is a copy of this process. A registry that
+    cannot be read is named before."""
+    if registry is not None:
+        _check_readable(registry, overrides or ())
     from recd_plugins.compat.versions import check_versions, installed_versions
     from recd_plugins.launch.server import rank_server
 

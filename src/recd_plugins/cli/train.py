@@ -17,6 +17,7 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
+    check_of_use,
     loaded,
     progress,
     reported,
@@ -35,6 +36,14 @@ ProfileSteps = Annotated[
     bool, typer.Option("--profile", help="Break a step down (train.profile_steps=5).")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's latest checkpoint.")]
+ResumeOrBegin = Annotated[
+    bool,
+    typer.Option(
+        "--resume-or-begin",
+        help="Go on from the run's latest checkpoint, or begin where it has none: for schedulers "
+        "that start the same command again.",
+    ),
+]
 
 
 def train(
@@ -42,6 +51,7 @@ def train(
     registry: RegistryFile = Path("registry.yaml"),
     ranks: Ranks = None,
     resume: Resume = False,
+    resume_or_begin: ResumeOrBegin = False,
     profile: ProfileSteps = False,
     debug: Debug = False,
     as_json: AsJson = False,
@@ -52,7 +62,12 @@ def train(
     Ctrl-C saves a checkpoint and ends; --resume goes on from there.
     """
     changes = list(overrides or ())
-    with reported(debug), server_of_ranks() as server:
+    with reported(debug), server_of_ranks(registry, overrides) as server:
+        check_of_use(
+            {"--resume-or-begin": resume and resume_or_begin},
+            "--resume goes on from a checkpoint or ends",
+            "Take --resume out to begin where there is none",
+        )
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")
         if profile:
@@ -60,10 +75,11 @@ def train(
         stack = loaded(registry, changes)
         if "RANK" in os.environ:
             _check_started(ranks)
-            _be_a_rank(stack, resume)
+            _be_a_rank(stack, resume or resume_or_begin, resume_or_begin)
             return
         command = ["recd_plugins", "train", *changes, "--registry", str(registry)]
         command += ["--resume"] if resume else []
+        command += ["--resume-or-begin"] if resume_or_begin else []
         command += ["--debug"] if debug else []
         summary = _lead(stack, command, resume, server, quiet=as_json)
     if as_json:
@@ -138,7 +154,7 @@ def _check_started(ranks: int | None) -> None:
         )
 
 
-def _be_a_rank(stack: Stack, resume: bool) -> None:
+def _be_a_rank(stack: Stack, resume: bool, or_begin: bool) -> None:
     from recd_plugins.compat.copied_server import copy_as_fork_server
     from recd_plugins.launch.environment import STOPS, die_with_parent
     from recd_plugins.notices import hide_other_warnings, notices_as_lines
@@ -152,7 +168,7 @@ def _be_a_rank(stack: Stack, resume: bool) -> None:
     from recd_plugins.trainer.run import train as train_rank
 
     with process_group(stack) as device:
-        train_rank(stack, device, resume=resume)
+        train_rank(stack, device, resume=resume, or_begin=or_begin)
         for number in STOPS:  # all is saved and reported
             signal.signal(number, signal.SIG_IGN)
 

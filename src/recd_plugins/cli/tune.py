@@ -77,7 +77,7 @@ def batch(
     Each trial trains some steps on fresh ranks. Memory: on CUDA all that torch has allocated, on
     the CPU what a rank's resident set peaks above its level before the first step.
     """
-    with reported(debug), server_of_ranks() as server:
+    with reported(debug), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")

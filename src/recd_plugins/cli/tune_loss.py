@@ -83,7 +83,7 @@ def loss(
     A larger batch moves fewer bytes for a sample and needs more samples to learn as much: only
     training shows which is best. Learning rates are the registry's for all of them.
     """
-    with reported(debug), server_of_ranks() as server:
+    with reported(debug), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())
         stack = loaded(registry, changes)
         with redirect_stdout(sys.stderr):  # what plugins print is no part of what is found

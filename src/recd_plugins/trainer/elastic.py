@@ -5,7 +5,7 @@ The ranks of each attempt meet at a place of their own. torchrun (as of torch 2.
 attempts one store, in which the ranks that are gone have left where they could be reached.
 
 A run keeps which processes of torchrun started its ranks. A job of which one is at work still is
-the same job, restarted; any other begins anew, unless `--resume` is given.
+the same job, restarted; any other begins anew, unless it is to resume.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from recd_plugins.trainer.elastic import (
     taken_over,
 )
 from recd_plugins.trainer.loop import Loop, evaluates_again
-from recd_plugins.trainer.run_folder import RunLock, check_resumable, set_aside
+from recd_plugins.trainer.run_folder import RunLock, check_resumable, checkpoints_in, set_aside
 from recd_plugins.trainer.run_report import RunReport, keep_provenance
 from recd_plugins.trainer.stop_signal import StopSignal
 from recd_plugins.trainer.watchdog import Watchdog
@@ -90,10 +90,13 @@ def _open_as_many_files_as_allowed() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[str, Any]:
+def train(
+    stack: Stack, device: torch.device, *, resume: bool = False, or_begin: bool = False
+) -> dict[str, Any]:
     """Train the registry's model over the current process group; the summary.
 
-    A job that torchrun restarted goes on as with `resume`, on as many ranks as there are by now.
+    With `or_begin`, a run that is to be resumed and has no checkpoint begins. A job that torchrun
+    restarted goes on as with `resume`, on as many ranks as there are by now.
     """
     run = stack.registry.train.run
     # Until a new run takes the name of one before, no stacks come into its folder.
@@ -101,6 +104,8 @@ def train(stack: Stack, device: torch.device, *, resume: bool = False) -> dict[s
     with watchdog, of_path(run), RunLock(run) as lock:
         launchers = Launchers.found()
         agreed(lock.take)
+        if or_begin:  # as rank 0 sees it: a folder that nodes share may show another a bit later
+            resume = agreed(lambda: bool(checkpoints_in(run / "checkpoints")))
         restarted = launchers.restarted(run)
         if resume or restarted:
             watchdog.folder = run / "stacks"

@@ -103,8 +103,8 @@ def check_resumable(run: Path) -> None:
     checkpoints = run / "checkpoints"
     if not checkpoints_in(checkpoints):
         raise RegistryError(
-            f"--resume: {checkpoints} holds no checkpoint. Train without --resume, or name the "
-            "run's folder with train.run=..."
+            f"--resume: {checkpoints} holds no checkpoint. Begin with --resume-or-begin, or name "
+            "the run's folder with train.run=..."
         )
 
 
