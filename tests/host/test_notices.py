@@ -101,6 +101,12 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
         f"dedup has nothing behind it: none fills it ({path}:4). {cure} `dedup: null`.",
     ]
     assert [one.lineno for one in found] == [2, 4]
+    with pytest.warns(NoticeWarning) as found:
+        Usage(Registry.load(path, ["dedup=null", "sharding="])).empty()
+    assert [str(one.message) for one in found] == [
+        "sharding has nothing behind it: torchrec, its default, fills it (override 'sharding='). "
+        "Write what is meant, take it out, or write `sharding=null`."
+    ]
     said = Registry.load(path, ["sharding.use=torchrec", "dedup=null"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -161,7 +161,11 @@ def test_an_empty_registry_says_nothing(text: str, tmp_path: Path) -> None:
         ("a: [1\nb: 2\n", ":2: not valid YAML: expected ',' or ']'"),
         ("a: 1\n\tb: 2\n", ":2: not valid YAML"),
         ("a: 1\nb: !!python/name:os.system x\n", ":2: !!python/name:os.system is no value that"),
-        ("a: 1\n---\nb: 1\n", ":2: not valid YAML: but found another document"),
+        (
+            "a: 1\n---\nb: 1\n",
+            ":2: not valid YAML: but found another document. Keep one document: take out that line",
+        ),
+        ("a: !made {}\n", ":1: !made is no value that is taken here"),
         ("a: \x00\n", ": not valid YAML: unacceptable character"),
         ("a: 1\nb: !!timestamp x\n", ":2: !!timestamp is no value that is taken here"),
         ("a: !!set {a, b}\n", ":1: !!set is no value that is taken here"),
@@ -190,8 +194,8 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="is a folder, not a file"):
         Source.read(tmp_path, ())
     latin = tmp_path / "latin.yaml"
-    latin.write_bytes("a: é\n".encode("latin-1"))
-    with pytest.raises(RegistryError, match=r"latin.yaml: is not UTF-8: .* Save it as UTF-8."):
+    latin.write_bytes("b: 1\na: é\n".encode("latin-1"))
+    with pytest.raises(RegistryError, match=r"latin.yaml:2: is not UTF-8: .* Save it as UTF-8."):
         Source.read(latin, ())
 
 
@@ -274,6 +278,15 @@ def test_positions_in_lists() -> None:
     }
 
 
+def test_an_override_may_have_the_place_that_a_message_has(tmp_path: Path) -> None:
+    values = {"etl": [{"use": "a", "x": 1}, {"use": "b"}]}
+    assert overridden(values, "etl[1].y=3", "etl[0].use=c") == {
+        "etl": [{"use": "c"}, {"use": "b", "y": 3}]
+    }
+    source = read(tmp_path, "etl: [{use: a}]\n", "etl[0].x=1")
+    assert source.locate("etl[0].x") == "override 'etl[0].x=1': etl[0].x"
+
+
 def test_scalars_are_what_they_look_like(tmp_path: Path) -> None:
     text = "{d: 2024-01-01, t: 1:30, z: 010, e: 1e-3, i: -1_000, x: 0x1F, f: 1.5, n: ~, b: no}"
     assert read(tmp_path, text).values == {
@@ -307,6 +320,8 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path) -> None:
     [
         ("train", "write key=value, as train.batch_size=512."),
         ("=1", "write key=value"),
+        (".on=1", "write key=value"),
+        ("on..x=1", "write key=value"),
         ("a=[1", "its value: not valid YAML: expected ',' or ']'"),
         (
             "sizes.\N{SUPERSCRIPT TWO}=1",
@@ -330,3 +345,16 @@ def test_keys_with_nothing_behind_them_are_known_at_any_depth(tmp_path: Path) ->
     assert read(tmp_path, written).empty == ("model.b", "train.e.f", "h[0].i")
     changes = ["model.use=other", "h.0.i.j=1", "train.e={}"]
     assert read(tmp_path, written, *changes).empty == ()
+
+
+def test_an_override_with_nothing_behind_it_is_known_unless_a_later_one_says_it(
+    tmp_path: Path,
+) -> None:
+    """As where the shell knows no such variable: `cache=$CACHE`."""
+    written = ("cache=", "etl= # later", "topology={use: local, op_us: }", "h=[{i: }]", "log=null")
+    source = read(tmp_path, "model: {b: }\n", *written)
+    assert source.empty == ("model.b", "cache", "etl", "topology.op_us", "h[0].i")
+    later = read(tmp_path, "model: {b: }\n", *written, "cache=a", "topology.op_us=1", "h=[]")
+    assert later.empty == ("model.b", "etl")
+    assert source.place_of_empty("cache")[0] == "override 'cache='"
+    assert source.place_of_empty("model.b")[0] == f"{tmp_path / 'registry.yaml'}:1"

@@ -142,7 +142,8 @@ def text_of(path: Location) -> str:
     except OSError as error:
         raise RegistryError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise RegistryError(f"{path}: is not UTF-8: {error}. Save it as UTF-8.") from error
+        line = held.count(b"\n", 0, error.start) + 1
+        raise RegistryError(f"{path}:{line}: is not UTF-8: {error}. Save it as UTF-8.") from error
 
 
 def read_yaml(text: str, name: str) -> Document:
@@ -166,11 +167,11 @@ def read_yaml(text: str, name: str) -> Document:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         tab = mark is not None and mark.buffer is not None and mark.buffer[mark.pointer] == "\t"
-        cure = (
-            "YAML takes no tab there: indent by blanks."
-            if tab
-            else "Check indentation, colons and brackets there."
-        )
+        cure = "Check indentation, colons and brackets there."
+        if tab:
+            cure = "YAML takes no tab there: indent by blanks."
+        elif error.problem == "but found another document":
+            cure = "Keep one document: take out that line of `---`, or what is on its other side."
         raise RegistryError(
             f"{name}:{line}: not valid YAML: {error.problem or error.context}. {cure}"
         ) from None
@@ -249,4 +250,4 @@ def _refused(node: yaml.Node) -> str:
 
 
 def _written(kind: str) -> str:
-    return f"!{kind}" if kind.startswith("!") else f"!!{kind}"
+    return kind if kind.startswith("!") else f"!!{kind}"

@@ -24,8 +24,8 @@ class Source:
     lines: Mapping[str, int] = field(default_factory=dict)
     """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
     empty: tuple[str, ...] = ()
-    """The paths of keys that a file has with nothing behind them, not even `null`, and no override
-    fills."""
+    """The paths of keys that a file or an override has with nothing behind them, not even `null`,
+    and no later override fills."""
     overrides: Sequence[str] = ()
     folder: Path | None = None
     """The folder of values that no file has."""
@@ -40,26 +40,30 @@ class Source:
             path = Path(registry)
             values, lines, empty = _read_file(path)
         for index, override in enumerate(overrides):
-            _apply(values, override, overrides[:index])
-        overridden = [override.partition("=")[0] for override in overrides]
-        return cls(
-            values=values,
-            path=path,
-            lines=lines,
-            empty=tuple(key for key in empty if not _touched(_dotted(key), overridden)),
-            overrides=tuple(overrides),
-        )
+            behind = _apply(values, override, overrides[:index])
+            left = (key for key in empty if not _touched(_dotted(key), _key_of(override)))
+            empty = (*left, *behind)
+        return cls(values=values, path=path, lines=lines, empty=empty, overrides=tuple(overrides))
 
     @property
     def base(self) -> Path:
         """The folder that relative plugin paths start from."""
         return self.path.parent if self.path else self.folder or Path()
 
+    def place_of_empty(self, key: str) -> tuple[str, str]:
+        """The override, or the line, that has a key with nothing behind it; and its cure."""
+        for override in reversed(self.overrides):
+            if _touched(_dotted(key), _key_of(override)):
+                cure = f"Write what is meant, take it out, or write `{key}=null`."
+                return f"override {shown(override)}", cure
+        cure = f"Write what is meant, take the line out, or write `{key}: null`."
+        return f"{self.path}:{self.lines[key]}", cure
+
     def locate(self, where: str) -> str:
         """`where` with the file and line, or the override, that set it."""
         place = _dotted(where)
         for override in reversed(self.overrides):
-            key = override.partition("=")[0]
+            key = _key_of(override)
             # What no line says came with the override of something in it.
             within = bool(where) and where not in self.lines and key.startswith(place + ".")
             if within or place == key or place.startswith(key + "."):
@@ -137,27 +141,41 @@ def _read_file(path: Path) -> Document:
     return document
 
 
-def _touched(key: str, overridden: Sequence[str]) -> bool:
+def _key_of(override: str) -> str:
+    """The key of an override, with dots alone: messages have `etl[0].use`, as files' places are."""
+    return _dotted(override.partition("=")[0])
+
+
+def _touched(key: str, overridden: str) -> bool:
     """Whether an override says what is behind the key, in it or above it."""
-    above = [one.removesuffix(".use") for one in overridden]  # another record has other options
-    return any(
-        f"{one}.".startswith(f"{key}.") or key.startswith(f"{top}.")
-        for one, top in zip(overridden, above, strict=True)
-    )
+    above = overridden.removesuffix(".use")  # another record has other options
+    return f"{overridden}.".startswith(f"{key}.") or key.startswith(f"{above}.")
 
 
-def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
+def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> tuple[str, ...]:
+    """Write the value of an override over what is there; the paths of those keys of it with nothing
+    behind them."""
+    _, equals, text = override.partition("=")
+    key = _key_of(override)
+    if not equals or not all(key.split(".")):
         raise RegistryError(
             f"override {shown(override)}: write key=value, as train.batch_size=512."
         )
     try:
-        value = read_yaml(text, "its value").values
+        document = read_yaml(text, "its value")
     except RegistryError as error:
         raise RegistryError(
             f"override {shown(override)}: {error}".replace("its value:1: ", "its value: ")
         ) from error
+    _put(values, key, document.values, override, before)
+    if document.values is None and not text.partition("#")[0].strip():
+        return (key,)
+    return tuple(f"{key}{'' if one.startswith('[') else '.'}{one}" for one in document.empty)
+
+
+def _put(
+    values: dict[str, Any], key: str, value: Any, override: str, before: Sequence[str]
+) -> None:
     *parents, last = key.split(".")
     place: Any = values
     for depth, name in enumerate(parents):
@@ -177,7 +195,7 @@ def _kept(parents: Sequence[str], before: Sequence[str]) -> set[str]:
     overrides."""
     kept = {"features"} if parents[:1] == ["preprocess"] else set()
     for override in before:
-        key = override.partition("=")[0].split(".")
+        key = _key_of(override).split(".")
         if key[: len(parents)] == parents:
             kept.update(key[len(parents) :][:1])
     return kept

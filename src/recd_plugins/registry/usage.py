@@ -92,7 +92,7 @@ class Usage:
 
     def empty(self) -> None:
         """Keys of registry.yaml, or of a topology's file, have nothing behind them, which may be
-        what was commented out."""
+        what was commented out; or overrides, as of a variable of the shell that is not set."""
         source = self._registry.source
         self._give(*self._registry.empty)
         for key in source.empty:
@@ -104,8 +104,8 @@ class Usage:
                 why = (
                     f"{chosen[0].record.name}, its default, fills it" if chosen else "none fills it"
                 )
-            cure = f"Write what is meant, take the line out, or write `{key}: null`."
-            self._give(Empty(what=key, why=f"{why} ({source.path}:{source.lines[key]})", cure=cure))
+            place, cure = source.place_of_empty(key)
+            self._give(Empty(what=key, why=f"{why} ({place})", cure=cure))
 
     def unneeded(self, features: Sequence[str]) -> None:
         """Features are read for a model whose tables do not have them."""
