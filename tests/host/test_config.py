@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from recd_plugins.config import Config, Range, parse
+from recd_plugins.config import Config, Range, parse, path_of
 from recd_plugins.config.option_types import wrong_with_options
 from recd_plugins.describe import describe, field_docs, options_of, type_hints
 from recd_plugins.errors import RegistryError
@@ -143,6 +143,9 @@ def test_every_kind_of_value_is_taken() -> None:
         ({"sizes": [2**64]}, "model.sizes[0]", "must be an integer of 64 bits, but is 1844674"),
         ({"name": ["x" * 5000]}, "model.name", "xxx...xxx"),
         ({"path": "a\0b"}, "model.path", "no path has a NUL in it"),
+        ({"path": " "}, "model.path", "is an empty text, and no path."),
+        ({"path": "a/$RUN/x"}, "model.path", "'a/$RUN/x' has $RUN in it, in whose place nothing"),
+        ({"width": 1}, "model.width", "did you mean 'model.inner.width'? Known: "),
         ({"path": "~nosuchuser/x"}, "model.path", "the home of a user who is not known here"),
     ],
 )
@@ -255,3 +258,17 @@ def test_keys_that_are_numbers_may_be_texts_of_them_as_json_has_them() -> None:
             parse(Options, {"by_number": {key: "a"}}, "o")
     with pytest.raises(RegistryError, match=r"o\.by_number: has a key twice"):
         parse(Options, {"by_number": {"7": "a", 7: "b"}}, "o")
+
+
+def test_a_path_may_have_the_sign_of_a_variable_where_no_shell_would_see_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "$own").mkdir()
+    for written in ("a$b/c", "$1", "cost$", "$own"):
+        assert path_of(written, "folder") == Path(written)
+
+
+def test_a_number_that_equals_a_choice_is_that_choice() -> None:
+    made = parse(Options, {"rate": 0.5, "level": 2.0}, "model")
+    assert (made.level, type(made.level)) == (2, int)

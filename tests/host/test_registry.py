@@ -241,6 +241,22 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"model": ["plain"]}, "model: expected a mapping of options, got ['plain']."),
         ({"model": {"use": "plain", "sise": 1}}, "model.sise: unknown option 'sise'; did you mean"),
         ({"model": {"use": "plain", "size": 11}}, "model.size: must be >= 1 and <= 10, but is 11."),
+        (
+            {"model": {"use": "plain", "batch_size": 1}},
+            "model.batch_size: unknown option 'batch_size'; did you mean 'train.batch_size', which "
+            "stands beside 'model' in registry.yaml? Known: size.",
+        ),
+        (
+            {"train": {"model": "plain"}},
+            "train.model: unknown option 'model'; did you mean 'model', which stands beside",
+        ),
+        (
+            {"train": {"tables_lr": 1}},
+            "train.tables_lr: unknown option 'tables_lr'; did you mean 'train.optimizer.tables_lr'",
+        ),
+        ({"tables_lr": 1}, "tables_lr: unknown key 'tables_lr'; did you mean 'train.optimizer.tab"),
+        ({"folder": ""}, "folder: is an empty text, and no path."),
+        ({"folder": "${DATA}/x"}, "folder: '${DATA}/x' has ${DATA} in it, in whose place nothing"),
         ({"etl": "sort"}, "etl: expected a list, as [{use: ...}], got 'sort'."),
         ({"etl": ["sort", {"use": "sorted"}]}, "etl[1].use: no enabled plugin provides etl"),
         ({"model": "pools", "pooling": ["sum"]}, "pooling: expected a mapping from feature to"),

@@ -11,6 +11,7 @@ import builtins
 import collections.abc
 import dataclasses
 import math
+import os
 import re
 import types
 import typing
@@ -23,7 +24,7 @@ from recd_plugins.describe import bare, describe, field_docs, type_hints
 from recd_plugins.errors import DataError, RegistryError, nearest, shown, without_frames
 from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
-__all__ = ["Config", "Range", "parse", "path_of"]
+__all__ = ["Config", "Range", "option_path", "parse", "path_of"]
 
 C = TypeVar("C")
 
@@ -104,10 +105,10 @@ def parse(
     hints = type_hints(config)
     for name in options:
         if name not in hints:
-            raise RegistryError(
-                f"unknown option {shown(name)}; {nearest(str(name), {*hints, *beside})}",
-                f"{where}.{name}",
-            )
+            hint = nearest(str(name), {*hints, *beside})
+            if deeper := option_path(config, str(name)):
+                hint = f"did you mean '{where}.{deeper}'? {nearest('', {*hints, *beside})}"
+            raise RegistryError(f"unknown option {shown(name)}; {hint}", f"{where}.{name}")
     fields = dataclasses.fields(config)  # type: ignore[arg-type]  # C is a dataclass
     values = {}
     for name, value in options.items():
@@ -123,7 +124,7 @@ def parse(
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
         if required and field.init and field.name not in values:
-            doc = field_docs(config).get(field.name, "")
+            doc = field_docs(config).get(field.name, "").replace("\n", " ")
             raise RegistryError(f"option {field.name!r} is required. {doc}".rstrip(), where)
     for name, value in values.items():  # a config's own `__post_init__` may leave them out
         _check_bounds(hints[name], value, f"{where}.{name}")
@@ -139,6 +140,20 @@ def parse(
             "its traceback.",
             where,
         ) from error
+
+
+def option_path(config: type, name: str) -> str:
+    """The path of an option of a config, or of one that an option of it holds; nothing where there
+    is none of this name."""
+    hints = type_hints(config)
+    if name in hints:
+        return name
+    for option, hint in hints.items():
+        for part in (hint, *get_args(hint)):
+            is_config = isinstance(part, type) and dataclasses.is_dataclass(part)
+            if is_config and name in type_hints(part):
+                return f"{option}.{name}"
+    return ""
 
 
 def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
@@ -160,8 +175,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return _convert_union(args, value, where)
     if origin is Literal:
         # For Python, 1 is True.
-        if any(value == arg and isinstance(value, bool) == isinstance(arg, bool) for arg in args):
-            return value
+        for arg in args:
+            if value == arg and isinstance(value, bool) == isinstance(arg, bool):
+                return arg
         raise RegistryError(
             f"unknown value {shown(value)}; {nearest(str(value), map(str, args))}", where
         )
@@ -230,6 +246,8 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 WHOLE_KEY = re.compile(r"0|-?[1-9]\d{0,18}")
+VARIABLE = re.compile(r"\$\{\w+\}|(?:^|(?<=/))\$[A-Za-z_]\w*")
+"""A variable of a shell in a path: `${DATA}/train`, or `$DATA/train`."""
 WHOLE = 1 << 63
 """Integers are of 64 bits wherever they go from here: in files, tensors and seeds. A count of ids
 from 0 to the last of them is this."""
@@ -250,6 +268,15 @@ def _uri_of(value: str | Uri, where: str) -> Location:
 
 def path_of(value: str | Path, where: str) -> Path:
     """The path that a user wrote, `~` and `~user` written out."""
+    if not str(value).strip():
+        raise RegistryError("is an empty text, and no path. Write one, or take it out.", where)
+    if (variable := VARIABLE.search(str(value))) and not os.path.lexists(value):
+        raise RegistryError(
+            f"{shown(str(value))} has {variable[0]} in it, in whose place nothing puts the value "
+            "of a variable here. Write the path; or give it on the command line, where a shell "
+            f'does, in double quotes: "{where}={value}".',
+            where,
+        )
     if "\0" in str(value):
         raise RegistryError(f"no path has a NUL in it, as {shown(str(value))} has.", where)
     if isinstance(value, str) and is_uri(value):

@@ -41,7 +41,7 @@ class ParquetConfig(Config):
     """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store:
     s3://bucket/folder. Of a folder of folders `key=value` each key is a column."""
     test: Path | Uri | tuple[Path | Uri, ...]
-    """Likewise, held out."""
+    """The same of rows that are held out, to test on."""
     format: TableFormat = "parquet"
     """The format. For Delta Lake and Iceberg, their library says which files a table has. Its
     path is its folder, or of Iceberg the metadata file that its catalog has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -11,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, get_args
 
-from recd_plugins.config import Config, parse, path_of
+from recd_plugins.config import Config, option_path, parse, path_of
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.schema_file import load_schema, options_of_schema
 from recd_plugins.describe import type_hints
@@ -273,10 +274,12 @@ class Registry:
 def _checked(source: Source) -> Registry:
     for key in source.values:
         if key not in KEYS:
-            of_train = key in {one.name for one in dataclasses.fields(TrainSettings)}
-            hint = f"did you mean 'train.{key}'?" if of_train else nearest(str(key), KEYS)
+            of_train = option_path(TrainSettings, str(key))
+            hint = f"did you mean 'train.{of_train}'?" if of_train else nearest(str(key), KEYS)
             raise RegistryError(f"unknown key {shown(key)}; {hint}", str(key))
-    train = parse(TrainSettings, _mapping(source.values.get("train"), "train"), "train")
+    settings = _mapping(source.values.get("train"), "train")
+    _check_level(settings, TrainSettings, "train")
+    train = parse(TrainSettings, settings, "train")
     topology, empty = _topology(source.values.get("topology"), source.base)
     plugins = plugin_names(source.values.get("plugins"))
     catalog = _catalog(plugins, source)
@@ -386,6 +389,7 @@ def _choice(
         others = _others(claim.record, options, where, catalog)
     beside = [] if chosen else ["use"]
     beside += ["features"] * (slot == "preprocess") + ["others"] * stands_in_front(claim.record)
+    _check_level(options, claim.record.config, where, beside)
     try:
         asked = parse, claim.record.config, repr(options), where, *beside
         config: Config = remembered(
@@ -404,6 +408,25 @@ def _choice(
         features=features,
         others=others,
     )
+
+
+def _check_level(
+    options: Mapping[str, Any], config: type, where: str, beside: Sequence[str] = ()
+) -> None:
+    """`RegistryError` for the first name among options that is none of them, and that
+    registry.yaml has elsewhere: a line that is indented too far, or under another key."""
+    for name in options:
+        of_train = option_path(TrainSettings, str(name))
+        if option_path(config, str(name)) or name in beside or not (name in KEYS or of_train):
+            continue
+        place = name if name in KEYS else f"train.{of_train}"
+        slot = re.split(r"[.\[]", where)[0]
+        known = nearest("", {*type_hints(config), *beside})
+        raise RegistryError(
+            f"unknown option {shown(name)}; did you mean {place!r}, which stands beside {slot!r} "
+            f"in registry.yaml? {known}",
+            f"{where}.{name}",
+        )
 
 
 def _others(
@@ -509,7 +532,7 @@ def _features(value: Any, where: str) -> tuple[str, ...]:
 def _folder(value: Any) -> Path:
     if value is not None and not isinstance(value, str | Path):
         raise RegistryError(f"expected a path, got {shown(value)}.", "folder")
-    return path_of(value or "data", "folder")
+    return path_of("data" if value is None else value, "folder")
 
 
 def _strict(value: Any) -> bool:
