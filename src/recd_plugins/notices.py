@@ -28,6 +28,7 @@ __all__ = [
     "NoticeWarning",
     "Notices",
     "Otherwise",
+    "PutBack",
     "Slower",
     "TooLarge",
     "Unchecked",
@@ -38,6 +39,7 @@ __all__ = [
     "hide_logs",
     "hide_other_warnings",
     "hide_warnings",
+    "keep_notices_shown",
     "notices_as_lines",
 ]
 
@@ -58,6 +60,12 @@ def hide_other_warnings() -> None:
 
 def _show_notices() -> None:
     warnings.filterwarnings("always", category=NoticeWarning)
+
+
+def keep_notices_shown() -> None:
+    """Show notices where this process shows them, whatever filters were set since."""
+    if any(category is NoticeWarning for _, _, category, _, _ in warnings.filters):
+        _show_notices()
 
 
 def hide_warnings() -> None:
@@ -176,6 +184,13 @@ class Unneeded(Notice):
     """It is read and made ready, and nothing takes it."""
 
     verdict = "is not needed"
+    refused = False
+
+
+class PutBack(Notice):
+    """It changes on import what is the whole process's."""
+
+    verdict = "is put back"
     refused = False
 
 

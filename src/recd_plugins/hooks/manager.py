@@ -32,6 +32,8 @@ from recd_plugins.hooks import specs
 from recd_plugins.hooks.blame import line_on_import, raised_by, remember
 from recd_plugins.hooks.installed import changed, installed_points
 from recd_plugins.hooks.markers import PROJECT
+from recd_plugins.hooks.process_state import put_back
+from recd_plugins.notices import PutBack
 from recd_plugins.slots import SLOTS, CacheRecord, PreprocessRecord, Record, ShardingRecord
 
 __all__ = ["Catalog", "Claim", "ClaimedAddition", "Provider", "available"]
@@ -114,13 +116,17 @@ class Catalog:
         self._silent: list[tuple[str, str]] = []
         """The plugins and hooks that returned None, as one does that lacks its `return`."""
         self.broken: dict[str, RecdError] = {}
+        self.put_back: list[PutBack] = []
+        """What plugins changed of the whole process when they were imported."""
         names = [DEFAULTS, *plugins]
         for name in names:  # which grows by those that they bring
             try:
-                self._register(name, base)
-                self.claims += self._collect(name)
-                self.additions += self._additions(name)
-                names += [one for one in self._brought(name) if one not in names]
+                with put_back() as changed:
+                    self._register(name, base)
+                    self.claims += self._collect(name)
+                    self.additions += self._additions(name)
+                    names += [one for one in self._brought(name) if one not in names]
+                self.put_back += [_put_back(name, what) for what in changed]
             except RecdError as error:
                 if strict:
                     raise
@@ -310,6 +316,14 @@ class Catalog:
         return records
 
 
+def _put_back(name: str, what: str) -> PutBack:
+    return PutBack(
+        what=what,
+        why=f"plugin {name!r} changes it on import, for all that runs in this process",
+        cure="Have the plugin change it where its records use it, and put it back there.",
+    )
+
+
 def _wrong_with(record: Record[Any, Any]) -> str:
     """What is wrong with the fields of a record, which nobody else looks at before they are used;
     nothing, if all is right."""
@@ -431,10 +445,11 @@ def _import_path(name: str, base: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module = importlib.import_module(module_name)
-    if module.__file__ is None or Path(module.__file__).resolve() != file:
+    found = getattr(module, "__file__", None)  # what is built into Python has none
+    if found is None or Path(found).resolve() != file:
         raise PluginError(
-            f"plugin {name!r}: the name {module_name!r} is taken by {module.__file__}. Rename "
-            "the folder or file."
+            f"plugin {name!r}: the name {module_name!r} is taken by "
+            f"{found or 'a module of Python itself'}. Rename the folder or file."
         )
     return module
 

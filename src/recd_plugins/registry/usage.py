@@ -94,7 +94,7 @@ class Usage:
         """Keys of registry.yaml, or of a topology's file, have nothing behind them, which may be
         what was commented out; or overrides, as of a variable of the shell that is not set."""
         source = self._registry.source
-        self._give(*self._registry.empty)
+        self._give(*self._registry.catalog.put_back, *self._registry.empty)
         for key in source.empty:
             why = "its defaults hold"
             if "." in key:

@@ -1,0 +1,102 @@
+"""Value tests: what a plugin changes of the whole process on import is put back, and named."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_module
+
+from plugins import POOLING, write_module
+from recd_plugins.errors import PluginError
+from recd_plugins.hooks.manager import Catalog
+from recd_plugins.notices import Notices, NoticeWarning, Unused, notices_as_lines
+from recd_plugins.registry import Registry
+from recd_plugins.registry.usage import Usage
+
+CHANGES = """
+import os
+import torch
+os.chdir("/")
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+torch.set_default_device("meta")
+"""
+
+
+def state() -> tuple[str, torch.dtype, bool, str]:
+    device = torch.get_default_device().type
+    return os.getcwd(), torch.get_default_dtype(), torch.is_grad_enabled(), device
+
+
+def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(site: Path) -> None:
+    write_module(site, "changing_plugin", CHANGES + POOLING)
+    before = state()
+    registry = Registry.load({"plugins": ["changing_plugin"]})
+    assert state() == before
+    with pytest.warns(NoticeWarning) as found:
+        Usage(registry).empty()
+    assert [str(one.message).partition(" is put back: ")[0] for one in found] == [
+        "the folder that the process works in (os.chdir)",
+        "torch's default dtype (torch.set_default_dtype)",
+        "whether torch computes gradients (torch.set_grad_enabled)",
+        "torch's default device (torch.set_default_device)",
+    ]
+    assert "plugin 'changing_plugin' changes it on import" in str(found[0].message)
+
+
+def test_what_a_plugin_changes_that_fails_on_import_is_put_back(site: Path) -> None:
+    write_module(site, "changing_and_failing", CHANGES + "raise OSError('no')\n")
+    before = state()
+    with pytest.raises(PluginError, match="raised OSError on import"):
+        Catalog(["changing_and_failing"], Path())
+    assert state() == before
+
+
+def test_a_trainer_that_has_other_defaults_keeps_them(site: Path) -> None:
+    write_module(site, "plugin_of_a_trainer", POOLING)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Catalog(["plugin_of_a_trainer"], Path()).put_back == []
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_notices_are_lines_whatever_filters_a_plugin_sets(
+    action: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"plugin_that_would_{action}"
+    write_module(site, name, f"import warnings\nwarnings.simplefilter({action!r})\n" + POOLING)
+    idle = Unused(what="cache: scars", why="no row is worth it", cure="Take it out.")
+    with warnings.catch_warnings():
+        notices_as_lines()
+        Catalog([name], Path())
+        Notices().give([idle], 0)
+    assert capsys.readouterr().out == f"notice: {idle}\n"
+
+
+def test_a_job_trains_where_it_was_started_whatever_a_plugin_does_on_import(tmp_path: Path) -> None:
+    changes = CHANGES.replace("import os\n", "import os\nfrom recd_plugins.api import *\n")
+    (tmp_path / "wandering.py").write_text(
+        changes + "\n@hookimpl\ndef recd_stats():\n    return []\n"
+    )
+    (tmp_path / "registry.yaml").write_text(
+        "plugins: [recd_dlrm, ./wandering.py]\n"
+        "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
+        "model: {use: dlrm}\ntrain: {ranks: 2, batch_size: 8, steps: 2, run: here}\n"
+    )
+    done = run_module("recd_plugins", "train", folder=tmp_path)
+    assert done.code == 0, done.err
+    assert (tmp_path / "here").is_dir()
+    assert "torch's default dtype (torch.set_default_dtype) is put back" in done.out + done.err
+
+
+def test_a_name_of_what_is_built_into_python_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "time.py").write_text(POOLING)
+    with pytest.raises(PluginError, match=r"'time' is taken by a module of Python itself. Rename"):
+        Catalog(["./time.py"], tmp_path)
