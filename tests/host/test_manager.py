@@ -139,6 +139,17 @@ def test_a_folder_and_a_file_are_found_from_the_registry(
     assert names(Catalog(["~/as_file.py"], Path("/"))) == ["file"]
 
 
+def test_a_package_is_named_by_its_folder_or_its_first_file(site: Path, tmp_path: Path) -> None:
+    package = tmp_path / "parted_pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .inner import recd_pooling\n")
+    write_module(package, "inner", POOLING)
+    (package / "outer.py").write_text("from .inner import recd_pooling\n")
+    assert names(Catalog(["./parted_pkg/__init__.py"], tmp_path)) == ["exact"]
+    refusal = refused(["./parted_pkg/outer.py"], tmp_path)
+    assert "A file of a package is no plugin by itself: name the package's folder." in refusal
+
+
 def test_a_path_without_a_plugin_is_named(tmp_path: Path) -> None:
     message = refused(["./nowhere"], tmp_path)
     assert message.startswith(f"plugin './nowhere': {tmp_path / 'nowhere'} does not exist")

@@ -429,6 +429,8 @@ def _import(name: str, base: Path) -> tuple[ModuleType, Provider]:
 
 def _import_path(name: str, base: Path) -> ModuleType:
     path = (base / Path(name).expanduser()).resolve()
+    if path.name == "__init__.py":  # of a package, which its folder is
+        path = path.parent
     file = path / "__init__.py" if path.is_dir() else path
     if not file.is_file():
         raise PluginError(
@@ -461,12 +463,14 @@ def _is_path(name: str) -> bool:
 def _broken(name: str, error: BaseException) -> PluginError:
     return PluginError(
         f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}"
-        f"{line_on_import(error)}. {_of_another_version(error)}Run with --debug for its traceback."
+        f"{line_on_import(error)}. {_cure_of_import(error)}Run with --debug for its traceback."
     )
 
 
-def _of_another_version(error: BaseException) -> str:
-    """What to say of an import of ours that there is not."""
+def _cure_of_import(error: BaseException) -> str:
+    """What to say of an import that there is not, of ours or of a package's own."""
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        return "A file of a package is no plugin by itself: name the package's folder. "
     module = getattr(error, "name", None) or ""
     if not isinstance(error, ImportError) or module.partition(".")[0] != PROJECT:
         return ""
