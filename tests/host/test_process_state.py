@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from pathlib import Path
 
@@ -19,17 +20,19 @@ from recd_plugins.registry.usage import Usage
 
 CHANGES = """
 import os
+import signal
 import torch
 os.chdir("/")
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 torch.set_default_dtype(torch.float64)
 torch.set_grad_enabled(False)
 torch.set_default_device("meta")
 """
 
 
-def state() -> tuple[str, torch.dtype, bool, str]:
-    device = torch.get_default_device().type
-    return os.getcwd(), torch.get_default_dtype(), torch.is_grad_enabled(), device
+def state() -> tuple[object, ...]:
+    device, answer = torch.get_default_device().type, signal.getsignal(signal.SIGCHLD)
+    return os.getcwd(), answer, torch.get_default_dtype(), torch.is_grad_enabled(), device
 
 
 def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(site: Path) -> None:
@@ -41,6 +44,7 @@ def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(si
         Usage(registry).empty()
     assert [str(one.message).partition(" is put back: ")[0] for one in found] == [
         "the folder that the process works in (os.chdir)",
+        "the answer to SIGCHLD (signal.signal)",
         "torch's default dtype (torch.set_default_dtype)",
         "whether torch computes gradients (torch.set_grad_enabled)",
         "torch's default device (torch.set_default_device)",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from recd_plugins.notices import keep_notices_shown
@@ -17,10 +18,16 @@ from recd_plugins.notices import keep_notices_shown
 __all__ = ["put_back"]
 
 
+ANSWERED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+"""The signals by which a job is stopped, and by which it learns that a process of it has ended."""
+
+
 class _State(NamedTuple):
     """What a process has once, for all modules in it."""
 
     folder: str
+    answers: Mapping[signal.Signals, Any]
+    """What is called at each signal."""
     dtype: Any
     """Torch's default; None where torch is not imported yet."""
     gradients: bool = True
@@ -46,6 +53,10 @@ def _restored(before: _State, after: _State) -> Iterator[str]:
     if before.folder and after.folder != before.folder:
         os.chdir(before.folder)
         yield "the folder that the process works in (os.chdir)"
+    for one, answer in before.answers.items():
+        if answer is not None and after.answers[one] != answer:  # None: of another language
+            signal.signal(one, answer)
+            yield f"the answer to {one.name} (signal.signal)"
     if after.dtype is None:
         return
     import torch
@@ -67,12 +78,14 @@ def _now() -> _State:
         folder = os.getcwd()
     except OSError:  # it was removed
         folder = ""
+    answers = {one: signal.getsignal(one) for one in ANSWERED}
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_device"):  # not imported, or not wholly
-        return _State(folder, None)
+        return _State(folder, answers, None)
     device = torch.get_default_device()
     return _State(
         folder,
+        answers,
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         None if device.type == "cpu" else device,
