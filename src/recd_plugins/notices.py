@@ -29,6 +29,7 @@ __all__ = [
     "Notices",
     "Otherwise",
     "PutBack",
+    "RunsOn",
     "Slower",
     "TooLarge",
     "Unchecked",
@@ -191,6 +192,13 @@ class PutBack(Notice):
     """It changes on import what is the whole process's."""
 
     verdict = "is put back"
+    refused = False
+
+
+class RunsOn(Notice):
+    """It was started beside a job that is done, and nobody ends it."""
+
+    verdict = "keeps the job from ending"
     refused = False
 
 

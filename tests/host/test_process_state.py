@@ -100,6 +100,23 @@ def test_a_job_trains_where_it_was_started_whatever_a_plugin_does_on_import(tmp_
     assert "torch's default dtype (torch.set_default_dtype) is put back" in done.out + done.err
 
 
+def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lasting.py").write_text(
+        "import threading, time\nfrom recd_plugins.api import hookimpl\n"
+        "def last():\n    threading.main_thread().join()\n    time.sleep(12)\n"
+        "threading.Thread(target=last, name='lasting').start()\n"
+        "@hookimpl\ndef recd_stats():\n    return []\n"
+    )
+    (tmp_path / "registry.yaml").write_text(
+        "plugins: [recd_dlrm, ./lasting.py]\n"
+        "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
+        "model: {use: dlrm}\ntrain: {ranks: 1, batch_size: 8, steps: 1}\n"
+    )
+    done = run_module("recd_plugins", "train", folder=tmp_path)
+    assert done.code == 0, done.err
+    assert "thread 'lasting' of rank 0 keeps the job from ending" in done.out + done.err
+
+
 def test_a_name_of_what_is_built_into_python_is_taken(tmp_path: Path) -> None:
     (tmp_path / "time.py").write_text(POOLING)
     with pytest.raises(PluginError, match=r"'time' is taken by a module of Python itself. Rename"):

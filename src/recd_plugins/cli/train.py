@@ -166,11 +166,13 @@ def _be_a_rank(stack: Stack, resume: bool, or_begin: bool) -> None:
     notices_as_lines()
     from recd_plugins.trainer.run import process_group
     from recd_plugins.trainer.run import train as train_rank
+    from recd_plugins.trainer.threads_left import name_threads_left
 
     with process_group(stack) as device:
         train_rank(stack, device, resume=resume, or_begin=or_begin)
         for number in STOPS:  # all is saved and reported
             signal.signal(number, signal.SIG_IGN)
+    name_threads_left(int(os.environ["RANK"]))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -1,0 +1,38 @@
+"""Threads that run on when a rank is done: Python waits for each that is no daemon, be it for ever,
+and says nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from recd_plugins.notices import Notices, RunsOn
+
+__all__ = ["name_threads_left"]
+
+PATIENCE = 10.0
+"""Seconds for which threads may finish what they do: pools end theirs when a process ends."""
+
+
+def name_threads_left(rank: int) -> None:
+    """From now on this rank has nothing to do: where it still runs after a while, a notice names
+    the threads that it waits for."""
+    threading.Thread(target=_name_later, args=(rank,), daemon=True).start()
+
+
+def _name_later(rank: int) -> None:
+    time.sleep(PATIENCE)
+    main = threading.main_thread()
+    left = [one for one in threading.enumerate() if not one.daemon and one is not main]
+    Notices().give(
+        (
+            RunsOn(
+                what=f"thread {one.name!r} of rank {rank}",
+                why="all is trained and written, and Python waits for a thread that is no daemon",
+                cure="Have whoever started it, as a plugin on import, end it, or start it with "
+                "`daemon=True`.",
+            )
+            for one in left
+        ),
+        0,
+    )
