@@ -492,6 +492,31 @@ def test_ranks_that_end_by_the_first_signal_are_no_failure(
     assert "said nothing" not in printed
 
 
+@pytest.mark.parametrize(
+    ("end", "by"),
+    [
+        ("sys.exit(130)", "Ctrl-C"),
+        ("os.kill(os.getpid(), signal.SIGINT)", "Ctrl-C"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "SIGTERM"),
+    ],
+)
+def test_a_rank_that_ends_by_a_signal_to_it_alone_stops_the_job(
+    launch: Launch,
+    program: Callable[[str], list[str]],
+    capfd: pytest.CaptureFixture[str],
+    end: str,
+    by: str,
+) -> None:
+    """While it starts: nothing in it has an answer to a signal yet."""
+    command = program(
+        f"signal.signal(signal.SIGINT, signal.SIG_DFL)\nif rank == 1:\n    {end}\ntime.sleep(600)"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        launch(command, 2, threads=1)
+    printed = capfd.readouterr().err
+    assert printed == f"stopped by {by} to rank 1; there was nothing to save yet\n"
+
+
 def test_ranks_answer_a_signal_that_their_launcher_ignored(
     launch: Launch,
     program: Callable[[str], list[str]],

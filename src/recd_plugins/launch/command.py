@@ -89,7 +89,8 @@ def launch(
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
     that all ranks stop after the same step, and `stopping` is printed; Ctrl-C after it
     kills them. Where ranks end by the first, for they have not come to where they stop by
-    themselves, KeyboardInterrupt is raised. `quiet` keeps rank 0's lines too, but for notices,
+    themselves, KeyboardInterrupt is raised; so it is where a rank ends by one that was sent to it
+    alone. `quiet` keeps rank 0's lines too, but for notices,
     which are on standard error at the end. Ranks are forked
     from `server`, if there is one; else each is an interpreter of its own. A rank that has been
     stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0: it ends
@@ -114,8 +115,8 @@ def launch(
                 processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
                 processes[-1].start(command, shared | place(rank), ours, server)
             failure = _wait(processes, store, stopped_for)
-            if failure is not None and asked.is_set() and any(map(_interrupted, processes)):
-                print("stopped; there was nothing to save yet", file=sys.stderr, flush=True)
+            if failure is not None and (stopped := _stopped(processes, failure, asked.is_set())):
+                print(stopped, file=sys.stderr, flush=True)
                 raise KeyboardInterrupt
             if quiet and failure is None:
                 for line in processes[0].notices():
@@ -217,9 +218,20 @@ class _Rank:
         self._printed.close()
 
 
-def _interrupted(rank: _Rank) -> bool:
+def _stopped(processes: Sequence[_Rank], failure: Failure, asked: bool) -> str:
+    """The line of a job that was asked to stop while it started, if this failure is its end; the
+    launcher was `asked`, or a rank alone."""
+    if asked and any(_interrupted(process.poll()) for process in processes):
+        return "stopped; there was nothing to save yet"
+    if _interrupted(failure.code):
+        by = "Ctrl-C" if failure.code != -signal.SIGTERM else "SIGTERM"
+        return f"stopped by {by} to rank {failure.rank}; there was nothing to save yet"
+    return ""
+
+
+def _interrupted(code: int | None) -> bool:
     """Whether a rank ended as programs do by a signal that they have no answer to."""
-    return rank.poll() in (INTERRUPTED, *(-number for number in STOPS))
+    return code in (INTERRUPTED, *(-number for number in STOPS))
 
 
 def _looks_here() -> bool:
