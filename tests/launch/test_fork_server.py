@@ -44,6 +44,31 @@ def test_a_process_that_is_killed_leaves_no_folder_of_sockets() -> None:
     assert not Path(folder).exists()
 
 
+KILLED = """
+import os, signal
+from recd_plugins.compat.copied_server import copy_as_fork_server
+from recd_plugins.launch.fork_server import fork_server
+if COPY:
+    assert copy_as_fork_server()
+lock = fork_server().Lock()
+print("made", os.environ.get("PYTHONWARNINGS"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("copy", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_of_one_that_is_killed_nobody_says_what_it_left(
+    copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for what a rank said. Locks are removed, by a process of Python's."""
+    if copy and (sys.platform != "linux" or torch.version.cuda is not None):
+        pytest.skip("processes are copied on Linux, where torch is built for the CPU")
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    command = [sys.executable, "-c", f"COPY = {copy}\n{KILLED}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "made None\n", "")
+
+
 def printed_by(program: str) -> list[str]:
     """The words that a program printed, which ended without an error."""
     command = [sys.executable, "-c", program]

@@ -17,7 +17,13 @@ from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
 
-from recd_plugins.launch.fork_server import folder_made_here, for_cpu, outlive_stops, threads
+from recd_plugins.launch.fork_server import (
+    folder_made_here,
+    for_cpu,
+    outlive_stops,
+    start_quiet_tracker,
+    threads,
+)
 
 __all__ = ["copy_as_fork_server"]
 
@@ -49,6 +55,7 @@ def copy_as_fork_server() -> bool:
             os.close(ours)
             _be_the_server(listener.fileno(), alive, folder)
     os.close(alive)
+    start_quiet_tracker()
     server._forkserver_address = address
     server._forkserver_alive_fd = ours
     server._forkserver_pid = pid

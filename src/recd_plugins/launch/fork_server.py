@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import warnings
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -20,11 +20,15 @@ __all__ = [
     "fork_server",
     "keep_quiet_of_threads",
     "outlive_stops",
+    "start_quiet_tracker",
     "threads",
 ]
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Python's variable by which an interpreter does not look for modules where it is started."""
+
+WARNINGS = "PYTHONWARNINGS"
+"""Python's variable by which an interpreter leaves out warnings."""
 
 SOCKETS = "RECD_FORK_SERVER_SOCKETS"
 """The variable that names the folder of its socket to a server; those that it forks lack it."""
@@ -46,6 +50,7 @@ def fork_server(*preload: str) -> ForkServerContext:
     look where the process does that asks for them. At its end the server removes the folder of its
     socket if this process has made that, for it may have been killed.
     """
+    start_quiet_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recd_plugins.launch.left_sockets", *preload])
     for_the_server = {SAFE_PATH: "1", SOCKETS: folder_made_here()}
@@ -60,6 +65,23 @@ def fork_server(*preload: str) -> ForkServerContext:
             else:
                 os.environ[name] = value
     return context
+
+
+def start_quiet_tracker() -> None:
+    """Start the process that removes what this one, if it is killed, leaves of multiprocessing's.
+
+    It would warn of that: what a killed rank said is shown to people, and this is none of it.
+    """
+    before = os.environ.get(WARNINGS)
+    quiet = "ignore:resource_tracker:UserWarning"
+    os.environ[WARNINGS] = f"{before},{quiet}" if before else quiet
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[WARNINGS]
+        else:
+            os.environ[WARNINGS] = before
 
 
 def folder_made_here() -> str:
