@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,27 @@ def test_replicas_move_and_losses_stay(gloo_pool: GlooPool, tmp_path: Path) -> N
     # in 12 steps units in the last place add up, and grow no other way.
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_resumed_run_says_that_replicas_are_planned_anew(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    for name, every in (("moves", 3), ("stays", 0)):
+        values = registry(tmp_path, name, FLEXSHARD, retier_every=every, steps=5)
+        assert "planned anew" not in gloo_pool.run(printed, values)[0]
+        again = registry(tmp_path, name, FLEXSHARD, retier_every=every, steps=6)
+        assert ("replicas are planned anew" in gloo_pool.run(printed, again, True)[0]) == bool(
+            every
+        )
+
+
+def printed(values: dict[str, Any], resume: bool = False) -> str:
+    """On a rank: train; what it prints."""
+    from recd_plugins.trainer.run import train
+
+    with redirect_stdout(io.StringIO()) as out:
+        train(load(values), torch.device("cpu"), resume=resume)
+    return out.getvalue()
 
 
 KEEPER = """

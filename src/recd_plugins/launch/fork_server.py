@@ -70,7 +70,7 @@ def fork_server(*preload: str) -> ForkServerContext:
 def start_quiet_tracker() -> None:
     """Start the process that removes what this one, if it is killed, leaves of multiprocessing's.
 
-    It would warn of that: what a killed rank said is shown to people, and this is none of it.
+    It would warn of that, where people are shown what a killed rank printed.
     """
     before = os.environ.get(WARNINGS)
     quiet = "ignore:resource_tracker:UserWarning"

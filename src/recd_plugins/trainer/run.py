@@ -192,6 +192,12 @@ def _resumed(
             )
         again = "restarted and " if restarted else ""
         report.say(f"{again}resumed after step {reached.step}: {settings.run}")
+        if settings.retier_every:
+            hot = ", and its hot batches have other samples" if stack.ordered else ""
+            report.say(
+                "train.retier_every: replicas are planned anew, and are not where the run had "
+                f"moved them. It adds floats in another order than an uninterrupted one{hot}"
+            )
         for line in (*reached.new_code, *reached.new_rates):
             report.say(line)
         if reached.begun_anew:
