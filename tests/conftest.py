@@ -60,6 +60,7 @@ WORKER_BYTES = 3 << 30
 """The most that a worker of pytest takes, with the ranks, servers and programs of its tests."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One for each processor, as far as memory has room for them; two at least."""
     room = (machine_memory() or 0) // WORKER_BYTES
