@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recd_plugins.api import DataError, RegistryError
 from recd_plugins.api.planning import RowDistribution
 
-__all__ = ["CacheSize", "Memory", "coalesced", "epoch", "optimal_cache", "plain"]
+__all__ = ["CacheSize", "Memory", "coalesced", "cost", "epoch", "optimal_cache", "plain"]
 
 TOLERANCE = 1e-6
 """The share of the least cost by which that of the cache that is found may be too high."""

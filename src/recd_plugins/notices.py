@@ -28,6 +28,7 @@ __all__ = [
     "NoticeWarning",
     "Notices",
     "Otherwise",
+    "Outdated",
     "PutBack",
     "RunsOn",
     "Slower",

@@ -37,7 +37,7 @@ from recd_plugins.cli.advise import _steps_to_loss
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import silent
-from recd_plugins.embedding.adapt import OURS
+from recd_plugins.embedding.adapt import DEDUP_COLLECTIONS
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
 from recd_plugins.launch.machine_cores import machine_cores
@@ -464,8 +464,8 @@ def test_a_model_is_built_once_for_all_that_have_it_alike_and_stays_as_it_is(
         return source.model(load({**values, **more}), silent)
 
     plain, adapted = model(), model(**dedup)
-    assert any(isinstance(one, OURS) for one in adapted.modules())
-    assert not any(isinstance(one, OURS) for one in plain.modules())
+    assert any(isinstance(one, DEDUP_COLLECTIONS) for one in adapted.modules())
+    assert not any(isinstance(one, DEDUP_COLLECTIONS) for one in plain.modules())
     assert repr(model()) == repr(plain)
     assert model(topology="a100_dgx") is plain
     assert model_tables(adapted).keys() == model_tables(plain).keys()

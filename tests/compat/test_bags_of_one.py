@@ -31,7 +31,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import bags_of_one
-from recd_plugins.compat.bags_of_one import FEW, OWN, look_up_as_bags
+from recd_plugins.compat.bags_of_one import FEWEST_IDS, OWN, look_up_as_bags
 from recd_plugins.compat.torchrec import fused_kernels
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
@@ -94,7 +94,7 @@ def trained(kernel: SplitTableBatchedEmbeddingBagsCodegen, wrong: bool) -> list[
 def test_a_kernel_yields_and_trains_the_same(
     kind: str, options: dict[str, Any], wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bags_of_one, "FEW", 1)
+    monkeypatch.setattr(bags_of_one, "FEWEST_IDS", 1)
     plain = kernel_of(EmbOptimType[kind], **options)
     bags = copy.deepcopy(plain)
     assert look_up_as_bags(bags) == {"": ""}
@@ -113,7 +113,7 @@ def test_a_kernel_yields_and_trains_the_same(
 
 def test_an_id_of_no_row_is_found_in_its_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row behind a table is another table's."""
-    monkeypatch.setattr(bags_of_one, "FEW", 1)
+    monkeypatch.setattr(bags_of_one, "FEWEST_IDS", 1)
     kernel = kernel_of(EmbOptimType.EXACT_SGD, bounds_check_mode=BoundsCheckMode.FATAL)
     look_up_as_bags(kernel)
     ids, offsets = lookup(0)
@@ -154,7 +154,7 @@ def test_a_kernel_that_would_train_otherwise_is_left_alone(
 def test_rows_that_decay_from_some_step_on_come_one_by_one_from_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bags_of_one, "FEW", 1)
+    monkeypatch.setattr(bags_of_one, "FEWEST_IDS", 1)
     rowwise = EmbOptimType.EXACT_ROWWISE_ADAGRAD
     plain = kernel_of(rowwise, weight_decay_mode=WeightDecayMode.L2)
     bags = copy.deepcopy(plain)
@@ -168,7 +168,7 @@ def test_rows_that_decay_from_some_step_on_come_one_by_one_from_there(
 @pytest.mark.parametrize("at", [0, -1])
 def test_a_row_that_was_pruned_is_no_other_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of ids lets -1 pass, and plain TorchRec finds out."""
-    monkeypatch.setattr(bags_of_one, "FEW", 1)
+    monkeypatch.setattr(bags_of_one, "FEWEST_IDS", 1)
     ids, offsets = lookup(0)
     ids[at] = -1
     plain = kernel_of(EmbOptimType.EXACT_SGD)
@@ -186,7 +186,7 @@ def test_it_is_begun_once_and_few_ids_stay_as_they_are() -> None:
     modes = []
     kernel.register_forward_pre_hook(lambda one, *_: modes.append(one.pooling_mode))
     ids, offsets = lookup(0)
-    for few in (FEW - 1, FEW):
+    for few in (FEWEST_IDS - 1, FEWEST_IDS):
         kernel(indices=ids[:few], offsets=offsets.clamp(max=few))
     assert modes == [PoolingMode.NONE, PoolingMode.SUM]
 
@@ -338,8 +338,8 @@ def said_of_rows() -> list[str]:
 def test_a_stack_says_whose_rows_come_as_bags_and_whose_do_not(gloo_pool: GlooPool) -> None:
     for said in gloo_pool.run(said_of_rows):
         assert said == [
-            f"lookups of rows: on this rank, of_items as bags of one, from {FEW} ids of a lookup "
-            f"on; of_users one by one, for {DECAYS}"
+            "lookups of rows: on this rank, of_items as bags of one, "
+            f"from {FEWEST_IDS} ids of a lookup on; of_users one by one, for {DECAYS}"
         ]
 
 

@@ -29,5 +29,5 @@ def test_what_is_missing_or_too_old_is_named_with_the_command(
 
 
 def test_a_folder_that_is_not_installed_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "OURS", "not-installed-at-all")
+    monkeypatch.setattr(packages, "DISTRIBUTION", "not-installed-at-all")
     assert check_packages().startswith("0 ")

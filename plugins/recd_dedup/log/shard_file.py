@@ -41,6 +41,8 @@ from recd_plugins.api import DataError, so_many
 from recd_plugins.api.data import MESSAGES, Location
 
 __all__ = [
+    "FILE_BYTES",
+    "SEAL_BYTES",
     "Damaged",
     "Frame",
     "Fsync",
@@ -64,6 +66,7 @@ __all__ = [
     "shard_files",
     "shard_folder",
     "shard_of",
+    "sync_folder",
 ]
 
 L = TypeVar("L", Path, Location)

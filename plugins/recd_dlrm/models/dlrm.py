@@ -42,7 +42,11 @@ __all__ = [
     "bag_tables",
     "build_dlrm",
     "build_dlrm_dcn",
+    "click_model",
+    "dense_width",
     "sequence_tables",
+    "taken_schema",
+    "top_layers",
     "weighted_loss",
 ]
 

@@ -20,7 +20,7 @@ from recd_plugins.api import Config, DataError, RecdError
 from recd_plugins.api.data import Split
 from recd_plugins.api.reading import Order, SessionOrder, Tail, parse
 
-__all__ = ["MOST_BATCHES", "BatchJob", "Request", "Turns"]
+__all__ = ["MOST_BATCHES", "MOST_RANGES", "BatchJob", "Request", "Turns", "read_json"]
 
 MOST_BYTES = 1 << 16
 """The longest request."""

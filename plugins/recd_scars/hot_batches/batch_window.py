@@ -24,7 +24,17 @@ from recd_plugins.api.batch import (
 from recd_scars.hot_batches.hot_rows import HotRows
 from recd_scars.hot_batches.window_samples import WindowSamples
 
-__all__ = ["I64", "BatchWindow", "Bools", "Formed", "hot_places", "mixed", "most_hot"]
+__all__ = [
+    "I64",
+    "BatchWindow",
+    "Bools",
+    "Formed",
+    "hot_counts",
+    "hot_places",
+    "mixed",
+    "most_hot",
+    "share_to_come",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

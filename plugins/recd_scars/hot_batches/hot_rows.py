@@ -21,7 +21,7 @@ from recd_plugins.api.rows import (
     slots_of,
 )
 
-__all__ = ["HotRows"]
+__all__ = ["HotRows", "most_bytes"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Any
 
 from recd_plugins.api.planning import CacheAlgorithm, state_bytes
 
-__all__ = ["SLOTS_PER_SET", "KernelBytes"]
+__all__ = ["SLOTS_PER_SET", "KernelBytes", "row_wise_state"]
 
 SLOTS_PER_SET = 32
 """fbgemm's `DEFAULT_ASSOC`: the least that a cache has, and the step by which it grows."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.advise.torchrec_step import Collection, of_one_row, seconds_of_torchrec
-from recd_plugins.embedding.adapt import OURS, poolings_by_feature
+from recd_plugins.embedding.adapt import DEDUP_COLLECTIONS, poolings_by_feature
 from recd_plugins.embedding.timing import (
     seconds_of,
     seconds_of_call,
@@ -111,7 +111,7 @@ def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
     """A copy of the model, without its tables, that computes with embeddings held ready."""
     held: dict[int, Any] = {}
     for path, module in model.named_modules():
-        if isinstance(module, OURS):
+        if isinstance(module, DEDUP_COLLECTIONS):
             raise CapabilityError(
                 f"compute: {path or 'the model'} looks up unique samples already. Time the model "
                 "before it is adapted: shares of unique samples are the forecast's."

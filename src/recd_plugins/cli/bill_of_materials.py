@@ -6,7 +6,7 @@ import re
 from importlib.metadata import Distribution, distributions
 from typing import Any
 
-from recd_plugins.compat.packages import OURS
+from recd_plugins.compat.packages import DISTRIBUTION
 
 __all__ = ["bill_of_materials"]
 
@@ -25,8 +25,8 @@ def bill_of_materials() -> dict[str, Any]:
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": components[OURS] | {"type": "application"}},
-        "components": [one for name, one in components.items() if name != OURS],
+        "metadata": {"component": components[DISTRIBUTION] | {"type": "application"}},
+        "components": [one for name, one in components.items() if name != DISTRIBUTION],
         "dependencies": [
             {
                 "ref": components[name]["bom-ref"],

@@ -18,7 +18,9 @@ from recd_plugins.cli.options import (
     Encoding,
     ForeignPaths,
     Header,
+    LeastCount,
     Names,
+    Others,
     check_of_use,
     location_argument,
     progress,
@@ -88,18 +90,6 @@ Items = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same negatives.", min=0)]
-Least = Annotated[
-    int,
-    typer.Option(
-        "--least-count",
-        help="How often a value must occur to get an id of its own in a vocabulary.",
-        min=1,
-    ),
-]
-Others = Annotated[
-    int, typer.Option("--others", help="Ids that all other values share, by a hash.", min=1)
-]
-
 Accept = Annotated[
     bool,
     typer.Option(
@@ -119,7 +109,7 @@ def import_(
     by: Drawn = "popularity",
     item: Items = None,
     seed: Seed = 0,
-    least_count: Least = 1,
+    least_count: LeastCount = 1,
     others: Others = 1,
     absent: Absent = None,
     accept_doubts: Accept = False,

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.data_import import Least, Others
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -17,7 +16,9 @@ from recd_plugins.cli.options import (
     Encoding,
     ForeignPaths,
     Header,
+    LeastCount,
     Names,
+    Others,
     location_argument,
     progress,
     reported,
@@ -71,7 +72,7 @@ def vocabulary(
     save: To,
     schema: SchemaFile = None,
     most: Most = 1_000_000,
-    least_count: Least = 1,
+    least_count: LeastCount = 1,
     others: Others = 1,
     delimiter: Delimiter = None,
     header: Header = None,

@@ -43,7 +43,9 @@ __all__ = [
     "Encoding",
     "ForeignPaths",
     "Header",
+    "LeastCount",
     "Names",
+    "Others",
     "Overrides",
     "RegistryFile",
     "TableFolder",
@@ -145,6 +147,17 @@ Absent = Annotated[
         metavar="COLUMN",
         show_default=False,
     ),
+]
+LeastCount = Annotated[
+    int,
+    typer.Option(
+        "--least-count",
+        help="How often a value must occur to get an id of its own in a vocabulary.",
+        min=1,
+    ),
+]
+Others = Annotated[
+    int, typer.Option("--others", help="Ids that all other values share, by a hash.", min=1)
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 """`--debug`, which `reported` is given."""

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from recd_plugins.compat.host_buffers import StateWidth, state_width
 from recd_plugins.compat.torchrec import fused_kernels
 
-__all__ = ["look_up_as_bags"]
+__all__ = ["FEWEST_IDS", "look_up_as_bags"]
 
 DECAYS = (0, 1, 2)
 """fbgemm's `WeightDecayMode` NONE, L2 and DECOUPLE, which do nothing where the decay is 0. Where it
 is not, the two kernels decay rows otherwise."""
-FEW = 512
+FEWEST_IDS = 512
 """Ids of a lookup of which it takes as long either way: fewer are looked up one by one."""
 UNCHECKED = BoundsCheckMode.NONE.value
 OWN = "_bags_of_one"
@@ -143,7 +143,7 @@ def _begin(
     one: _OneTable = vars(kernel)[OWN]
     ids, offsets = kwargs["indices"], kwargs["offsets"].to(kwargs["indices"].dtype)
     num_features = len(one.first_rows)
-    if len(ids) < FEW or (len(offsets) - 1) % num_features:
+    if len(ids) < FEWEST_IDS or (len(offsets) - 1) % num_features:
         return None
     if kernel.bounds_check_mode_int != UNCHECKED:
         torch.ops.fbgemm.bounds_check_indices(

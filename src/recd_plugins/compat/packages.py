@@ -8,9 +8,10 @@ from packaging.requirements import Requirement
 
 from recd_plugins.errors import VersionError
 
-__all__ = ["OURS", "check_packages"]
+__all__ = ["DISTRIBUTION", "check_packages"]
 
-OURS = "recd-plugins"
+DISTRIBUTION = "recd-plugins"
+"""The name by which pip has the host and the plugins that come with it."""
 
 
 def check_packages() -> str:
@@ -22,7 +23,8 @@ def check_packages() -> str:
     if lacking:
         lines = " ".join(f"'{one.name}{one.specifier}'" for one in lacking)
         raise VersionError(
-            f"{OURS} needs {', and '.join(f'{one}, but {here}' for one, here in lacking.items())}. "
+            f"{DISTRIBUTION} needs "
+            f"{', and '.join(f'{one}, but {here}' for one, here in lacking.items())}. "
             f"Install: pip install {lines}"
         )
     return f"{len(needed)} that it asks for, as it asks for them"
@@ -30,7 +32,7 @@ def check_packages() -> str:
 
 def _requirements() -> list[str]:
     try:
-        return requires(OURS) or []
+        return requires(DISTRIBUTION) or []
     except PackageNotFoundError:  # imported from a folder
         return []
 

@@ -40,6 +40,7 @@ from recd_plugins.compat.pytorch import is_watched, was_written_to
 from recd_plugins.errors import CapabilityError
 
 __all__ = [
+    "HasOwnExchange",
     "LazyKeyedTensor",
     "OfParts",
     "ShardedOrder",

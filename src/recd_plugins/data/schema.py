@@ -29,6 +29,9 @@ __all__ = [
     "Schema",
     "SparseFeature",
     "Vector",
+    "check_unique",
+    "first_label",
+    "floats",
 ]
 
 METADATA_KEY = b"recd_schema"

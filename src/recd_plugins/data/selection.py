@@ -36,7 +36,7 @@ from recd_plugins.storage.whole_file import write_whole
 if TYPE_CHECKING:
     from recd_plugins.data.schema import Schema
 
-__all__ = ["Selection", "kept_rows"]
+__all__ = ["Selection", "kept_rows", "known_of"]
 
 THREADS = 8
 Mask = npt.NDArray[np.bool_]

@@ -50,7 +50,9 @@ __all__ = [
     "Stripe",
     "Table",
     "carries_schema",
+    "check_columns",
     "footer_schema",
+    "id_ranges",
     "read_stripe",
     "silent",
 ]

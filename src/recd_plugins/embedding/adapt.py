@@ -29,6 +29,7 @@ from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups
 
 __all__ = [
+    "DEDUP_COLLECTIONS",
     "BatchView",
     "adapt",
     "explain",
@@ -38,7 +39,7 @@ __all__ = [
     "poolings_by_feature",
 ]
 
-OURS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
+DEDUP_COLLECTIONS = (DedupEmbeddingCollection, DedupEmbeddingBagCollection)
 
 
 def adapt(
@@ -91,7 +92,7 @@ def explain(model: nn.Module) -> str:
     lines = []
     for path, module in model.named_modules():
         where = path or "the model"
-        if isinstance(module, OURS):
+        if isinstance(module, DEDUP_COLLECTIONS):
             lines += [f"  {where}, {', '.join(one.tables)}: {one.why}" for one in module.parts]
         elif isinstance(module, DedupPooling):
             lines.append(f"  {where}: {explain_pooling(module)}")
@@ -125,7 +126,7 @@ def not_looked_up(model: nn.Module, groups: Groups) -> str:
     looked_up = {
         key
         for module in model.modules()
-        if isinstance(module, OURS)
+        if isinstance(module, DEDUP_COLLECTIONS)
         for part in module.parts
         for key in part.keys
     }
@@ -168,7 +169,7 @@ def looked_up_otherwise(model: nn.Module, features: Sequence[str]) -> frozenset[
 def _cannot_be_adapted(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Collections of another kind, and TorchRec's modules that hold a collection and treat its
     features themselves, with their paths."""
-    kinds = (*OURS, EmbeddingCollection, EmbeddingBagCollection)
+    kinds = (*DEDUP_COLLECTIONS, EmbeddingCollection, EmbeddingBagCollection)
     interfaces = (EmbeddingCollectionInterface, EmbeddingBagCollectionInterface)
     for path, module in modules.items():
         holds = any(isinstance(child, interfaces) for child in module.children())

@@ -9,7 +9,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 
-from recd_plugins.compat.bags_of_one import FEW, look_up_as_bags
+from recd_plugins.compat.bags_of_one import FEWEST_IDS, look_up_as_bags
 from recd_plugins.embedding.wrapped_sharder import ShownSharder, WrappedSharder
 from recd_plugins.errors import listed
 
@@ -37,7 +37,7 @@ def explain_rows(found: Mapping[str, str]) -> str:
     by_why: dict[str, list[str]] = {}
     for table, why in found.items():
         by_why.setdefault(why, []).append(table)
-    as_bags = f"as bags of one, from {FEW} ids of a lookup on"
+    as_bags = f"as bags of one, from {FEWEST_IDS} ids of a lookup on"
     parts = (
         f"{listed(tables, MOST)} {f'one by one, for {why}' if why else as_bags}"
         for why, tables in sorted(by_why.items())

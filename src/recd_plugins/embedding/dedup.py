@@ -32,6 +32,7 @@ __all__ = [
     "TablePart",
     "bag_parts",
     "deduplicated",
+    "for_all_samples",
     "whole",
 ]
 

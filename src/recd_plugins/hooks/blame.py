@@ -14,7 +14,7 @@ from signal import getsignal, valid_signals
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from recd_plugins.compat.packages import OURS
+from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import without_frames
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def remember(name: str, plugin: object, provider: Provider) -> None:
         file = Path(module.__file__).resolve()
         whole = file.parent if file.name == "__init__.py" else file
         before = _imported[whole].names if whole in _imported else frozenset()
-        stranger = None if provider.distribution == OURS else provider
+        stranger = None if provider.distribution == DISTRIBUTION else provider
         _imported[whole] = _Plugin(name, stranger, before | {name})
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from recd_plugins.errors import CapabilityError, listed
 
 __all__ = [
+    "SOCKETS",
     "folder_made_here",
     "for_cpu",
     "fork_server",

@@ -33,7 +33,7 @@ from recd_plugins.launch.environment import HOST, die_with_parent, rank_environm
 from recd_plugins.launch.fork_server import fork_server
 from recd_plugins.launch.packed import Reference, pack, unpack
 
-__all__ = ["Group", "RankStart", "Ranks", "RanksFailed"]
+__all__ = ["PRELOADED", "Group", "RankStart", "Ranks", "RanksFailed"]
 
 T = TypeVar("T")
 

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["explanation", "having_in_files", "having_row_wise", "may_be_row_wise", "proposal"]
+__all__ = [
+    "explanation",
+    "having_in_files",
+    "having_row_wise",
+    "may_be_row_wise",
+    "proposal",
+    "sharders_of",
+]
 __all__ += ["sharders_of"]
 
 

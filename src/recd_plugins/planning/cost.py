@@ -23,7 +23,9 @@ from recd_plugins.planning.topology import Cluster
 __all__ = [
     "COLLECTIVES",
     "ID_BYTES",
+    "NUMBER_BITS",
     "PAPER_K",
+    "STEPPED",
     "Cost",
     "Prices",
     "Pricing",

@@ -17,11 +17,14 @@ from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [
     "GB",
+    "INTER_NODE_GBPS",
+    "INTRA_NODE_GBPS",
     "PRESETS",
     "Cluster",
     "Link",
     "Topology",
     "load_topology",
+    "ranks_per_node",
     "save_topology",
     "stated",
     "topology_and_notices",

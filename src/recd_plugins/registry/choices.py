@@ -50,7 +50,7 @@ from recd_plugins.slots import (
 from recd_plugins.slots.built import check_built
 from recd_plugins.storage.uri import location_of
 
-__all__ = ["Choice", "Registry", "plugin_names"]
+__all__ = ["KEYS", "Choice", "Registry", "plugin_names"]
 
 DEFAULT_USES = {"reader": "local", "sharding": "torchrec"}
 """What fills a slot that registry.yaml does not name: plain TorchRec."""

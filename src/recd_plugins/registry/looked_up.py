@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.registry.feature_steps import FeatureSteps
 
-__all__ = ["bytes_beside", "check_read", "looked_up", "too_small", "unweighed"]
+__all__ = ["behind_collisions", "bytes_beside", "check_read", "looked_up", "too_small", "unweighed"]
 
 
 def looked_up(model: nn.Module) -> set[str]:

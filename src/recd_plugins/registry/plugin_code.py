@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from recd_plugins.compat.packages import OURS
+from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.storage.whole_file import write_whole
@@ -98,7 +98,7 @@ def _digest_of(choice: Choice) -> str | None:
     while isinstance(build, partial):
         build = build.func
     module = inspect.getmodule(build)
-    if choice.provider.distribution == OURS or module is None:
+    if choice.provider.distribution == DISTRIBUTION or module is None:
         return None
     package = sys.modules.get(module.__name__.partition(".")[0], module)
     if package.__name__ == "recd_plugins":  # its author took one of ours

@@ -27,6 +27,7 @@ __all__ = [
     "number",
     "quantity",
     "share",
+    "words_within",
 ]
 
 DASH = "\N{EN DASH}"

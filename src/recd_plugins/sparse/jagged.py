@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import DataError
 
 __all__ = [
+    "MAX_INT32",
     "HeldOnce",
     "Jagged",
     "WeightedJagged",

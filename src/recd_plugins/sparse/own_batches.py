@@ -37,6 +37,7 @@ __all__ = [
     "replaced",
     "sample_size",
     "sampled_features",
+    "walk",
     "with_parts",
 ]
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from recd_plugins.storage.uri import Uri
 
 __all__ = [
+    "ARROWS",
     "ATTEMPTS",
+    "AZURE",
     "OpenStore",
     "explained",
     "s3_endpoint_and_region",

@@ -12,7 +12,7 @@ from recd_plugins.errors import RegistryError, nearest, shown
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 
-__all__ = ["dense_optimizer", "try_dense_optimizer"]
+__all__ = ["WAYS", "dense_optimizer", "try_dense_optimizer"]
 
 WAYS = {"capturable", "differentiable", "foreach", "fused"}
 """The options of torch's optimizers that say how a step is done."""

@@ -17,6 +17,7 @@ from recd_plugins.errors import DataError
 __all__ = [
     "DATE_DIGITS",
     "DAY_MS",
+    "NOWHERE",
     "TEXT_DATES",
     "date_digits",
     "digits_to_ms",

@@ -33,7 +33,16 @@ from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.schema import Label, Nulls
 from recd_plugins.errors import nearest
 
-__all__ = ["check_foreign_columns", "column_problems", "conform", "rows_left", "source_columns"]
+__all__ = [
+    "Role",
+    "ScoreRole",
+    "check_foreign_columns",
+    "column_problems",
+    "conform",
+    "roles_of",
+    "rows_left",
+    "source_columns",
+]
 
 Mask = npt.NDArray[np.bool_]
 Problem = tuple[str, str]

@@ -23,6 +23,7 @@ __all__ = [
     "NO_IDS",
     "are_integers",
     "are_texts",
+    "has_missing",
     "hashes",
     "identifies",
     "instants",
@@ -33,6 +34,7 @@ __all__ = [
     "one_zero",
     "plain",
     "plain_type",
+    "text_error",
     "with_nulls",
     "without_views",
 ]

@@ -40,6 +40,7 @@ __all__ = [
     "VocabularyCounts",
     "VocabularyIds",
     "check_vocabularies",
+    "counted",
     "load_vocabulary",
     "vocabulary_digest",
 ]

@@ -8,7 +8,28 @@ from collections.abc import Sequence
 
 from recd_plugins.data.importing.column_survey import ColumnSurvey
 
-__all__ = ["is_called", "is_index", "is_split", "is_stay", "words_of"]
+__all__ = [
+    "AFTER_FLAGS",
+    "BEFORE_WORDS",
+    "COUNT_WORDS",
+    "EVENTS",
+    "EVENT_WORDS",
+    "GRADE_WORDS",
+    "ID_WORDS",
+    "LABEL_WORDS",
+    "NO_LABEL_WORDS",
+    "SESSION_WORDS",
+    "TARGETS",
+    "TIME_WORDS",
+    "UNNAMED",
+    "USER_WORDS",
+    "WEIGHT_WORDS",
+    "is_called",
+    "is_index",
+    "is_split",
+    "is_stay",
+    "words_of",
+]
 
 LABEL_WORDS = frozenset(
     [

@@ -21,7 +21,7 @@ from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 
-__all__ = ["format_of"]
+__all__ = ["PARQUET", "format_of"]
 
 HEAD_BYTES = 1 << 20
 """What is read of a file to find out what it is."""

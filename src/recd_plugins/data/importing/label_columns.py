@@ -27,6 +27,7 @@ from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.time_columns import are_times
 
 __all__ = [
+    "MOST_EVENTS",
     "answer_in",
     "have_labels",
     "is_sole",

@@ -17,6 +17,7 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64, prefetch
 
 __all__ = [
+    "AHEAD",
     "Spans",
     "add_up",
     "addresses_of_lengths",

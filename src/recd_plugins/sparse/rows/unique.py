@@ -21,6 +21,9 @@ from recd_plugins.sparse.rows.gather import Spans, add_up, addresses_of_lengths,
 from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64, prefetch_behind
 
 __all__ = [
+    "HALF",
+    "LONG",
+    "MIX",
     "Firsts",
     "LaidRows",
     "RowHash",

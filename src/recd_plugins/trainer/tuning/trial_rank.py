@@ -21,7 +21,7 @@ from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.notices import hide_warnings
 from recd_plugins.storage.whole_file import write_whole
 
-__all__ = ["OUT_OF_MEMORY", "trial", "write_found"]
+__all__ = ["OUT_OF_MEMORY", "WARM_UP", "trial", "write_found"]
 
 OUT_OF_MEMORY = "out-of-memory-"
 """How the name of a file starts by which a rank reports that memory did not suffice."""
