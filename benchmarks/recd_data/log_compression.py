@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from recd_dedup.log.manifest import Manifest
 from recd_dedup.log.shard_file import FILE_BYTES, frames, read_payload, shard_files
-from recd_dedup.log.shards import Manifest, ZstdShards, ZstdShardsConfig
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.api import DataError
 from recd_plugins.api.data import LogRoute
 

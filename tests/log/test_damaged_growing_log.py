@@ -295,7 +295,7 @@ def test_a_log_that_begins_while_it_is_opened_is_opened(
         written(tmp_path)
         return files_of_log(folder)
 
-    monkeypatch.setattr("recd_dedup.log.shards.files_of_log", begun_meanwhile)
+    monkeypatch.setattr("recd_dedup.log.manifest.files_of_log", begun_meanwhile)
     assert dataset(tmp_path).period(0) is not None
 
 

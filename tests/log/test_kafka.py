@@ -21,7 +21,7 @@ from recd_dedup.log.kafka import KEY, KafkaConfig, KafkaLog, build_kafka
 from recd_dedup.log.log_period import LogPeriod, PeriodManifest
 from recd_dedup.log.logged_dataset import LoggedConfig
 from recd_dedup.log.replay import Replay, ReplayConfig
-from recd_dedup.log.shards import session_shards
+from recd_dedup.log.routing import session_shards
 from recd_dedup.log.snapshot import Snapshot
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.config import parse

@@ -16,7 +16,8 @@ from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.logged_dataset import LoggedConfig, LoggedSamples, build_logged
 from recd_dedup.log.replay import Replay, chunks_of
-from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig, session_shards
+from recd_dedup.log.routing import session_shards
+from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.schema import Schema

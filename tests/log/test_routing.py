@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raw_messages import messages_of, numbered, rows_of
 
 from recd_dedup.hashing import mix, uniforms
-from recd_dedup.log.shards import message_shards, routed, session_shards
+from recd_dedup.log.routing import message_shards, routed, session_shards
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -16,7 +16,7 @@ from jobs import DEADLINE, below, gone, metrics, printed, start, train, until, w
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.kafka import KafkaConfig, KafkaLog
 from recd_dedup.log.replay import Replay, ReplayConfig
-from recd_dedup.log.shards import session_shards
+from recd_dedup.log.routing import session_shards
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka (extra `kafka`)")

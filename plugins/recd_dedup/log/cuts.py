@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
-from recd_dedup.log.marks import FOLDER, Marks, lives
+from recd_dedup.log.marks import MARKS, Marks, lives
 from recd_dedup.log.sealed import SealedFiles
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
@@ -49,7 +49,7 @@ class WriterCuts:
         left: list[int] = []
         living = False
         sealed = self._sealed.writers(self._damaged)
-        marked: list[Location] = [*held_in(self._folder / FOLDER, "*.log")]
+        marked: list[Location] = [*held_in(self._folder / MARKS, "*.log")]
         for file in marked:
             self._marks.setdefault(file.stem, Marks(file))
         for writer in sorted({*self._marks, *sealed, *self._unmarked}):

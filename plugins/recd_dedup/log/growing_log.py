@@ -27,11 +27,12 @@ from typing import Annotated, Any
 
 import pyarrow.compute as pc
 
+from recd_dedup.log.deleted import DeletedMessages
 from recd_dedup.log.held_log import HeldGrowingLog
 from recd_dedup.log.kafka import KafkaLog
 from recd_dedup.log.log_period import LogPeriod, MessagesDigest, PeriodManifest
 from recd_dedup.log.logged_dataset import LoggedConfig
-from recd_dedup.log.shards import DeletedMessages, ZstdShards
+from recd_dedup.log.shards import ZstdShards
 from recd_plugins.api import (
     Context,
     DataError,

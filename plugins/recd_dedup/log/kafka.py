@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.log.codec import id_of_bytes, lying_at
-from recd_dedup.log.shards import ExpiredMessages, check_messages, session_shards
+from recd_dedup.log.deleted import ExpiredMessages
+from recd_dedup.log.routing import check_messages, session_shards
 from recd_dedup.log.snapshot import End
 from recd_plugins.api import (
     CapabilityError,

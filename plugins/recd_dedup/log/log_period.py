@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.log.codec import flat
+from recd_dedup.log.deleted import ExpiredMessages
 from recd_dedup.log.held_log import HeldGrowingLog
 from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
-from recd_dedup.log.shards import ExpiredMessages
 from recd_plugins.api import DataError, GrowingLog
 from recd_plugins.api.data import (
     SPLITS,

@@ -24,9 +24,9 @@ from recd_dedup.log.shard_file import appended
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Location
 
-__all__ = ["FOLDER", "Marks", "WriterMarks", "lives"]
+__all__ = ["MARKS", "Marks", "WriterMarks", "lives"]
 
-FOLDER = "marks"
+MARKS = "marks"
 
 
 class WriterMarks:
@@ -38,7 +38,7 @@ class WriterMarks:
     def __init__(self, folder: Path, writer: str) -> None:
         """`folder` is the log's."""
         self._end = 0
-        marks = folder / FOLDER
+        marks = folder / MARKS
         marks.mkdir(parents=True, exist_ok=True)
         # Nobody sees the file before it is locked.
         draft = marks / f".{writer}"

@@ -5,36 +5,33 @@ Writers share no file, so any number of processes may write at once, and one tha
 hurts nobody: the next one begins files of its own. A reader merges the files of a shard by
 the time of their blocks, and sees whole blocks only. What is in the log is the folder's to say
 (`shard-00007/<writer>.log`), and what must be there is in its writers' lists of sealed files
-(`sealed.py`); how far each writer was at its flushes is in its marks (`marks.py`). Its manifest
-holds only what must never change under the messages that are there.
+(`sealed.py`); how far each writer was at its flushes is in its marks (`marks.py`).
 
 A log is written on a disk, for its files grow; copied to a store, it is read there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import heapq
-import json
 import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, get_args
-from zlib import crc32
+from typing import Annotated
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import zstandard
 
-from recd_dedup.hashing import I64, bucket_of, mix
 from recd_dedup.log.codec import lying_at
 from recd_dedup.log.cuts import WriterCuts
-from recd_dedup.log.marks import FOLDER, WriterMarks
+from recd_dedup.log.deleted import readable
+from recd_dedup.log.manifest import MANIFEST, Manifest
+from recd_dedup.log.marks import MARKS, WriterMarks
+from recd_dedup.log.routing import check_messages, routed
 from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
 from recd_dedup.log.shard_file import (
     FILE_BYTES,
@@ -47,7 +44,6 @@ from recd_dedup.log.shard_file import (
     ShardFile,
     cut_short,
     file_name,
-    files_of_log,
     frames,
     frames_between,
     messages_within,
@@ -60,134 +56,11 @@ from recd_dedup.log.shard_file import (
 )
 from recd_dedup.log.snapshot import End
 from recd_plugins.api import Config, Context, DataError, Range, so_many
-from recd_plugins.api.data import MESSAGES, Cuts, Location, LogRoute, Placed
+from recd_plugins.api.data import Cuts, Location, LogRoute, Placed
 
-__all__ = [
-    "DeletedMessages",
-    "ExpiredMessages",
-    "Manifest",
-    "ZstdShards",
-    "ZstdShardsConfig",
-    "build_zstd_shards",
-    "check_messages",
-    "message_shards",
-    "routed",
-    "session_shards",
-]
+__all__ = ["ZstdShards", "ZstdShardsConfig", "build_zstd_shards"]
 
 LOG = logging.getLogger(__name__)
-NAME = "manifest.json"
-FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The terms that all writers and readers of a log agree on."""
-
-    shards: int
-    route: LogRoute
-    format: int = FORMAT
-    id: str = ""
-    """Of this log, drawn as it begins: one that begins anew in its folder is another."""
-
-    @classmethod
-    def of(cls, folder: Location) -> Manifest | None:
-        """The manifest of a folder; None where no log has begun."""
-        file = folder / NAME
-        with _readable():
-            if isinstance(folder, Path) and folder.is_file():
-                raise DataError(
-                    f"{folder}: is a file, where a log's folder is looked for. Set `log.folder` to "
-                    "the folder that its writers write to."
-                )
-            if not file.exists():
-                return None
-            text = file.read_bytes()
-        try:
-            found = json.loads(text.decode("utf-8"))
-            manifest = cls(**found)
-            known = isinstance(manifest.shards, int) and manifest.shards > 0
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
-            raise DataError(f"{file}: cannot be read: {error}. Restore it from a copy.") from error
-        if manifest.format != FORMAT or manifest.route not in get_args(LogRoute) or not known:
-            raise DataError(
-                f"{file}: this version reads logs of format {FORMAT}, routed by session or "
-                f"message, but it says {found}. Read it with the version that wrote it."
-            )
-        return manifest
-
-    def settle(self, folder: Path) -> None:
-        """Write this one, unless one is there; any number of processes may call it at a time."""
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{NAME}-{uuid.uuid4().hex}"
-        with draft.open("w", encoding="utf-8") as opened:
-            opened.write(json.dumps(asdict(replace(self, id=uuid.uuid4().hex))))
-            opened.flush()
-            os.fsync(opened.fileno())
-        try:
-            os.link(draft, folder / NAME)  # unlike a rename, it fails where one is there
-        except FileExistsError:
-            self.check(folder)
-        finally:
-            draft.unlink()
-
-    def check(self, folder: Location) -> None:
-        """`DataError` where the folder's log is another than this."""
-        there = Manifest.of(folder)
-        with _readable():
-            lost = None if there else next(files_of_log(folder), None)
-        if lost:
-            there = Manifest.of(folder)  # a log that begins has it before any file
-        if there is None and lost:
-            raise DataError(
-                f"{folder / NAME}: is not there, and {lost} is: how many shards the log has, and "
-                f"how it is routed, is lost. Restore it from a copy."
-            )
-        if there is not None and replace(there, id=self.id) != self:
-            raise DataError(
-                f"{folder}: holds a log of {there.shards} shards, routed by {there.route}; asked "
-                f"for are {self.shards}, by {self.route}. Set `log.shards` and `log.route` to what "
-                "it has, or give another `log.folder`."
-            )
-
-
-def session_shards(session_ids: I64, shards: int) -> I64:
-    """All messages of a session meet in one shard; [N] to [N].
-
-    Shard i holds the sessions whose hash lies in the i-th of equal ranges, so a table that
-    is sorted by hash takes the shards one after the other.
-    """
-    return bucket_of(mix(session_ids), shards)
-
-
-def message_shards(messages: pa.Array, shards: int) -> I64:
-    """The shard by the hash of each message's CRC-32: an even load, sessions scattered; [N]."""
-    if not len(messages):
-        return np.empty(0, np.int64)
-    offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :].tolist()
-    data = memoryview(messages.buffers()[2] or b"")
-    checksums = [crc32(data[offsets[i] : offsets[i + 1]]) for i in range(len(messages))]
-    return bucket_of(mix(np.array(checksums, np.uint64)), shards)
-
-
-def routed(
-    messages: pa.RecordBatch, route: LogRoute, shards: int
-) -> list[tuple[int, pa.RecordBatch]]:
-    """The messages of each shard that gets any, in the order that they came."""
-    if not messages.num_rows:
-        return []
-    if route == "session":
-        target = session_shards(messages["session_id"].to_numpy(), shards)
-    else:
-        target = message_shards(messages["message"], shards)
-    order = np.argsort(target, kind="stable")
-    sorted_messages, target = messages.take(pa.array(order)), target[order]
-    starts = np.flatnonzero(np.diff(target, prepend=-1))
-    ends = np.append(starts[1:], target.size)
-    return [
-        (int(target[start]), sorted_messages.slice(start, end - start))
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +151,7 @@ class ZstdShards:
         """Where the blocks of each file end, or these places: a file is never written anew."""
         if at is not None:
             return {name: End(place, "") for name, place in at.items()}
-        with _readable():
+        with readable():
             files = {file: self._end_of(file, sealed) for file, sealed in self._every_file()}
         return {name_of(file): End(end, "") for file, end in files.items() if end > FILE_BYTES}
 
@@ -311,7 +184,7 @@ class ZstdShards:
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
         damaged = self.config.damaged
-        with _readable():
+        with readable():
             sealed = self._sealed.of(shard_folder(shard), damaged)
             there = {name_of(file): file for file in shard_files(self.folder, shard)}
             if ends is not None:
@@ -387,7 +260,7 @@ class ZstdShards:
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """By the marks of the writers: a part is a file, a place a byte of it."""
-        with _readable():
+        with readable():
             if self._cuts is None:
                 self._cuts = WriterCuts(self.folder, self._sealed, self.config.damaged)
             found = self._cuts.at(first, second)
@@ -402,8 +275,8 @@ class ZstdShards:
         if not self.folder.exists():
             return ", which is not there"
         found = sorted(one.name for one in self.folder.iterdir() if not one.name.startswith("."))
-        others = [name for name in found if name not in (NAME, FOLDER, "sealed")]
-        return f", which holds {others[0]!r} and no log" if others and NAME not in found else ""
+        others = [name for name in found if name not in (MANIFEST, MARKS, "sealed")]
+        return f", which holds {others[0]!r} and no log" if others and MANIFEST not in found else ""
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         """Whole blocks, by which all places are cut; those of several files come by their first
@@ -415,7 +288,7 @@ class ZstdShards:
             for name, end in sorted(ends.items())
             if (self.folder / name).parent == folder and begins.get(name, 0) < end
         ]
-        with _readable():
+        with readable():
             for frame in heapq.merge(*files, key=lambda frame: frame.first):
                 messages = read_block(frame, damaged)
                 if messages is not None:
@@ -427,7 +300,7 @@ class ZstdShards:
                     )
 
     def fingerprint(self) -> str:
-        with _readable():
+        with readable():
             files = [file for n in range(self.shards) for file in shard_files(self.folder, n)]
             stats = [(file.parent.name, file.name, file.stat().st_size) for file in files]
         return hashlib.sha256(repr(stats).encode()).hexdigest()
@@ -508,50 +381,6 @@ class ZstdShards:
             self._files[shard] = ShardFile(path, shard, self.config.fsync)
         self._files[shard].append(block.packed(self._compressor))
         block.clear()
-
-
-class DeletedMessages(DataError):
-    """Messages that were asked for are not there any more: whether they were the same as others
-    were, nobody can tell."""
-
-
-class ExpiredMessages(DeletedMessages):
-    """The log keeps messages for a time, which is over for these."""
-
-
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Inside, a file that is gone, or not for this process, is named."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DeletedMessages(
-            f"{error.filename}: is not there, and was there before, or should be. Take it from a "
-            "copy."
-        ) from error
-    except PermissionError as error:
-        raise DataError(
-            f"{error.filename}: may not be read by this process ({error.strerror}). Give its user "
-            "the right to read all of the log's folder."
-        ) from error
-
-
-def check_messages(messages: pa.RecordBatch) -> None:
-    """`DataError` unless they have the columns of `MESSAGES`, without nulls."""
-    if messages.schema.names != MESSAGES.names or messages.schema.types != MESSAGES.types:
-        raise DataError(
-            f"log messages must have the columns {_columns_of(MESSAGES)}, but have "
-            f"{_columns_of(messages.schema)}. See recd_plugins.api.data.MESSAGES."
-        )
-    for name, column in zip(MESSAGES.names, messages.columns, strict=True):
-        if column.null_count:
-            raise DataError(
-                f"log messages: column {name!r} holds {so_many(column.null_count, 'null')}."
-            )
-
-
-def _columns_of(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
 def build_zstd_shards(config: ZstdShardsConfig, context: Context) -> ZstdShards:

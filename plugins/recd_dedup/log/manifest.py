@@ -1,0 +1,94 @@
+"""The manifest of a log's folder: how many shards the log has, and how messages are routed to them.
+
+It holds only what must never change under the messages that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+from recd_dedup.log.deleted import readable
+from recd_dedup.log.shard_file import files_of_log
+from recd_plugins.api import DataError
+from recd_plugins.api.data import Location, LogRoute
+
+__all__ = ["MANIFEST", "Manifest"]
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The terms that all writers and readers of a log agree on."""
+
+    shards: int
+    route: LogRoute
+    format: int = FORMAT
+    id: str = ""
+    """Of this log, drawn as it begins: one that begins anew in its folder is another."""
+
+    @classmethod
+    def of(cls, folder: Location) -> Manifest | None:
+        """The manifest of a folder; None where no log has begun."""
+        file = folder / MANIFEST
+        with readable():
+            if isinstance(folder, Path) and folder.is_file():
+                raise DataError(
+                    f"{folder}: is a file, where a log's folder is looked for. Set `log.folder` to "
+                    "the folder that its writers write to."
+                )
+            if not file.exists():
+                return None
+            text = file.read_bytes()
+        try:
+            found = json.loads(text.decode("utf-8"))
+            manifest = cls(**found)
+            known = isinstance(manifest.shards, int) and manifest.shards > 0
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise DataError(f"{file}: cannot be read: {error}. Restore it from a copy.") from error
+        if manifest.format != FORMAT or manifest.route not in get_args(LogRoute) or not known:
+            raise DataError(
+                f"{file}: this version reads logs of format {FORMAT}, routed by session or "
+                f"message, but it says {found}. Read it with the version that wrote it."
+            )
+        return manifest
+
+    def settle(self, folder: Path) -> None:
+        """Write this one, unless one is there; any number of processes may call it at a time."""
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{MANIFEST}-{uuid.uuid4().hex}"
+        with draft.open("w", encoding="utf-8") as opened:
+            opened.write(json.dumps(asdict(replace(self, id=uuid.uuid4().hex))))
+            opened.flush()
+            os.fsync(opened.fileno())
+        try:
+            os.link(draft, folder / MANIFEST)  # unlike a rename, it fails where one is there
+        except FileExistsError:
+            self.check(folder)
+        finally:
+            draft.unlink()
+
+    def check(self, folder: Location) -> None:
+        """`DataError` where the folder's log is another than this."""
+        there = Manifest.of(folder)
+        with readable():
+            lost = None if there else next(files_of_log(folder), None)
+        if lost:
+            there = Manifest.of(folder)  # a log that begins has it before any file
+        if there is None and lost:
+            raise DataError(
+                f"{folder / MANIFEST}: is not there, and {lost} is: how many shards the log has, "
+                f"and how it is routed, is lost. Restore it from a copy."
+            )
+        if there is not None and replace(there, id=self.id) != self:
+            raise DataError(
+                f"{folder}: holds a log of {there.shards} shards, routed by {there.route}; asked "
+                f"for are {self.shards}, by {self.route}. Set `log.shards` and `log.route` to what "
+                "it has, or give another `log.folder`."
+            )
