@@ -227,7 +227,9 @@ def test_topics_become_the_samples_of_a_plain_join(
 
 def check(seed: int, brokers: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw, topics = random.Random(seed), drawn(seed)
-    monkeypatch.setattr("recd_dedup.log.kafka.BLOCK", draw.choice([3, 40, 1024]))
+    block = draw.choice([3, 40, 1024])
+    monkeypatch.setattr("recd_dedup.log.kafka.BLOCK", block)
+    monkeypatch.setattr("recd_dedup.log.kafka_topics.AT_ONCE", block)
     writer = Writer(brokers, seed, topics)
 
     def opened() -> KafkaLog:

@@ -261,7 +261,7 @@ def test_partitions_that_are_added_are_told_and_read_by_a_run_that_goes_on(broke
 
     def of(shards: int) -> KafkaLog:
         log = opened(brokers, "added", shards=shards)
-        log._found = True  # as of a topic that had no more when it was opened
+        log._topics.found = True  # as of a topic that had no more when it was opened
         return log
 
     def growing(log: KafkaLog) -> GrowingLogDataset:
@@ -273,7 +273,7 @@ def test_partitions_that_are_added_are_told_and_read_by_a_run_that_goes_on(broke
     for partition in range(2):
         send(partition, 10 + partition, 1_010 + partition, 61_500)
     before = of(2)
-    before._check_added = lambda client: None
+    before._topics.check_added = lambda client: None
     first = growing(before).period(0)
     noted = Snapshot(before, tmp_path / "logged")
     fingerprint = noted.fingerprint()
@@ -319,7 +319,7 @@ def test_a_topic_that_brokers_know_a_moment_late_is_waited_for(brokers):
     def known_before(topic: str, timeout_s: float) -> KafkaLog:
         config = KafkaConfig(servers=brokers, topic=topic, shards=SHARDS, timeout_s=timeout_s)
         log = KafkaLog(config)
-        log._found = True
+        log._topics.found = True
         return log
 
     back = threading.Timer(1, opened, (brokers, "back"))
@@ -350,7 +350,7 @@ def test_the_time_that_a_reader_takes_is_not_that_of_the_brokers():
             return next(self.coming)
 
     log = KafkaLog(KafkaConfig(servers="127.0.0.1:1", topic="t", timeout_s=0.01))
-    reading = log._fetched(Away(), *log._parts(0), 0, 2)
+    reading = log._topics.fetched(Away(), *log._parts(0), 0, 2)
     assert [one.offset() for one in next(reading)] == [0]
     sleep(0.02)
     assert [one.offset() for one in next(reading)] == [1]
@@ -379,7 +379,7 @@ def test_paths_of_the_client_are_looked_for(tmp_path, monkeypatch):
             opened_with(**{"ssl.ca.location": path})
     (tmp_path / "ca.pem").touch()
     log = opened_with(**{"ssl.ca.location": "~/ca.pem", "ssl.key.password": "none.file"})
-    assert log._common["ssl.ca.location"] == str(tmp_path / "ca.pem")
+    assert log._topics.options["ssl.ca.location"] == str(tmp_path / "ca.pem")
     opened_with(**{"ssl.ca.location": "probe"})
     with pytest.raises(RegistryError, match=r"no such options: .*error_cb.*Mend `log\.client`"):
         list(opened_with(error_cb="print").read(0))

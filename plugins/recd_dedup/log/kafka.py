@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import heapq
 import struct
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_dedup.log.codec import id_of_bytes, lying_at
 from recd_dedup.log.deleted import ExpiredMessages
+from recd_dedup.log.kafka_topics import KafkaTopics, Partition
 from recd_dedup.log.routing import check_messages, session_shards
 from recd_dedup.log.snapshot import End
 from recd_plugins.api import (
@@ -31,17 +30,14 @@ from recd_plugins.api import (
     Context,
     DataError,
     Range,
-    RecdError,
     RegistryError,
 )
 from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 __all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
-
-Client = TypeVar("Client", "Consumer", "Producer")
 
 KEY = struct.Struct("<q")
 """A key of this log's own messages; of others a key may be any bytes."""
@@ -49,14 +45,6 @@ BLOCK = 1024
 """The offsets of a partition that are read as one, where those of several are merged."""
 BLOCK_BYTES = 16 << 20
 """The bytes of messages that are read as one: a block ends with the one that has them full."""
-PATHS = (".location", ".keytab", ".file")
-"""By these the names of librdkafka's options of files and folders end."""
-GONE = ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART")
-"""librdkafka's names of its errors about a topic that is not there."""
-FINAL = ("TOPIC_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION")
-"""Those of errors that do not pass."""
-AHEAD_KIB = 32 << 10
-"""What clients of all partitions that are merged hold ahead of the reader, in KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +93,6 @@ class KafkaConfig(Config):
         return (self.topic,) if isinstance(self.topic, str) else self.topic
 
 
-class _Partition(NamedTuple):
-    """A partition of a topic, which is what is written in one order."""
-
-    name: str
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}, partition {self.partition}"
-
-
 class _Scan:
     """A partition on the way to two times."""
 
@@ -147,6 +124,20 @@ class _Scan:
         return "has no messages" if self.latest is None else f"is at {self.latest}"
 
 
+def _cuts_of(scans: Mapping[Partition, _Scan], second: int, quiet_ms: int | None) -> Cuts:
+    """What the scans of all partitions found, up to the second time."""
+    latest = max((one.latest for one in scans.values() if one.latest is not None), default=None)
+    before = {part.name: one.before for part, one in scans.items() if one.before is not None}
+    past = {part.name: one.past for part, one in scans.items() if one.past is not None}
+    if quiet_ms is not None and latest is not None and latest >= second + quiet_ms:
+        ends = {part.name: one.place or 0 for part, one in scans.items()}
+        before, past = ends | before, ends | past
+    behind = [f"{part} {one}" for part, one in scans.items() if part.name not in past]
+    if behind and quiet_ms is None and latest is not None and latest >= second:
+        behind[-1] += ", and others have come past it: `log.quiet_ms` says how long to wait"
+    return Cuts(before=before, past=past, behind=tuple(behind), latest=latest, ended=False)
+
+
 class KafkaLog:
     """Opened for writing and reading."""
 
@@ -156,11 +147,15 @@ class KafkaLog:
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
         self.route: LogRoute = config.route
-        self._common = {"bootstrap.servers": config.servers, **_at_home(config.client)}
+        self._topics = KafkaTopics(
+            config.topics,
+            config.shards,
+            servers=config.servers,
+            timeout_s=config.timeout_s,
+            client=config.client,
+        )
         self._made: Producer | None = None
         self._failed: list[KafkaError] = []
-        self._found = False
-        """Whether all topics are known to have as many partitions as asked for."""
         self._scanned: tuple[int, int] | None = None
         self._scans: dict[str, _Scan] = {}
         """How far the parts are known, by the two times that were asked for last."""
@@ -204,7 +199,7 @@ class KafkaLog:
             left = self._made.flush(self.config.timeout_s)
             self._raise_failed()
             if left:
-                raise self._error(
+                raise self._topics.error(
                     f"{left:,} messages are not sent after {self.config.timeout_s:g} s"
                 )
 
@@ -222,7 +217,7 @@ class KafkaLog:
             for part in self._parts(shard):
                 if ends is not None and part.name not in ends:  # a partition that was added later
                     continue
-                low, high = self._watermarks(consumer, part)
+                low, high = self._topics.watermarks(consumer, part)
                 end = End(high, "") if ends is None else ends[part.name]
                 if end.begin is None or end.begin < end.place:
                     begin = end.begin if self.config.may_lack else None
@@ -233,7 +228,7 @@ class KafkaLog:
     @property
     def name(self) -> str:
         """The topics."""
-        return ", ".join(self.config.topics)
+        return str(self._topics)
 
     @property
     def known_by(self) -> str:
@@ -248,50 +243,25 @@ class KafkaLog:
         """
         if self._scanned != (first, second):
             self._scanned, self._scans = (first, second), {}
-        quiet = self.config.quiet_ms
-        parts = self._all_parts()
         with closing(self._consumer()) as consumer:
-            for part in parts:
-                begin = begins.get(part.name)
-                scan = self._scans.setdefault(part.name, _Scan(begin, first, second))
-                if scan.has_come(quiet):
-                    continue
-                low, high = self._watermarks(consumer, part, scan.place or 0)
-                scan.place = self._there(part, scan.place, low)
-                for found in self._fetched(consumer, part, scan.place, high):
-                    scan.take(found)
-                    if scan.has_come(quiet):
-                        break
-            scans = [(part, self._scans[part.name]) for part in parts]
-            times = [scan.latest for _, scan in scans if scan.latest is not None]
-            latest = max(times, default=None)
-            before = {part.name: scan.before for part, scan in scans if scan.before is not None}
-            past = {part.name: scan.past for part, scan in scans if scan.past is not None}
-            if quiet is not None and latest is not None and latest >= second + quiet:
-                ends = {part.name: scan.place or 0 for part, scan in scans}
-                before, past = ends | before, ends | past
-            behind = [f"{part} {scan}" for part, scan in scans if part.name not in past]
-            if not behind:
-                self._check_added(consumer)
-        if behind and quiet is None and latest is not None and latest >= second:
-            behind[-1] += ", and others have come past it: `log.quiet_ms` says how long to wait"
-        return Cuts(
-            before=before,
-            past=past,
-            behind=tuple(behind),
-            latest=latest,
-            ended=False,
-        )
+            scans = {
+                part: self._read_on(consumer, part, begins.get(part.name))
+                for part in self._all_parts()
+            }
+            found = _cuts_of(scans, second, self.config.quiet_ms)
+            if not found.behind:
+                self._topics.check_added(consumer)
+        return found
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         """The messages of a partition, in its order; those of several topics block by block, by
         their first times. Blocks are cut at places and at certain offsets, so always alike."""
-        bounds_by_part: dict[_Partition, Sequence[int]] = {}
+        bounds_by_part: dict[Partition, Sequence[int]] = {}
         for part in self._parts(shard):
             bounds = [one.get(part.name, 0) for one in places]
             if bounds[0] < bounds[-1]:
                 with closing(self._consumer()) as consumer:
-                    low, _ = self._watermarks(consumer, part, bounds[-1])
+                    low, _ = self._topics.watermarks(consumer, part, bounds[-1])
                 first = self._there(part, places[0].get(part.name), low)
                 bounds_by_part[part] = [max(first, bound) for bound in bounds]
         yield from self._merged(bounds_by_part)
@@ -300,7 +270,7 @@ class KafkaLog:
         """By the topics' names, where partitions begin and end, and their last messages: a topic
         that was made anew may have as many."""
         with closing(self._consumer()) as consumer:
-            begins = [self._watermarks(consumer, part)[0] for part in self._all_parts()]
+            begins = [self._topics.watermarks(consumer, part)[0] for part in self._all_parts()]
         return repr([self.known_by, self.route, begins, sorted(self.ends().items())])
 
     def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
@@ -311,9 +281,11 @@ class KafkaLog:
             for part in self._all_parts():
                 if at is not None and part.name not in at:  # it was added since
                     continue
-                low, high = self._watermarks(consumer, part)
+                low, high = self._topics.watermarks(consumer, part)
                 end = high if at is None else at[part.name]
-                last = self._fetched(consumer, part, end - 1, end) if low < end <= high else ()
+                last = (
+                    self._topics.fetched(consumer, part, end - 1, end) if low < end <= high else ()
+                )
                 held = [
                     repr(message.timestamp()).encode() + (message.value() or b"")
                     for message in chain.from_iterable(last)
@@ -331,22 +303,36 @@ class KafkaLog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _all_parts(self) -> list[_Partition]:
+    def _read_on(self, consumer: Consumer, part: Partition, begin: int | None) -> _Scan:
+        """The scan of a partition, from where it was, or from `begin`, to where it has come."""
+        assert self._scanned is not None  # `cuts` says to which times
+        scan = self._scans.setdefault(part.name, _Scan(begin, *self._scanned))
+        if scan.has_come(self.config.quiet_ms):
+            return scan
+        low, high = self._topics.watermarks(consumer, part, scan.place or 0)
+        scan.place = self._there(part, scan.place, low)
+        for found in self._topics.fetched(consumer, part, scan.place, high):
+            scan.take(found)
+            if scan.has_come(self.config.quiet_ms):
+                break
+        return scan
+
+    def _all_parts(self) -> list[Partition]:
         return [part for shard in range(self.shards) for part in self._parts(shard)]
 
-    def _parts(self, shard: int) -> list[_Partition]:
+    def _parts(self, shard: int) -> list[Partition]:
         """The partitions of this number."""
         several = len(self.config.topics) > 1
         return [
-            _Partition(f"{topic}/{shard}" if several else str(shard), topic, shard)
+            Partition(f"{topic}/{shard}" if several else str(shard), topic, shard)
             for topic in self.config.topics
         ]
 
-    def _merged(self, bounds: Mapping[_Partition, Sequence[int]]) -> Iterator[Placed]:
+    def _merged(self, bounds: Mapping[Partition, Sequence[int]]) -> Iterator[Placed]:
         streams = (self._blocks(part, *within) for part, within in bounds.items())
         return heapq.merge(*streams, key=lambda one: pc.min(one.messages["timestamp"]).as_py())
 
-    def _blocks(self, part: _Partition, *bounds: int) -> Iterator[Placed]:
+    def _blocks(self, part: Partition, *bounds: int) -> Iterator[Placed]:
         """The messages between the first bound and the last, cut at all of them and at multiples
         of `BLOCK`."""
         if bounds[0] >= bounds[-1]:
@@ -355,7 +341,7 @@ class KafkaLog:
             for begin, end in pairwise(bounds):
                 block: list[Message] = []
                 size = 0
-                for found in self._fetched(consumer, part, begin, end):
+                for found in self._topics.fetched(consumer, part, begin, end):
                     for message in found:
                         full = block and message.offset() // BLOCK != block[0].offset() // BLOCK
                         if full or size >= BLOCK_BYTES:
@@ -366,48 +352,12 @@ class KafkaLog:
                 if block:
                     yield self._placed(part, block)
 
-    def _placed(self, part: _Partition, block: list[Message]) -> Placed:
+    def _placed(self, part: Partition, block: list[Message]) -> Placed:
         place = block[0].offset()
         where = f"{part}, from offset {place:,} on"
         return Placed(part.name, place, lying_at(where, self._batch(part, block)))
 
-    def _fetched(
-        self, consumer: Consumer, part: _Partition, low: int, high: int
-    ) -> Iterator[list[Message]]:
-        """The messages from offset `low` up to `high`, some at a time. Not each offset has one:
-        where transactions end, or what was compacted was."""
-        from confluent_kafka import TopicPartition
-
-        where = TopicPartition(part.topic, part.partition, low)
-        consumer.assign([where])
-        deadline = time.monotonic() + self.config.timeout_s
-        while low < high:
-            found = []
-            for message in consumer.consume(min(high - low, BLOCK), timeout=0.1):
-                if not message.error():
-                    found.append(message)
-                    low = max(low, message.offset() + 1)
-                elif message.error().name() == "_PARTITION_EOF":
-                    low = max(low, message.offset())
-                elif message.error().name() == "_AUTO_OFFSET_RESET":
-                    raise DataError(
-                        f"{part}: message {low:,} was deleted while it was read (the topic's "
-                        "retention), or the topic was made anew. Keep longer, or begin again."
-                    )
-                else:
-                    self._wait_after(part, message.error(), deadline)
-            kept = [message for message in found if message.offset() < high]
-            if not found and low < high and time.monotonic() > deadline:
-                raise self._error(
-                    f"{part}: is silent at message {low:,} of {high:,} (a transaction that is "
-                    "still open ends later)"
-                )
-            if kept:
-                yield kept
-            if found:  # whoever reads may take longer than brokers may
-                deadline = time.monotonic() + self.config.timeout_s
-
-    def _batch(self, part: _Partition, found: list[Message]) -> pa.RecordBatch:
+    def _batch(self, part: Partition, found: list[Message]) -> pa.RecordBatch:
         from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
         kinds = {message.timestamp()[0] for message in found}
@@ -428,92 +378,20 @@ class KafkaLog:
         return pa.RecordBatch.from_arrays(arrays, schema=MESSAGES)
 
     def _consumer(self) -> Consumer:
-        from confluent_kafka import Consumer
-
-        merged = len(self.config.topics) * (self.shards if self.route == "message" else 1)
-        options = {
-            "queued.max.messages.kbytes": max(1, AHEAD_KIB // merged),
-            "fetch.queue.backoff.ms": 5,  # by default a second, once so much is held
-            **self._common,
-            "group.id": "recd-log",  # never joined: partitions are assigned
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
-        }
-        return self._opened(Consumer, options)
+        shards = self.shards if self.route == "message" else 1
+        return self._topics.consumer(merged=len(self.config.topics) * shards)
 
     def _producer(self) -> Producer:
         if self._made is None:
-            from confluent_kafka import Producer
-
-            options = {
-                **self._common,
-                "enable.idempotence": True,
-                "compression.type": "zstd",
-                "linger.ms": self.config.linger_ms,
-                "batch.size": self.config.batch_bytes,
-                "delivery.timeout.ms": int(self.config.timeout_s * 1000),
-            }
-            self._made = self._opened(Producer, options)
+            self._made = self._topics.producer(
+                {
+                    "enable.idempotence": True,
+                    "compression.type": "zstd",
+                    "linger.ms": self.config.linger_ms,
+                    "batch.size": self.config.batch_bytes,
+                }
+            )
         return self._made
-
-    def _opened(self, kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
-        """A client of the topics, once these are known to be there."""
-        from confluent_kafka import KafkaException
-
-        try:
-            client = kind(options)
-        except (KafkaException, TypeError) as error:
-            raise self._no_client(error) from error
-        self._check_topics(client)
-        return client
-
-    def _check_topics(self, client: Producer | Consumer) -> None:
-        """There, with as many partitions as asked for: of others nobody would read a part."""
-        from confluent_kafka import KafkaException
-
-        if self._found:
-            return
-        config = self.config
-        try:
-            topics = self._partitions(client)
-        except KafkaException as error:
-            raise self._error(str(error)) from error
-        for topic in config.topics:
-            there = topics.get(topic, 0)
-            if there != config.shards:
-                names = sorted(name for name in topics if not name.startswith("_"))
-                others = "" if there else f" The brokers have {', '.join(names[:9]) or 'none'}."
-                raise DataError(
-                    f"Kafka topic {topic!r} has {there} partitions, asked for are "
-                    f"{config.shards}. Set `log.topic` and `log.shards` to what is there, or make "
-                    f"it with `kafka-topics --create --topic {topic} --partitions {config.shards}`."
-                    + others
-                )
-        self._found = True
-
-    def _check_added(self, client: Consumer) -> None:
-        """`DataError` where a topic has got partitions since it was opened."""
-        from confluent_kafka import KafkaException
-
-        try:
-            topics = self._partitions(client)
-        except KafkaException:  # its brokers have just gone, for which reading waits
-            return
-        for topic in self.config.topics:
-            if (there := topics.get(topic, 0)) > self.config.shards:
-                raise DataError(
-                    f"Kafka topic {topic!r} has {there} partitions now, and {self.config.shards} "
-                    "are read: what comes to the others would be in no sample. Set `log.shards` to "
-                    f"{there} and go on with `--resume`. An event that came to another partition "
-                    "than its request, for the change lay between them, is an orphan."
-                )
-
-    def _partitions(self, client: Producer | Consumer) -> dict[str, int]:
-        """The number of partitions of all topics that are there: to ask for one may make it."""
-        topics = client.list_topics(timeout=self.config.timeout_s).topics
-        return {name: len(topic.partitions) for name, topic in topics.items()}
 
     def _send(self, producer: Producer, arguments: Mapping[str, Any]) -> None:
         from confluent_kafka import KafkaException
@@ -531,29 +409,7 @@ class KafkaLog:
                 "the brokers, or split it."
             ) from error
 
-    def _watermarks(self, consumer: Consumer, part: _Partition, place: int = 0) -> tuple[int, int]:
-        """The first message that is there, and the end, which is at a place that was read up to or
-        later."""
-        from confluent_kafka import KafkaException, TopicPartition
-
-        where = TopicPartition(part.topic, part.partition)
-        deadline = time.monotonic() + self.config.timeout_s
-        while True:
-            left = max(0.1, deadline - time.monotonic())
-            try:
-                low, high = consumer.get_watermark_offsets(where, timeout=left)
-                break
-            except KafkaException as error:
-                self._wait_after(part, error.args[0], deadline)
-        if high < place:
-            raise DataError(
-                f"{part}: ends at message {high:,}, and was read up to {place:,} before. The topic "
-                "was made anew, or brokers lost what was in it. Begin with another folder "
-                "(`folder` of registry.yaml)."
-            )
-        return low, high
-
-    def _there(self, part: _Partition, place: int | None, low: int) -> int:
+    def _there(self, part: Partition, place: int | None, low: int) -> int:
         """The place to read from: that up to which a partition was read, or its first message, at
         `low`, where nothing of it was. What retention deleted in between would be in no sample."""
         if place is not None and place < low:
@@ -577,55 +433,7 @@ class KafkaLog:
     def _raise_failed(self) -> None:
         if self._failed:
             failed, self._failed = self._failed, []
-            raise self._error(f"{len(failed):,} messages were not taken: {failed[0]}")
-
-    def _no_client(self, error: KafkaException | TypeError) -> RegistryError:
-        why = str(error) if isinstance(error, TypeError) else error.args[0].str()
-        return RegistryError(
-            f"librdkafka takes no such options: {why}. Mend `log.client`: each is named as "
-            "librdkafka's CONFIGURATION.md has it.",
-            "client",
-        )
-
-    def _wait_after(self, part: _Partition, error: KafkaError, deadline: float) -> None:
-        """Raise what brokers answered about a partition, unless it may pass: one that comes back
-        knows for a moment no topic, and is not who led it before."""
-        if error.fatal() or error.name() in FINAL or time.monotonic() >= deadline:
-            raise self._failed_at(part, error)
-        time.sleep(0.1)
-
-    def _failed_at(self, part: _Partition, error: KafkaError) -> RecdError:
-        """What brokers answered about a partition; it was there when the log was opened."""
-        if error.name() in GONE:
-            return DataError(
-                f"{part}: is not there any more ({error.str()}): the topic was deleted, or this "
-                "client may not see it any more. What was not read is lost; where it was made "
-                "anew, begin with another folder (`folder` of registry.yaml)."
-            )
-        return self._error(f"{part}: {error.str()} ({error.name()})")
-
-    def _error(self, what: str) -> CapabilityError:
-        return CapabilityError(
-            f"Kafka topic {self.name!r} at {self.config.servers}: {what}. "
-            "Check `log.servers`, and that the brokers run."
-        )
-
-
-def _at_home(client: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a client, `~` of its paths written out; a path where nothing is is named, for
-    librdkafka says of it no more than that something failed."""
-    found = dict(client)
-    for name, value in client.items():
-        if isinstance(value, str) and name.endswith(PATHS) and value not in ("", "probe"):
-            path = Path(value).expanduser()
-            if not path.exists():
-                raise RegistryError(
-                    f"{name} names {value!r}, where nothing is. Relative paths start from the "
-                    f"folder in which the command runs, {Path.cwd()}: write a whole path.",
-                    "client",
-                )
-            found[name] = str(path)
-    return found
+            raise self._topics.error(f"{len(failed):,} messages were not taken: {failed[0]}")
 
 
 def build_kafka(config: KafkaConfig, context: Context) -> KafkaLog:

@@ -1,0 +1,252 @@
+"""Kafka topics and the brokers that have them: clients, what partitions hold, errors that may pass.
+
+No topic is made here: each is there, with as many partitions as were asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from recd_plugins.api import CapabilityError, DataError, RecdError, RegistryError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
+
+__all__ = ["KafkaTopics", "Partition"]
+
+Client = TypeVar("Client", "Consumer", "Producer")
+
+AT_ONCE = 1024
+"""The messages that a client is asked for at a time."""
+PATHS = (".location", ".keytab", ".file")
+"""By these the names of librdkafka's options of files and folders end."""
+GONE = ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART")
+"""librdkafka's names of its errors about a topic that is not there."""
+FINAL = ("TOPIC_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION")
+"""Those of errors that do not pass."""
+AHEAD_KIB = 32 << 10
+"""What clients of all partitions that are merged hold ahead of the reader, in KiB."""
+
+
+class Partition(NamedTuple):
+    """A partition of a topic, which is what is written in one order."""
+
+    name: str
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}, partition {self.partition}"
+
+
+class KafkaTopics:
+    """Topics of as many partitions each, at some brokers."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        partitions: int,
+        *,
+        servers: str,
+        timeout_s: float,
+        client: Mapping[str, Any],
+    ) -> None:
+        """Brokers may take `timeout_s` to answer; `client` has more options of librdkafka."""
+        self.names = names
+        self.partitions = partitions
+        self.servers = servers
+        self.timeout_s = timeout_s
+        self.options = {"bootstrap.servers": servers, **_at_home(client)}
+        self.found = False
+        """Whether all are known to have as many partitions as asked for."""
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+    def consumer(self, merged: int = 1) -> Consumer:
+        """A client that reads; of so many that are merged each holds its share ahead."""
+        from confluent_kafka import Consumer
+
+        options = {
+            "queued.max.messages.kbytes": max(1, AHEAD_KIB // merged),
+            "fetch.queue.backoff.ms": 5,  # by default a second, once so much is held
+            **self.options,
+            "group.id": "recd-log",  # never joined: partitions are assigned
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
+        }
+        return self._opened(Consumer, options)
+
+    def producer(self, options: Mapping[str, Any]) -> Producer:
+        """A client that writes, with these options of librdkafka."""
+        from confluent_kafka import Producer
+
+        timeout_ms = int(self.timeout_s * 1000)
+        whole = {**self.options, **options, "delivery.timeout.ms": timeout_ms}
+        return self._opened(Producer, whole)
+
+    def check_added(self, client: Consumer) -> None:
+        """`DataError` where a topic has got partitions since it was opened."""
+        from confluent_kafka import KafkaException
+
+        try:
+            topics = self._there(client)
+        except KafkaException:  # its brokers have just gone, for which reading waits
+            return
+        for topic in self.names:
+            if (there := topics.get(topic, 0)) > self.partitions:
+                raise DataError(
+                    f"Kafka topic {topic!r} has {there} partitions now, and {self.partitions} "
+                    "are read: what comes to the others would be in no sample. Set `log.shards` to "
+                    f"{there} and go on with `--resume`. An event that came to another partition "
+                    "than its request, for the change lay between them, is an orphan."
+                )
+
+    def watermarks(self, consumer: Consumer, part: Partition, place: int = 0) -> tuple[int, int]:
+        """The first message that is there, and the end, which is at a place that was read up to or
+        later."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        where = TopicPartition(part.topic, part.partition)
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                low, high = consumer.get_watermark_offsets(where, timeout=left)
+                break
+            except KafkaException as error:
+                self._wait_after(part, error.args[0], deadline)
+        if high < place:
+            raise DataError(
+                f"{part}: ends at message {high:,}, and was read up to {place:,} before. The topic "
+                "was made anew, or brokers lost what was in it. Begin with another folder "
+                "(`folder` of registry.yaml)."
+            )
+        return low, high
+
+    def fetched(
+        self, consumer: Consumer, part: Partition, low: int, high: int
+    ) -> Iterator[list[Message]]:
+        """The messages from offset `low` up to `high`, some at a time. Not each offset has one:
+        where transactions end, or what was compacted was."""
+        from confluent_kafka import TopicPartition
+
+        where = TopicPartition(part.topic, part.partition, low)
+        consumer.assign([where])
+        deadline = time.monotonic() + self.timeout_s
+        while low < high:
+            found = []
+            for message in consumer.consume(min(high - low, AT_ONCE), timeout=0.1):
+                if not message.error():
+                    found.append(message)
+                    low = max(low, message.offset() + 1)
+                elif message.error().name() == "_PARTITION_EOF":
+                    low = max(low, message.offset())
+                elif message.error().name() == "_AUTO_OFFSET_RESET":
+                    raise DataError(
+                        f"{part}: message {low:,} was deleted while it was read (the topic's "
+                        "retention), or the topic was made anew. Keep longer, or begin again."
+                    )
+                else:
+                    self._wait_after(part, message.error(), deadline)
+            kept = [message for message in found if message.offset() < high]
+            if not found and low < high and time.monotonic() > deadline:
+                raise self.error(
+                    f"{part}: is silent at message {low:,} of {high:,} (a transaction that is "
+                    "still open ends later)"
+                )
+            if kept:
+                yield kept
+            if found:  # whoever reads may take longer than brokers may
+                deadline = time.monotonic() + self.timeout_s
+
+    def error(self, what: str) -> CapabilityError:
+        """What went wrong with the topics or their brokers, as an error to raise."""
+        return CapabilityError(
+            f"Kafka topic {str(self)!r} at {self.servers}: {what}. "
+            "Check `log.servers`, and that the brokers run."
+        )
+
+    def _opened(self, kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
+        """A client of the topics, once these are known to be there."""
+        from confluent_kafka import KafkaException
+
+        try:
+            client = kind(options)
+        except (KafkaException, TypeError) as error:
+            why = str(error) if isinstance(error, TypeError) else error.args[0].str()
+            raise RegistryError(
+                f"librdkafka takes no such options: {why}. Mend `log.client`: each is named as "
+                "librdkafka's CONFIGURATION.md has it.",
+                "client",
+            ) from error
+        self._check(client)
+        return client
+
+    def _check(self, client: Producer | Consumer) -> None:
+        """`DataError` unless each topic is there, with as many partitions as asked for: of more
+        than that nobody would read all."""
+        from confluent_kafka import KafkaException
+
+        if self.found:
+            return
+        try:
+            topics = self._there(client)
+        except KafkaException as error:
+            raise self.error(str(error)) from error
+        for topic in self.names:
+            there = topics.get(topic, 0)
+            if there != self.partitions:
+                names = sorted(name for name in topics if not name.startswith("_"))
+                others = "" if there else f" The brokers have {', '.join(names[:9]) or 'none'}."
+                asked = self.partitions
+                raise DataError(
+                    f"Kafka topic {topic!r} has {there} partitions, asked for are {asked}. "
+                    "Set `log.topic` and `log.shards` to what is there, or make it with "
+                    f"`kafka-topics --create --topic {topic} --partitions {asked}`.{others}"
+                )
+        self.found = True
+
+    def _there(self, client: Producer | Consumer) -> dict[str, int]:
+        """The number of partitions of all topics that are there: to ask for one may make it."""
+        topics = client.list_topics(timeout=self.timeout_s).topics
+        return {name: len(topic.partitions) for name, topic in topics.items()}
+
+    def _wait_after(self, part: Partition, error: KafkaError, deadline: float) -> None:
+        """Raise what brokers answered about a partition, unless it may pass: one that comes back
+        knows for a moment no topic, and is not who led it before."""
+        if error.fatal() or error.name() in FINAL or time.monotonic() >= deadline:
+            raise self._failed_at(part, error)
+        time.sleep(0.1)
+
+    def _failed_at(self, part: Partition, error: KafkaError) -> RecdError:
+        """What brokers answered about a partition; it was there when the log was opened."""
+        if error.name() in GONE:
+            return DataError(
+                f"{part}: is not there any more ({error.str()}): the topic was deleted, or this "
+                "client may not see it any more. What was not read is lost; where it was made "
+                "anew, begin with another folder (`folder` of registry.yaml)."
+            )
+        return self.error(f"{part}: {error.str()} ({error.name()})")
+
+
+def _at_home(client: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a client, `~` of its paths written out; a path where nothing is is named, for
+    librdkafka says of it no more than that something failed."""
+    found = dict(client)
+    for name, value in client.items():
+        if isinstance(value, str) and name.endswith(PATHS) and value not in ("", "probe"):
+            path = Path(value).expanduser()
+            if not path.exists():
+                raise RegistryError(
+                    f"{name} names {value!r}, where nothing is. Relative paths start from the "
+                    f"folder in which the command runs, {Path.cwd()}: write a whole path.",
+                    "client",
+                )
+            found[name] = str(path)
+    return found
