@@ -355,7 +355,7 @@ def test_an_adapted_model_and_an_output_without_a_loss_are_refused() -> None:
     cpu = torch.device("cpu")
     with pytest.raises(CapabilityError, match="sequences looks up unique samples already"):
         on_held_embeddings(adapt(Summed(), [("history",)]), cpu)
-    with pytest.raises(DataError, match="Give `loss`"):
+    with pytest.raises(DataError, match="return the loss, or"):
         measured_compute(
             nn.Sequential(_Nothing()), [sample(2)], lambda batch: batch.features, device=cpu
         )

@@ -46,8 +46,6 @@ __all__ = [
 ROUNDS = 6
 """Runs of which the middle half counts, where ranks compute together."""
 
-Backward = Callable[[Any], Tensor]
-
 
 def measured_compute(
     model: nn.Module,
@@ -55,34 +53,31 @@ def measured_compute(
     features: Callable[[Any], KeyedJaggedTensor],
     *,
     device: torch.device,
-    loss: Backward | None = None,
     group: dist.ProcessGroup | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Compute:
     """Time the model, as it is before it is adapted and sharded, on some of its batches.
 
     Its collections yield embeddings that are held ready, so that all is timed but lookups: forward,
-    and backward of `loss` of what it returns (by default of its first value). `features` gets a
-    batch's KJT. Where batches differ in size, what does not grow with it is `fixed`, and so is a
-    step of the `optimizer` over the dense parameters. With a `group` all its ranks compute at the
-    same time, and the slowest counts: ranks that share cores slow each other. The model is copied
-    without its tables, and stays as it is.
+    and backward of what it returns first. `features` gets a batch's KJT. Where batches differ in
+    size, what does not grow with it is `fixed`, and so is a step of the `optimizer` over the dense
+    parameters. With a `group` all its ranks compute at the same time, and the slowest counts: ranks
+    that share cores slow each other. The model is copied without its tables, and stays as it is.
     """
     if not batches:
         raise DataError("compute: there is no batch to time the model with. Give one at least.")
-    loss = loss or _first
     timed = _clock(group, device)
     dense = on_held_embeddings(model, device)
     points = []
     for batch in batches:
         ready = batch.to(device)
         size = features(ready).stride()
-        points.append((size, timed(partial(_once, dense, ready, loss))))
+        points.append((size, timed(partial(_once, dense, ready))))
     fixed, each = line(points)
     biggest = max(batches, key=lambda batch: features(batch).stride())
     poolings = _poolings(model, features(biggest), device)
     if group is not None:  # timed on one thread of one rank, and so as fast as nobody is beside it
-        alone = seconds_of_kernels(partial(_once, dense, biggest.to(device), loss), device)
+        alone = seconds_of_kernels(partial(_once, dense, biggest.to(device)), device)
         crowded = max(seconds for _, seconds in points) / alone
         poolings = Compute(features=poolings).slower(crowded).features
     pooled = sum(one.pooled for one in poolings.values())
@@ -93,15 +88,14 @@ def measured_compute(
     parameters = [one for one in dense.parameters() if one.requires_grad]
     if optimizer is not None and parameters:
         step = optimizer(parameters)
-        _once(dense, batches[0].to(device), loss)
+        _once(dense, batches[0].to(device))
         fixed += timed(step.step)
     return Compute(
         fixed=fixed,
         dense=max(each - pooled, 0.0),
         features=poolings,
         dense_bytes=float(sum(one.numel() * one.element_size() for one in parameters)),
-        activations=_activations(dense, biggest.to(device), loss)
-        / max(1, features(biggest).stride()),
+        activations=_activations(dense, biggest.to(device)) / max(1, features(biggest).stride()),
         ranks=1 if group is None else group.size(),
         measured=True,
     )
@@ -183,9 +177,9 @@ def _leaf(values: Tensor) -> Tensor:
     return values.detach().requires_grad_()
 
 
-def _once(model: nn.Module, batch: Any, loss: Backward) -> None:
+def _once(model: nn.Module, batch: Any) -> None:
     model.zero_grad(set_to_none=True)
-    loss(model(batch)).backward()
+    _first(model(batch)).backward()
 
 
 def _first(output: Any) -> Tensor:
@@ -194,8 +188,7 @@ def _first(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise DataError(
             f"compute: the model returns a {type(output).__name__}, of which backward is unknown. "
-            "Have it return the loss, or (loss, ...): `recd advise` takes nothing else. "
-            "Give `loss` to `measured_compute`, which makes the loss of it."
+            "Have it return the loss, or (loss, ...): `recd advise` takes nothing else."
         )
     return output.sum()
 
@@ -246,7 +239,7 @@ def _poolings(
     return found
 
 
-def _activations(model: nn.Module, batch: Any, loss: Backward) -> float:
+def _activations(model: nn.Module, batch: Any) -> float:
     """Bytes of tensors that forward keeps for backward, parameters not among them."""
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     kept: dict[int, int] = {}
@@ -258,7 +251,7 @@ def _activations(model: nn.Module, batch: Any, loss: Backward) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss(model(batch)).backward()
+        _first(model(batch)).backward()
     return float(sum(kept.values()))
 
 

@@ -78,7 +78,7 @@ def stats_of_files(choice: Choice) -> dict[Path, FileStat]:
     return found
 
 
-def note_files(choice: Choice, folder: Path, files: Mapping[Path, FileStat]) -> None:
+def note_files(folder: Path, files: Mapping[Path, FileStat]) -> None:
     """Keep beside tables that are about to be written what the files of their step hold."""
     with contextlib.suppress(OSError):  # tables can be written all the same
         noted = {str(path): [*stat, sha256_of(path)] for path, stat in files.items()}
@@ -107,7 +107,7 @@ def changed_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterato
             continue
         behind = " ".join(str(one) for one in folders[at:])
         yield Outdated(
-            what=f"{choice.where}: {choice.record.name}",
+            what=choice.what,
             why=f"{file} has changed since {folder} was written, whose rows are taken as they are",
             cure=f"Have them written anew, `rm -r {behind}`; or, where the change makes no other "
             f"rows, `rm {folder / NOTE}`.",

@@ -150,7 +150,7 @@ def _begun(choice: Choice, folder: Path, dataset: Dataset | None = None) -> Iter
     if before and dataset is not None and dataset.fingerprint():
         before = {}
     note_code(choice, folder)
-    note_files(choice, folder, before)
+    note_files(folder, before)
     try:
         with of_path(folder):
             yield

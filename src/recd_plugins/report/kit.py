@@ -39,6 +39,8 @@ LETTER = 6.6
 """Pixels of a letter of small text, on average and a little more."""
 NARROW, WIDE = 270.0, 640.0
 """Pixels of a plot on a phone, and of a wide one on a desk, at least: which words fit."""
+SPAN = 0.02
+"""The least span of an axis, of its largest value."""
 INKS = ("blue", "orange", "green", "purple", "ochre", "sky", "slate", "pale")
 """The palette's names, in the order in which they are given out."""
 
@@ -135,10 +137,9 @@ class Scale:
         zero: bool = False,
         log: bool = False,
         unit: str = "",
-        least: float = 0.02,
     ) -> Scale:
-        """The scale of all values with some room; a span of at least `least` of the largest, so
-        that next to nothing is not drawn as a difference."""
+        """The scale of all values with some room; a span of at least `SPAN` of the largest, so that
+        next to nothing is not drawn as a difference."""
         found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(found), max(found)
         if log:
@@ -146,7 +147,7 @@ class Scale:
         if zero:
             low, high = min(low, 0.0), high if high > 0 else 1.0
             return cls(low=low, high=high + 0.08 * (high - low), unit=unit)
-        span = max(high - low, least * max(abs(high), abs(low)), 1e-12)
+        span = max(high - low, SPAN * max(abs(high), abs(low)), 1e-12)
         middle = (low + high) / 2
         return cls(low=middle - 0.55 * span, high=middle + 0.55 * span, unit=unit)
 
