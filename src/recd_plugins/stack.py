@@ -700,7 +700,7 @@ class Stack(LooksAtBatches):
                 return 1
 
             choice = planning.choice
-            together(group, planned, planning_by(f"{choice.where}: {choice.record.name}"))
+            together(group, planned, planning_by(choice.what))
         (plan,) = plans
         whose = check_is_plan(planning, plan, "plan")
         check_made_alike(
@@ -727,7 +727,7 @@ class Stack(LooksAtBatches):
         self._adapted = explain(model)
         choice = self.registry.one("dedup")
         missed = Missed(
-            what=f"{choice.where}: {choice.record.name}",
+            what=choice.what,
             why=f"collection {listed(sorted(error.modules))} looks up all samples, for on unique "
             f"samples {error.why}",
             cure="Have your sharder and constraints allow table_wise for small tables, too, or "

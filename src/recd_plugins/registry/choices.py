@@ -101,6 +101,11 @@ class Choice:
         return each
 
     @property
+    def what(self) -> str:
+        """The record and its place in registry.yaml, as notices name them."""
+        return f"{self.where}: {self.record.name}"
+
+    @property
     def who(self) -> str:
         """The record and its place in registry.yaml, for error messages."""
         return f"{self.where}: {self.record.slot} {self.record.name!r} of {self.provider}"

@@ -415,17 +415,16 @@ class FeatureSteps:
     def unique_shares(self) -> Sequence[float] | None:
         """Each group's unique samples over the batch size, where the converter knows them."""
         shares: Any = getattr(self.converter, "unique_shares", None)
+        if shares is None:
+            return None
         of: Groups = getattr(self.converter, "groups", ())
-        if shares is not None and not (isinstance(shares, Sequence) and len(shares) == len(of)):
-            who = f"{self._registry.one('dedup').who}: its `unique_shares`"
+        who = f"{self._who_converts}: its `unique_shares`"
+        if not isinstance(shares, Sequence) or len(shares) != len(of):
             raise PluginError(
                 f"{who} are {shown(shares)}, where they must be one for each group, of which "
                 f"it has {len(of)}. Give as many, or have no such attribute."
             )
-        if shares is not None and not all(
-            isinstance(one, Real) and 0 < float(one) <= 1 for one in shares
-        ):
-            who = f"{self._registry.one('dedup').who}: its `unique_shares`"
+        if not all(isinstance(one, Real) and 0 < float(one) <= 1 for one in shares):
             raise PluginError(
                 f"{who} are {shown(shares)}, where each must be a share > 0 and <= 1 of a batch's "
                 "samples: the unique ones of a group."
@@ -476,7 +475,7 @@ class FeatureSteps:
 
 def _takes_none(choice: Choice) -> Unused:
     return Unused(
-        what=f"{choice.where}: {choice.record.name}",
+        what=choice.what,
         why="its converter has no `groups`, so that batches stay as they are",
         cure="Have it name features in `groups`, or say in an `explain` why it takes none; or take "
         "`dedup` out of registry.yaml.",

@@ -82,7 +82,7 @@ def outdated(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Out
             continue
         behind = " ".join(str(one) for one in folders[at:])
         yield Outdated(
-            what=f"{choice.where}: {choice.record.name}",
+            what=choice.what,
             why=f"the code of {choice.provider} has changed since it wrote {folder}, whose rows "
             "are taken as they are",
             cure=f"Have them written anew, `rm -r {behind}`; or, where the change makes no other "

@@ -126,7 +126,7 @@ class Usage:
         if features:
             self._give(
                 Unneeded(
-                    what=f"{transform.where}: {transform.record.name}",
+                    what=transform.what,
                     why=f"the ids of {listed(features, kind='feature')} get weights by it, and no "
                     "collection that looks them up takes any",
                     cure="Make that EmbeddingBagCollection with `is_weighted=True`, or take the "
@@ -139,7 +139,7 @@ class Usage:
         for it."""
         self._give(
             Unchecked(
-                what=f"{reader.where}: {reader.record.name}",
+                what=reader.what,
                 why=f"its batches come on {device}, where nobody sees an id of no row before "
                 "another row is trained in its place",
                 cure="Have its loader yield batches of the CPU's memory, pinned if that is to be "
@@ -201,7 +201,7 @@ class Usage:
         if modules:
             self._give(
                 Otherwise(
-                    what=f"{planning.where}: {planning.record.name}",
+                    what=planning.what,
                     why=f"its plan leaves out {', '.join(modules)}, which every rank then has "
                     "whole, and the dense optimizer steps, if any",
                     cure="Have the planner place every module that `context.sharders()` are for.",
@@ -213,7 +213,7 @@ class Usage:
         if held > has:
             self._give(
                 TooLarge(
-                    what=f"{planning.where}: {planning.record.name}",
+                    what=planning.what,
                     why=f"by its plan the ranks of this machine, {ranks}, hold {held / GB:,.3g} GB "
                     f"of tables, state and replicas, and it has {has / GB:,.3g} GB of memory",
                     cure="Write `host_memory_gb` of a rank under `topology`, "
@@ -227,7 +227,7 @@ class Usage:
         if held > has:
             self._give(
                 TooLarge(
-                    what=f"{planning.where}: {planning.record.name}",
+                    what=planning.what,
                     why=f"by its plan a rank's GPU holds {held / GB:,.3g} GB of tables, state and "
                     f"replicas, and the one here has {has / GB:,.3g} GB of memory",
                     cure=f"Write `device_memory_gb` under `topology`, {has / GB:.3g} or less, and "
@@ -240,7 +240,7 @@ class Usage:
         if tables:
             self._give(
                 Otherwise(
-                    what=f"{planning.where}: {planning.record.name}",
+                    what=planning.what,
                     why=f"it has {listed(tables, kind='table')} data-parallel, or with the dense "
                     "kernel: the dense optimizer steps them, if any, and not the one that is named "
                     "for tables",
@@ -254,7 +254,7 @@ class Usage:
         if left:
             self._give(
                 Otherwise(
-                    what=f"{optimizer.where}: {optimizer.record.name}",
+                    what=optimizer.what,
                     why=f"it leaves out {left} of the {so_many(of, 'dense parameter')} that it was "
                     "given, which stay as they are",
                     cure="Have its factory put all of them into groups, or freeze them in the "
@@ -516,4 +516,4 @@ class Usage:
 
 
 def _unused(choice: Choice, why: str, cure: str) -> Unused:
-    return Unused(what=f"{choice.where}: {choice.record.name}", why=why, cure=cure)
+    return Unused(what=choice.what, why=why, cure=cure)
