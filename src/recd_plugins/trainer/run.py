@@ -26,7 +26,11 @@ from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
-from recd_plugins.trainer.checkpoints.other_ranks import resumed_position, shared_streams
+from recd_plugins.trainer.checkpoints.other_ranks import (
+    OtherRanks,
+    resumed_position,
+    shared_streams,
+)
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.elastic import (
     Launchers,
@@ -153,18 +157,8 @@ def _resumed(
     kept = _checkpoints(stack, None)
     latest, lost = kept.whole(settings.on_damaged)
     kept.tidy()
-    other = None
-    if restarted:
-        size = restarted_batch_size(latest, settings)
-        registry = stack.registry
-        streams = shared_streams(registry.source.values, dist.get_world_size(), size)
-        other = taken_over(latest, size, streams)
-        if size != settings.batch_size:
-            registry = registry.with_batch_size(size)
-        registry = registry.with_streams(streams)
-        if registry is not stack.registry:
-            stack = Stack(registry)
-            settings = registry.train
+    stack, other = _on_ranks_there_are(stack, latest) if restarted else (stack, None)
+    settings = stack.registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)
@@ -185,31 +179,51 @@ def _resumed(
         keep_provenance(report, stack, job)
         for one in lost:
             report.say(f"a damaged checkpoint is passed over: {one}")
-        if other:
-            report.say(
-                f"restarted on {so_many(other.ranks, 'rank')} ({other.ranks_before} before) of "
-                f"{so_many(other.batch_size, 'sample')}: {other.goes_on()}"
-            )
-        again = "restarted and " if restarted else ""
-        report.say(f"{again}resumed after step {reached.step}: {settings.run}")
+        for line in _resumed_in_words(reached, other, restarted, settings.run):
+            report.say(line)
         if settings.retier_every:
             hot = ", and its hot batches have other samples" if stack.ordered else ""
             report.say(
                 "train.retier_every: replicas are planned anew, and are not where the run had "
                 f"moved them. It adds floats in another order than an uninterrupted one{hot}"
             )
-        for line in (*reached.new_code, *reached.new_rates):
-            report.say(line)
-        if reached.begun_anew:
-            report.say(
-                f"another optimizer steps {listed(reached.begun_anew)} by this plan, and its "
-                "states of that begin anew: data-parallel tables are the dense one's"
-            )
-        if reached.no_taker:
-            report.say(f"the checkpoint's {listed(reached.no_taker)} have no taker now")
         positions = Positions(loader, settings.steps - reached.step)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, reached, callbacks)
         return _finished(loop, report, launchers, settings.run)
+
+
+def _on_ranks_there_are(stack: Stack, latest: Path) -> tuple[Stack, OtherRanks | None]:
+    """The stack of a job that was restarted, with the batch size and the streams for the ranks that
+    there are by now; and what the checkpoint becomes for these, if they are others."""
+    registry = stack.registry
+    size = restarted_batch_size(latest, registry.train)
+    streams = shared_streams(registry.source.values, dist.get_world_size(), size)
+    other = taken_over(latest, size, streams)
+    if size != registry.train.batch_size:
+        registry = registry.with_batch_size(size)
+    registry = registry.with_streams(streams)
+    return stack if registry is stack.registry else Stack(registry), other
+
+
+def _resumed_in_words(
+    reached: Reached, other: OtherRanks | None, restarted: bool, run: Path
+) -> Iterator[str]:
+    """From where a job goes on, and what is otherwise than it was there."""
+    if other:
+        yield (
+            f"restarted on {so_many(other.ranks, 'rank')} ({other.ranks_before} before) of "
+            f"{so_many(other.batch_size, 'sample')}: {other.goes_on()}"
+        )
+    again = "restarted and " if restarted else ""
+    yield f"{again}resumed after step {reached.step}: {run}"
+    yield from (*reached.new_code, *reached.new_rates)
+    if reached.begun_anew:
+        yield (
+            f"another optimizer steps {listed(reached.begun_anew)} by this plan, and its "
+            "states of that begin anew: data-parallel tables are the dense one's"
+        )
+    if reached.no_taker:
+        yield f"the checkpoint's {listed(reached.no_taker)} have no taker now"
 
 
 def _checkpoints(stack: Stack, samples_of_step: int | None) -> Checkpoints:
