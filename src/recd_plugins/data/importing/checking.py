@@ -171,13 +171,8 @@ def check_files(
     for opened in formats_of(paths, form, given=given):
         if isinstance(opened, DataError):
             found.add_error(opened)
-        elif in_place and opened.format == "parquet":
-            facts = paths[opened.path]
-            roots = dict.fromkeys(map(opened.root, opened.names))
-            own = facts.beside(opened.roots).partitions
-            files.append(dataclasses.replace(opened, names=tuple(roots), nested={}, partitions=own))
         else:
-            files.append(opened)
+            files.append(_with_structs(opened, paths[opened.path]) if in_place else opened)
     if not paths:
         found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
     if not files:
@@ -199,28 +194,18 @@ def check_files(
         for file in files
         if file.format == "jsonl" or not {*columns} - {*file.columns, *absent}
     ]
-    total, before = num_bytes(alike), 0
-    for file in alike:
-
-        def shown(what: str, done: int, of: int | None, before: int = before) -> None:
-            progress(what, before + done, total)
-
-        try:
-            looks = mapped(
-                reading.look_at,
-                [file],
-                columns,
-                progress=shown,
-                what="checking rows",
-                absent=absent,
-            )
-            for block, one in looks:
-                reading.add(block, one)
-        except DataError as error:
-            found.add_error(error)
-        before += num_bytes([file])
+    reading.read(alike, columns, progress)
     reading.conclude(next(iter(paths)))
     return found
+
+
+def _with_structs(file: ForeignFile, facts: FileFacts) -> ForeignFile:
+    """A file that is read in place: one of Parquet has its structs, not columns of their fields."""
+    if file.format != "parquet":
+        return file
+    roots = dict.fromkeys(map(file.root, file.names))
+    own = facts.beside(file.roots).partitions
+    return dataclasses.replace(file, names=tuple(roots), nested={}, partitions=own)
 
 
 def _check_alike(
@@ -407,7 +392,32 @@ class _Reading:
             return list(self._read_as.types if lines else files[0].columns)
         return [name for name in self._schema.columns if name not in self._wrong]
 
-    def look_at(self, block: Block) -> _Look:
+    def read(
+        self, files: Sequence[ForeignFile], columns: Sequence[str], progress: Progress
+    ) -> None:
+        """Look at all rows of the files; one that cannot be read keeps no other from it."""
+        total, before = num_bytes(files), 0
+        for file in files:
+
+            def shown(what: str, done: int, of: int | None, before: int = before) -> None:
+                progress(what, before + done, total)
+
+            try:
+                looks = mapped(
+                    self._look_at,
+                    [file],
+                    columns,
+                    progress=shown,
+                    what="checking rows",
+                    absent=self._absent,
+                )
+                for _, look in looks:
+                    self._add(look)
+            except DataError as error:
+                self._found.add_error(error)
+            before += num_bytes([file])
+
+    def _look_at(self, block: Block) -> _Look:
         """Look at a block, in any thread."""
         names = self.columns([block.file])
         read_as, misfits = self._read_as, list[Misfit]()
@@ -481,7 +491,7 @@ class _Reading:
             one.values = ids.size
             one.unknown = int((ids < load_vocabulary(feature.vocabulary).others).sum())
 
-    def add(self, block: Block, look: _Look) -> None:
+    def _add(self, look: _Look) -> None:
         self._found.rows += look.rows
         for name, one in look.columns.items():
             self._columns.setdefault(name, _Column()).merge(one)
