@@ -190,11 +190,11 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         found = list(super().notices())
         if self.served is not None:  # without a replica too, it has chosen the tables' kernels
             found = [one for one in found if one.what != f"{self.slot}: {self.name}"]
-        planned = self.tier_plan.tables.values() if self.tier_plan else ()
+        tables = self.tier_plan.tables if self.tier_plan else {}
         # Where nothing is planned, it may be the policy alone that is told so.
         named = any(one.what.startswith(f"{self.slot}: ") for one in found)
-        sized = (planned or not named) and self.num_profile_batches != 0
-        if self._config.hot_batches and sized and not any(len(one.replicated) for one in planned):
+        sized = (tables or not named) and self.num_profile_batches != 0
+        if self._config.hot_batches and sized and not self._has_copies:
             found.append(
                 Unused(
                     what="cache: hot_batches",
@@ -203,9 +203,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                     + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
                 )
             )
-        tables = self.tier_plan.tables if self.tier_plan else {}
         left = sorted(self.features_of.keys() - tables.keys())
-        if self._config.hot_batches and left and any(len(one.replicated) for one in planned):
+        if self._config.hot_batches and left and self._has_copies:
             found.append(
                 Missed(
                     what="cache: hot_batches",
@@ -231,8 +230,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return found
 
     def unordered(self) -> Iterable[Notice]:
-        planned = self.tier_plan.tables.values() if self.tier_plan else ()
-        if self._config.hot_batches and any(len(one.replicated) for one in planned):
+        if self._config.hot_batches and self._has_copies:
             yield Unused(
                 what="cache: hot_batches",
                 why="the trainer's batches come from no loader that puts hot samples together",
@@ -267,8 +265,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def _none_was_hot(self) -> Iterable[Notice] | None:
         """The notice of that, once enough windows were read while rows had copies; none before."""
-        planned = self.tier_plan.tables.values() if self.tier_plan else ()
-        if not any(len(one.replicated) for one in planned):
+        if not self._has_copies:
             for one in self._yielded:
                 one.begin()  # rows may be given copies yet
             return None
@@ -285,6 +282,12 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 f"or give the cache more rows, {more}, or a larger `cache.window`.",
             )
         ]
+
+    @property
+    def _has_copies(self) -> bool:
+        """Whether the last plan has any row on every rank."""
+        planned = self.tier_plan.tables.values() if self.tier_plan else ()
+        return any(len(one.replicated) for one in planned)
 
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:

@@ -47,18 +47,18 @@ COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 WORTH = 0.02
 """The share of a step that another plan must save to be taken for one that came before it, and
 is simpler."""
-ROUNDING = 1e-9
-"""What sums of floats may be off by."""
-MOST_SPLITS = 32
-"""How many ways to split a collection there are to try."""
-FAR_APART = 8
-"""How many of these are tried first, far from each other; then those beside the best of them."""
 LEAVING = 0.05
 """The same, to be taken for TorchRec's own plan: prices are of two ways to do things then."""
 COPYING_BAGS = 0.16
 """The same, for pooled tables to have replicas of rows where they had none: such plans took up to
 20% more than their price, others 8% less to 2% more, so that a sixth by the prices is next to
 nothing at worst."""
+ROUNDING = 1e-9
+"""What sums of floats may be off by."""
+MOST_SPLITS = 32
+"""How many ways to split a collection there are to try."""
+FAR_APART = 8
+"""How many of these are tried first, far from each other; then those beside the best of them."""
 
 
 class PlanSearch:

@@ -5,8 +5,8 @@ get replicas on a CPU, within the budget. One that does not pay by itself waits 
 it; at the end each that was kept is left out once, and stays out where nothing is lost by it; then
 each that was not kept takes the place of each that was, where that saves `BETTER`, for two may save
 the same bytes, and the first that was met is not always the better. Last, each is tried in its
-other ways. So nothing that is advised is
-slower than plain TorchRec's own best plan, by the forecasts.
+other ways. So nothing that is advised is slower than plain TorchRec's own best plan, by the
+forecasts.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = [
 WORTH = 0.02
 """The share of a step that an addition must save: forecasts of two plans are off against each other
 by as much (1.3% in the median of 36 pairs, 2.7% in nine of ten), and what is simpler is left."""
-BETTER = 0.01
-"""The share that one must save in another's place, which is no simpler."""
 COPYING = 0.15
 """The same on a CPU, for rows to have replicas where none had any: such steps took 11 to 20% longer
 against others than by their prices."""
+BETTER = 0.01
+"""The share that one must save in another's place, which is no simpler."""
 FAR = 0.15
 """The share that a step takes longer than the best, at least, for what was left out of it, or took
 another's place, not to be tried so again where something is otherwise by a factor of two."""
