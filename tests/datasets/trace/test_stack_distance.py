@@ -19,8 +19,6 @@ from recd_dlrm.datasets.trace.stack_distance import (
     StackProfile,
     SyntheticTrace,
     adjusted_floor,
-    generate,
-    hit_curve,
     profile,
 )
 from recd_plugins.errors import DataError
@@ -84,6 +82,13 @@ def sample_with_support(p: dict[int, float], s: int, share: float) -> int:
     return next((d for below, d in sums if below > share * total), sums[-1][1])
 
 
+def generate(
+    profile: StackProfile, length: int, seed: int, floor: float | None = None
+) -> np.ndarray:
+    """A whole trace: ids [length]."""
+    return SyntheticTrace(profile, seed, floor).take(length)
+
+
 def lru_hits(trace: Sequence[int], size: int) -> float:
     cache: OrderedDict[int, None] = OrderedDict()
     hits = 0
@@ -133,8 +138,10 @@ def test_parts_make_the_whole(
 @given(traces)
 def test_hit_curve_is_that_of_an_lru_cache(trace: list[int]) -> None:
     sizes = [1, 2, 3, 5, 20]
-    assert hit_curve(trace, sizes) == pytest.approx([lru_hits(trace, size) for size in sizes])
-    assert hit_curve(trace, 0) == 0
+    assert profile(trace).hit_rates(sizes) == pytest.approx(
+        [lru_hits(trace, size) for size in sizes]
+    )
+    assert profile(trace).hit_rates(0) == 0
 
 
 def kinds() -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 from recd_dlrm.datasets.flat_columns import id_lists
 from recd_dlrm.datasets.random import CHUNK_ROWS
 from recd_dlrm.datasets.trace.dataset import SyntheticRows, TraceConfig, TraceFeature, build_trace
-from recd_dlrm.datasets.trace.stack_distance import hit_curve, profile
+from recd_dlrm.datasets.trace.stack_distance import profile
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -61,7 +61,7 @@ def test_by_default_it_is_the_papers_figure_3() -> None:
     assert set(ids) == set(range(1, 101))
     sizes = np.arange(10, 100, 10)
     # 20,000 draws: the rate of each size is off by 0.0035 (one deviation), the start by 0.01.
-    assert hit_curve(ids, sizes) == pytest.approx(sizes / 100, abs=0.02)
+    assert profile(ids).hit_rates(sizes) == pytest.approx(sizes / 100, abs=0.02)
     assert not np.array_equal(ids, flat(dataset, "cat_1"))
 
 

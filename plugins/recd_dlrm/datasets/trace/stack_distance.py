@@ -20,7 +20,7 @@ from recd_dlrm.datasets.flat_columns import F64, I64
 from recd_plugins.api import DataError
 from recd_plugins.api.data import whole_file
 
-__all__ = ["StackProfile", "SyntheticTrace", "adjusted_floor", "generate", "hit_curve", "profile"]
+__all__ = ["StackProfile", "SyntheticTrace", "adjusted_floor", "profile"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +104,6 @@ def profile(trace: ArrayLike) -> StackProfile:
     return StackProfile(unique, distances, counts / len(ids))
 
 
-def hit_curve(trace: ArrayLike, sizes: ArrayLike) -> F64:
-    """The hit rate of an LRU cache that starts empty, for each size [S] in rows."""
-    return profile(trace).hit_rates(sizes)
-
-
 def adjusted_floor(profile: StackProfile, length: int) -> float:
     """The floor under which all ids are seen within the first 2% of a trace.
 
@@ -160,10 +155,3 @@ class SyntheticTrace:
         )
         ids: I64 = self._profile.unique[drawn]
         return ids
-
-
-def generate(
-    profile: StackProfile, length: int, seed: int | Sequence[int], floor: float | None = None
-) -> I64:
-    """A whole `SyntheticTrace`: ids [length]."""
-    return SyntheticTrace(profile, seed, floor).take(length)
