@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "BYTES",
     "CacheCurve",
     "CurveSource",
     "Point",

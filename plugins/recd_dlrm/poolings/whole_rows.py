@@ -23,7 +23,7 @@ from recd_dlrm.poolings.jagged_attention import Permute
 from recd_dlrm.poolings.reduce import rows_of
 from recd_plugins.api.embedding import attention_of_rows
 
-__all__ = ["CALL_BYTES", "MOST_ROWS", "Call", "RowsOfChunk", "WholeRows", "blocks_of_call"]
+__all__ = ["Call", "RowsOfChunk", "WholeRows", "blocks_of_call"]
 
 CALL_BYTES = 1 << 30
 """Bytes that the backward of one call should keep for gradients of queries, at most."""

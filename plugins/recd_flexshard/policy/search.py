@@ -31,7 +31,7 @@ from recd_plugins.api.planning import (
     home_load,
 )
 
-__all__ = ["LEVELS", "PlanSearch", "Way", "allowed_tiers"]
+__all__ = ["PlanSearch", "Way", "allowed_tiers"]
 
 Way = Literal["torchrec", "none", "rank", "node", "sums"]
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")

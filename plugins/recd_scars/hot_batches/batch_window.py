@@ -25,9 +25,7 @@ from recd_scars.hot_batches.hot_rows import HotRows
 from recd_scars.hot_batches.window_samples import WindowSamples
 
 __all__ = [
-    "I64",
     "BatchWindow",
-    "Bools",
     "Formed",
     "hot_counts",
     "hot_places",

@@ -16,7 +16,7 @@ from typing import Any
 
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["HOLE", "MOST", "FetchedFile", "coalesced"]
+__all__ = ["FetchedFile", "coalesced"]
 
 HOLE, MOST = 1 << 20, 16 << 20
 """Bytes: 20 ms a request at 50 to 100 MB/s are as much as 1 to 2 MiB; an I/O has no more than the

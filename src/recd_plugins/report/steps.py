@@ -9,7 +9,7 @@ from recd_plugins.report.kit import Bar, Figure, Scale, bars, escaped, number, s
 from recd_plugins.report.sources import Sources
 from recd_plugins.trainer.measure.breakdown import PARTS
 
-__all__ = ["INKS", "figures"]
+__all__ = ["figures"]
 
 INKS = {
     "dense": "slate",

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARROWS",
-    "ATTEMPTS",
     "AZURE",
     "OpenStore",
     "explained",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.testing.gloo import GlooPool
 
-__all__ = ["CONTRACTS", "ContractBroken", "check_record"]
+__all__ = ["ContractBroken", "check_record"]
 
 CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "log": check_log,

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
 
-__all__ = ["I64", "U64", "combine", "hash_integers", "hash_texts"]
+__all__ = ["combine", "hash_integers", "hash_texts"]
 
-I64: TypeAlias = npt.NDArray[np.int64]
 U64: TypeAlias = npt.NDArray[np.uint64]
 
 P1 = np.uint64(11400714785074694791)

@@ -24,7 +24,7 @@ from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.label_columns import answer_in
 from recd_plugins.data.importing.survey import Survey
 
-__all__ = ["describes", "tells", "unless_leak"]
+__all__ = ["describes", "unless_leak"]
 
 FEWEST = 20
 """Rows of each label, and rows with a value, below which a sample tells nothing."""

@@ -18,7 +18,7 @@ from recd_plugins.data.importing.column_names import (
 )
 from recd_plugins.data.importing.column_survey import ColumnSurvey
 
-__all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry", "unit_of"]
+__all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry"]
 
 UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
 """Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""

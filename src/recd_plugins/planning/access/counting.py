@@ -10,15 +10,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
 from recd_plugins.planning.access.forecast import FOLDS, FoldCounts, forecast
 
-__all__ = [
-    "COUNTERS",
-    "EXACT_ROWS",
-    "Counter",
-    "RowCounter",
-    "RowSketch",
-    "counters",
-    "distribution",
-]
+__all__ = ["EXACT_ROWS", "Counter", "RowCounter", "RowSketch", "counters", "distribution"]
 
 
 MOST_PAIRS = 1 << 25

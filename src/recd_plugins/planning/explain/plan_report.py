@@ -22,7 +22,7 @@ from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Considered", "Frontier", "PlanReport", "TierReport", "compared", "why_not_more"]
+__all__ = ["Considered", "Frontier", "PlanReport", "TierReport", "compared"]
 
 CALLED = {"replicated": "DP", "per_node": "Flex", "home": "RW"}
 FILED: Mapping[str, str] = {"home": "row_wise"}

@@ -27,14 +27,7 @@ from recd_plugins.trainer.measure.breakdown import (
     lane,
 )
 
-__all__ = [
-    "RANKS",
-    "StepProfiler",
-    "of_ranks",
-    "pooling_modules",
-    "spans_of",
-    "timeline",
-]
+__all__ = ["StepProfiler", "pooling_modules", "spans_of", "timeline"]
 
 
 class StepProfiler:
