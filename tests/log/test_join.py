@@ -292,7 +292,7 @@ def test_like_a_join_that_holds_everything(drawn, cuts):
 def test_what_a_log_may_not_have_meant_is_told(report: JoinReport, doubt: str | None) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        report.tell("a log")
+        report.warn("a log")
     told = [str(one.message) for one in caught]
     assert len(told) == (doubt is not None)
     assert all(doubt and re.search(doubt, one) for one in told)

@@ -196,11 +196,11 @@ def test_fields_and_kinds_that_no_message_has_are_told() -> None:
     assert len(rows) == 100
     assert report.with_ids == {"item": 0, "user.seen": 0}
     with pytest.warns(NoticeWarning, match="no sample has ids of 'item', 'user.seen': see whether"):
-        report.tell("a log")
+        report.warn("a log")
     misspelt = of(**{**KINDS, "requests": ["shwon"]})
     _, report = samples(misspelt, *(shown(n) for n in range(100)))
     with pytest.warns(NoticeWarning, match="no message is a request: see whether its kinds"):
-        report.tell("a log")
+        report.warn("a log")
 
 
 def test_what_is_none_of_the_requests_named_is_an_event() -> None:

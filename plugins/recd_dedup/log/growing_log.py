@@ -125,7 +125,7 @@ class GrowingLogDataset(GrowingDataset):
         """The period of a manifest; one that has none is looked for in the log, by one process at a
         time."""
         if self._ends_before(number):
-            self._tell_of_later()
+            self._warn_of_later()
             return None
         if (there := self._manifest(number)) is not None:
             self._check_once(there)
@@ -306,8 +306,8 @@ class GrowingLogDataset(GrowingDataset):
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(file, str(error)) from error
 
-    def _tell_of_later(self) -> None:
-        """Say, once, that more was written after the data had ended: it is in no period."""
+    def _warn_of_later(self) -> None:
+        """Warn, once, that more was written after the data had ended: it is in no period."""
         ended = self._read_json(self._folder / ENDED)
         if self._reported or ended is None:
             return

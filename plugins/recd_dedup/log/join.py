@@ -277,7 +277,7 @@ class JoinReport:
     def to_dict(self) -> dict[str, int | dict[str, int]]:
         return dataclasses.asdict(self)
 
-    def tell(self, log: str) -> None:
+    def warn(self, log: str) -> None:
         """Warn of what a log may not have meant: labels that are all 0, messages that count for
         nothing."""
         if doubts := [*self._doubts()]:

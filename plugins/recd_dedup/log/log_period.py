@@ -108,7 +108,7 @@ class LogPeriod(Period):
         if not any((folder / split).exists() for split in SPLITS):
             report = PeriodReport()
             self.config.write(folder, self._noted(report, folder), report, progress)
-            report.tell(f"period {self.manifest.number}")
+            report.warn(f"period {self.manifest.number}")
         return super().prepare(folder, progress)
 
     def _noted(self, report: PeriodReport, folder: Path) -> Iterator[pa.Table]:

@@ -159,7 +159,7 @@ class LoggedSamples(Dataset):
             report = next(iter(self.reports.values()))  # each is of the whole log
             found = report.to_dict() | self._unsealed()
             write_whole(folder / "join.json", json.dumps(found, indent=2))
-            report.tell("dataset: logged")
+            report.warn("dataset: logged")
         return tables
 
     def _samples(self, report: JoinReport) -> Iterator[pa.Table]:

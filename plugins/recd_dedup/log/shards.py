@@ -203,7 +203,7 @@ class ZstdShards:
                 last = frame.end >= frame.file.stat().st_size - left.tail
                 lost = left.tail + frame.end - frame.offset if last else left.tail
                 messages_left = left.messages - frame.messages
-                self._tell(frame.file, Unsealed(left.blocks - 1, messages_left, lost))
+                self._count_unsealed(frame.file, Unsealed(left.blocks - 1, messages_left, lost))
 
     def _frames(
         self, file: Location, shard: int, sealed: Sealed | None, up_to: int | None
@@ -225,7 +225,9 @@ class ZstdShards:
         end = found[-1].end if found else FILE_BYTES
         tail = max(0, file.stat().st_size - end)
         found = self._within(file, found, up_to)
-        self._tell(file, Unsealed(len(found), sum(frame.messages for frame in found), tail))
+        self._count_unsealed(
+            file, Unsealed(len(found), sum(frame.messages for frame in found), tail)
+        )
         return found
 
     def _within(self, file: Location, found: list[Frame], up_to: int | None) -> list[Frame]:
@@ -237,7 +239,7 @@ class ZstdShards:
             cut_short(file, end, up_to, self.config.damaged)
         return kept
 
-    def _tell(self, file: Location, left: Unsealed) -> None:
+    def _count_unsealed(self, file: Location, left: Unsealed) -> None:
         if left.tail and self.unsealed.get(file) != left:
             LOG.warning("%s: %s", file, left)
         self.unsealed[file] = left

@@ -246,9 +246,9 @@ class Periods:
 
     def tables(self, period: Period, progress: Progress = silent) -> Tables:
         """The tables of a period."""
-        return _written(self._registry, self._context, period, progress, self._tell)
+        return _written(self._registry, self._context, period, progress, self._hand_on)
 
-    def _tell(self, notices: Iterable[Notice]) -> None:
+    def _hand_on(self, notices: Iterable[Notice]) -> None:
         """Hand on what is of no period before: the folders alone that a notice names differ."""
         new = [one for one in notices if f"{type(one).__name__} {one.what}" not in self._reported]
         self._reported.update(f"{type(one).__name__} {one.what}" for one in new)

@@ -65,10 +65,10 @@ class IdBounds:
         ids, rows = values.numpy(), lengths.numpy().reshape(-1)  # they may be [keys, samples]
         wrong, key = _first_wrong(ids, rows, sizes, bounds)
         if wrong != FITS:
-            self._tell(ids, rows, sizes, keys, int(key), wrong == IDS, whose)
+            self._refuse(ids, rows, sizes, keys, int(key), wrong == IDS, whose)
         return True
 
-    def _tell(
+    def _refuse(
         self,
         ids: npt.NDArray[Any],
         rows: npt.NDArray[Any],

@@ -345,7 +345,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         plans = self.tier_plan.tables
         counted = {name: self.found[name].counted for name in plans}
         self.profile = profile_batches(batches, counted, features=self.context.features)
-        with self._telling_whose():
+        with self._naming_whose():
             tables = {
                 name: TablePlan.hottest(
                     name,
@@ -396,7 +396,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name: table.with_rows(profile[name], shards.get(name), mapped=name in homes.mapped)
             for name, table in self.found.items()
         }
-        with self._telling_whose():
+        with self._naming_whose():
             chosen = self.choose(model, tables, topology, world_size)
         check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
         chosen = self._with_rows_on_all(chosen, tables, world_size, homes.mapped)
@@ -405,7 +405,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
         if ms > other and any(rows.lookups for rows in profile.rows.values()):
-            reason = f"{reason}\n{self._tell_it_is_slower(ms, other, forced=chosen.forced)}"
+            reason = f"{reason}\n{self._notice_that_it_is_slower(ms, other, forced=chosen.forced)}"
             if not chosen.forced:
                 self.report = None
                 return reason, own
@@ -413,7 +413,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         cluster = Cluster.of(topology, world_size)
-        with self._telling_whose():
+        with self._naming_whose():
             found = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
         self.tier_plan = found
         if not tiered and not self._notices and not homes.mapped:
@@ -426,7 +426,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             )
         return reason, own
 
-    def _tell_it_is_slower(self, ms: float, other: float, *, forced: bool) -> str:
+    def _notice_that_it_is_slower(self, ms: float, other: float, *, forced: bool) -> str:
         """Notice that the choice is slower than TorchRec's own plan; what becomes of it, in
         words."""
         what, how = f"{self.slot}: {self.name}", compared(ms, other, OWN)
@@ -527,7 +527,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             )
 
     @contextmanager
-    def _telling_whose(self) -> Iterator[None]:
+    def _naming_whose(self) -> Iterator[None]:
         """Inside, an error of sizes or rows says whose they are."""
         try:
             yield

@@ -76,8 +76,8 @@ class Contents:
         for refill in self._refill:
             refill()
 
-    def tell(self) -> None:
-        """A warning names what has other entries now, and the iterators that have moved."""
+    def warn(self) -> None:
+        """Warn of what has other entries now, and of the iterators that have moved."""
         changed = [
             name for name, one, before in self._large if not _same_entries(_some_of(one), before)
         ]

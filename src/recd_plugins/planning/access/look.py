@@ -194,7 +194,7 @@ class _Before:
         """
         self._contents.see_moved()
         self._bind()
-        self._contents.tell()
+        self._contents.warn()
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
         self._bind()  # for a loader may begin to read to tell where it is
         for part, before in moved:
