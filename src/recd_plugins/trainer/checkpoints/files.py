@@ -99,7 +99,7 @@ def _digest(files: Mapping[str, Any]) -> str:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file of a checkpoint; it is on the disk when this returns."""
     with path.open("w") as file:
-        json.dump(value, file)
+        file.write(json.dumps(value))
         file.flush()
         os.fsync(file.fileno())
 

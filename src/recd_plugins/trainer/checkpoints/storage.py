@@ -40,7 +40,7 @@ from torch.futures import Future
 
 from recd_plugins.compat.pytorch import StoredBytes, narrow_tensor_by_index
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.checkpoints.files import damaged
+from recd_plugins.trainer.checkpoints.files import damaged, write_json
 
 __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
 
@@ -68,19 +68,14 @@ class JsonWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         stored = {item.index: item.storage_data for results_ in results for item in results_}
-        text = json.dumps(
-            {
-                "tensors": {
-                    name: _tensor_to_json(name, value)
-                    for name, value in metadata.state_dict_metadata.items()
-                },
-                "stored": [_stored_to_json(index, info) for index, info in stored.items()],
-            }
-        )
-        with (self._folder / METADATA).open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        listed = {
+            "tensors": {
+                name: _tensor_to_json(name, value)
+                for name, value in metadata.state_dict_metadata.items()
+            },
+            "stored": [_stored_to_json(index, info) for index, info in stored.items()],
+        }
+        write_json(self._folder / METADATA, listed)
 
 
 class JsonReader(FileSystemReader):
