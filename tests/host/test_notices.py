@@ -93,7 +93,7 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     path = tmp_path / "registry.yaml"
     path.write_text("plugins: []\nsharding:\n  # use: flexshard\ndedup:  # later\ncache: null\n")
     with pytest.warns(NoticeWarning) as found:
-        Usage(Registry.load(path)).empty()
+        Usage(Registry.load(path)).as_written()
     cure = "Write what is meant, take the line out, or write"
     assert [str(one.message) for one in found] == [
         f"sharding has nothing behind it: torchrec, its default, fills it ({path}:2). {cure} "
@@ -102,7 +102,7 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     ]
     assert [one.lineno for one in found] == [2, 4]
     with pytest.warns(NoticeWarning) as found:
-        Usage(Registry.load(path, ["dedup=null", "sharding="])).empty()
+        Usage(Registry.load(path, ["dedup=null", "sharding="])).as_written()
     assert [str(one.message) for one in found] == [
         "sharding has nothing behind it: torchrec, its default, fills it (override 'sharding='). "
         "Write what is meant, take it out, or write `sharding=null`."
@@ -110,11 +110,11 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     said = Registry.load(path, ["sharding.use=torchrec", "dedup=null"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Usage(said).empty()
-        Usage(Registry.load({"plugins": [], "sharding": None})).empty()
+        Usage(said).as_written()
+        Usage(Registry.load({"plugins": [], "sharding": None})).as_written()
     path.write_text("topology:\n  device:\n  op_us: # 5\n  ranks_per_node: null\n")
     with pytest.warns(NoticeWarning) as found:
-        Usage(Registry.load(path, ["topology.op_us=7"])).empty()
+        Usage(Registry.load(path, ["topology.op_us=7"])).as_written()
     assert [str(one.message) for one in found] == [
         f"topology.device has nothing behind it: it is read as `null` ({path}:2). {cure} "
         "`topology.device: null`.",
@@ -123,7 +123,7 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     file.write_text("ranks_per_node: 2\nop_us:  # 5\nmarks_ns: null\noverlap:\n")
     path.write_text(f"plugins: []\ntopology: {{use: {file}, overlap: 0.5}}\n")
     with pytest.warns(NoticeWarning) as found:
-        Usage(Registry.load(path)).empty()
+        Usage(Registry.load(path)).as_written()
     assert [(str(one.message), one.lineno) for one in found] == [
         (
             f"topology: op_us has nothing behind it: it is read as `null` ({file}:2). {cure} "
@@ -133,7 +133,9 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Usage(Registry.load({"topology": {"use": str(file), "op_us": 5, "overlap": 1}})).empty()
+        Usage(
+            Registry.load({"topology": {"use": str(file), "op_us": 5, "overlap": 1}})
+        ).as_written()
     path.write_text("plugins: [recd_dlrm]\ndataset: {use: random, samples: 64}\n"
                     "model: {use: dlrm}\nsharding:\nstrict: true\n")  # fmt: skip
     told = CliRunner().invoke(app, ["plan", "-r", str(path)])
@@ -153,3 +155,21 @@ def test_a_command_gives_a_notice_as_a_line_on_standard_error(tmp_path: Path) ->
     assert line.startswith("notice: sharding has nothing behind it: ")
     assert "Warning" not in done.err
     assert "notice" not in done.out
+
+
+def test_settings_of_what_is_switched_off_are_not_used() -> None:
+    optimizer = {"tables": "sgd", "tables_eps": 0.1}
+    idle = Registry.load({"train": {"retier_batches": 3, "optimizer": optimizer}})
+    with pytest.warns(NoticeWarning) as found:
+        Usage(idle).as_written()
+    assert [str(one.message).split(" is not used")[0] for one in found] == [
+        "train: retier_batches",
+        "train: optimizer.tables_eps",
+    ]
+    optimizer = {"tables": "adagrad", "tables_eps": 0.1}
+    used = Registry.load(
+        {"train": {"retier_batches": 3, "retier_every": 9, "optimizer": optimizer}}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Usage(used).as_written()

@@ -41,7 +41,7 @@ def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(si
     registry = Registry.load({"plugins": ["changing_plugin"]})
     assert state() == before
     with pytest.warns(NoticeWarning) as found:
-        Usage(registry).empty()
+        Usage(registry).as_written()
     assert [str(one.message).partition(" is put back: ")[0] for one in found] == [
         "the folder that the process works in (os.chdir)",
         "the answer to SIGCHLD (signal.signal)",

@@ -90,10 +90,13 @@ class Usage:
         """Take what all ranks found alike of something that was built."""
         self._give(*notices)
 
-    def empty(self) -> None:
-        """Keys of registry.yaml, or of a topology's file, have nothing behind them, which may be
-        what was commented out; or overrides, as of a variable of the shell that is not set."""
+    def as_written(self) -> None:
+        """Look at what registry.yaml says by itself: keys of it, or of a topology's file, with
+        nothing behind them, which may be what was commented out; overrides with nothing behind
+        them, as of a variable of the shell that is not set; settings of what others switch off; and
+        what its plugins change of the process."""
         source = self._registry.source
+        self._give(*_idle_settings(self._registry))
         self._give(*self._registry.catalog.put_back, *self._registry.empty)
         for key in source.empty:
             why = "its defaults hold"
@@ -513,6 +516,23 @@ class Usage:
                         f"this trainer asks for none: it never calls {asking}",
                         f"Call it, or take `{slot}` out of registry.yaml.",
                     )
+
+
+def _idle_settings(registry: Registry) -> Iterator[Unused]:
+    """Notices of settings that are for what other settings switch off."""
+    train = registry.train
+    if "retier_batches" in registry.written("train") and not train.retier_every:
+        yield Unused(
+            what="train: retier_batches",
+            why="it says by which batches replicas move, and retier_every is 0, so that none do",
+            cure="Set `train.retier_every`, or take it out.",
+        )
+    if "tables_eps" in registry.written("train", "optimizer") and train.optimizer.tables == "sgd":
+        yield Unused(
+            what="train: optimizer.tables_eps",
+            why="sgd, which tables have, takes no epsilon",
+            cure="Take it out, or set `train.optimizer.tables` to one of the Adagrads.",
+        )
 
 
 def _unused(choice: Choice, why: str, cure: str) -> Unused:
