@@ -255,6 +255,14 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
             "train.tables_lr: unknown option 'tables_lr'; did you mean 'train.optimizer.tables_lr'",
         ),
         ({"tables_lr": 1}, "tables_lr: unknown key 'tables_lr'; did you mean 'train.optimizer.tab"),
+        (
+            {"dataset": {"use": "parquet", "train": "${DATA}/a", "test": "b"}},
+            "dataset.train: '${DATA}/a' has ${DATA} in it",
+        ),
+        (
+            {"dataset": {"use": "parquet", "train": ["a", "$DATA/a"], "test": "b"}},
+            "dataset.train[1]: '$DATA/a' has $DATA in it",
+        ),
         ({"folder": ""}, "folder: is an empty text, and no path."),
         ({"folder": "${DATA}/x"}, "folder: '${DATA}/x' has ${DATA} in it, in whose place nothing"),
         ({"etl": "sort"}, "etl: expected a list, as [{use: ...}], got 'sort'."),

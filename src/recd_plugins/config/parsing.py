@@ -235,6 +235,12 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
             return _convert(arg, value, where)
         except RegistryError:
             continue
+    if Path in choices:  # what is wrong with a path says more than what else there could be
+        for number, one in enumerate(value if isinstance(value, list | tuple) else ()):
+            if isinstance(one, str) and not is_uri(one):
+                path_of(one, f"{where}[{number}]")
+        if isinstance(value, str) and not is_uri(value):
+            return path_of(value, where)
     if type(value) is int and {int, str} <= {*choices}:
         raise RegistryError(
             f"must be an integer of 64 bits, but is {shown(value)}. Write it as a text: "
