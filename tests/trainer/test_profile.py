@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,24 @@ def test_a_short_run_says_that_it_is(
     for summary, _ in gloo_pool.run(trained, registry):
         assert summary["parts_ms"] is None
     assert "4 steps are too few to profile 5 of them" in capfd.readouterr().out
+
+
+def profile_is_freed() -> bool:
+    """On a rank: whether nothing of the profile is left once it is finished."""
+    profile = StepProfiler(nn.Module(), CPU, start=0, stop=20, after=2, steps=2)
+    gc.disable()  # nobody frees it by chance
+    try:
+        for number in range(6):
+            with profile.step(number):
+                torch.ones(8).sum()
+            if profile.ends(number):
+                watched = weakref.ref(profile._profiler)
+                profile.finish(None)
+        return watched() is None
+    finally:
+        gc.enable()
+
+
+def test_the_profile_is_freed_as_it_is_finished(gloo_pool: GlooPool) -> None:
+    """kineto ended ranks with SIGSEGV where garbage was collected steps later."""
+    assert gloo_pool.run(profile_is_freed) == [True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -99,6 +100,7 @@ class StepProfiler:
             self._profiler.export_chrome_trace(str(trace))
         spans, device = spans_of(self._profiler, self._device)
         self._profiler = None
+        gc.collect()  # it is in a cycle, and kineto's trace crashed where it was freed steps later
         parts = device_breakdown(spans, device) if device else breakdown(spans)
         self.timeline = of_ranks(timeline([*spans, *_in_flight(device)]), self._device)
         mean = torch.tensor(list(parts.values()), dtype=torch.float64, device=self._device)
