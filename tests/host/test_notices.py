@@ -158,18 +158,13 @@ def test_a_command_gives_a_notice_as_a_line_on_standard_error(tmp_path: Path) ->
 
 
 def test_settings_of_what_is_switched_off_are_not_used() -> None:
-    optimizer = {"tables": "sgd", "tables_eps": 0.1}
-    idle = Registry.load({"train": {"retier_batches": 3, "optimizer": optimizer}})
+    idle = Registry.load({"train": {"retier_batches": 3}})
     with pytest.warns(NoticeWarning) as found:
         Usage(idle).as_written()
     assert [str(one.message).split(" is not used")[0] for one in found] == [
         "train: retier_batches",
-        "train: optimizer.tables_eps",
     ]
-    optimizer = {"tables": "adagrad", "tables_eps": 0.1}
-    used = Registry.load(
-        {"train": {"retier_batches": 3, "retier_every": 9, "optimizer": optimizer}}
-    )
+    used = Registry.load({"train": {"retier_batches": 3, "retier_every": 9}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Usage(used).as_written()

@@ -527,12 +527,6 @@ def _idle_settings(registry: Registry) -> Iterator[Unused]:
             why="it says by which batches replicas move, and retier_every is 0, so that none do",
             cure="Set `train.retier_every`, or take it out.",
         )
-    if "tables_eps" in registry.written("train", "optimizer") and train.optimizer.tables == "sgd":
-        yield Unused(
-            what="train: optimizer.tables_eps",
-            why="sgd, which tables have, takes no epsilon",
-            cure="Take it out, or set `train.optimizer.tables` to one of the Adagrads.",
-        )
 
 
 def _unused(choice: Choice, why: str, cure: str) -> Unused:
