@@ -38,10 +38,10 @@ __all__ = [
     "Unused",
     "Unwatched",
     "Wrong",
+    "action_on_notices",
     "hide_logs",
     "hide_other_warnings",
     "hide_warnings",
-    "keep_notices_shown",
     "notices_as_lines",
 ]
 
@@ -64,10 +64,12 @@ def _show_notices() -> None:
     warnings.filterwarnings("always", category=NoticeWarning)
 
 
-def keep_notices_shown() -> None:
-    """Show notices where this process shows them, whatever filters were set since."""
-    if any(category is NoticeWarning for _, _, category, _, _ in warnings.filters):
-        _show_notices()
+def action_on_notices() -> str:
+    """What Python does with a notice, by this process's filters of warnings."""
+    for action, message, category, module, line in warnings.filters:
+        if issubclass(NoticeWarning, category) and not (message or module or line):
+            return action
+    return "default"
 
 
 def hide_warnings() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from recd_plugins.registry.usage import Usage
 CHANGES = """
 import os
 import signal
+import sys
 import torch
 os.chdir("/")
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -82,6 +85,22 @@ def test_notices_are_lines_whatever_filters_a_plugin_sets(
         Catalog([name], Path())
         Notices().give([idle], 0)
     assert capsys.readouterr().out == f"notice: {idle}\n"
+
+
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_notices_stay_what_a_trainer_makes_of_them(action: str, site: Path) -> None:
+    other = {"ignore": "always", "error": "ignore"}[action]
+    name = f"plugin_that_sets_{other}"
+    write_module(site, name, f"import warnings\nwarnings.simplefilter({other!r})\n" + POOLING)
+    idle = Unused(what="cache: scars", why="no row is worth it", cure="Take it out.")
+    for trainers in (UserWarning, NoticeWarning):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter(action, trainers)
+            sys.modules.pop(name, None)
+            Catalog([name], Path())
+            with pytest.raises(NoticeWarning) if action == "error" else nullcontext():
+                Notices().give([idle], 0)
+        assert shown == []
 
 
 def test_a_job_trains_where_it_was_started_whatever_a_plugin_does_on_import(tmp_path: Path) -> None:

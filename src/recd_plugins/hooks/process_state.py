@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from recd_plugins.notices import keep_notices_shown
+from recd_plugins.notices import NoticeWarning, action_on_notices
 
 __all__ = ["put_back"]
 
@@ -28,6 +29,8 @@ class _State(NamedTuple):
     folder: str
     answers: Mapping[signal.Signals, Any]
     """What is called at each signal."""
+    on_notices: Any
+    """What filters of warnings do with a notice."""
     dtype: Any
     """Torch's default; None where torch is not imported yet."""
     gradients: bool = True
@@ -39,14 +42,13 @@ class _State(NamedTuple):
 def put_back() -> Iterator[list[str]]:
     """What is changed inside, each with the call that changes it; at the end it is as before.
 
-    Notices are shown, too, whatever filters of warnings are set inside.
+    Notices are shown, or not, as before, too, whatever filters of warnings are set inside.
     """
     before, changed = _now(), list[str]()
     try:
         yield changed
     finally:
         changed += _restored(before, _now())
-        keep_notices_shown()
 
 
 def _restored(before: _State, after: _State) -> Iterator[str]:
@@ -57,6 +59,8 @@ def _restored(before: _State, after: _State) -> Iterator[str]:
         if answer is not None and after.answers[one] != answer:  # None: of another language
             signal.signal(one, answer)
             yield f"the answer to {one.name} (signal.signal)"
+    if after.on_notices != before.on_notices:  # filters are for modules to set: nothing to name
+        warnings.simplefilter(before.on_notices, NoticeWarning)
     if after.dtype is None:
         return
     import torch
@@ -81,11 +85,12 @@ def _now() -> _State:
     answers = {one: signal.getsignal(one) for one in ANSWERED}
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_device"):  # not imported, or not wholly
-        return _State(folder, answers, None)
+        return _State(folder, answers, action_on_notices(), None)
     device = torch.get_default_device()
     return _State(
         folder,
         answers,
+        action_on_notices(),
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         None if device.type == "cpu" else device,
