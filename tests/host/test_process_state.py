@@ -122,7 +122,8 @@ def test_a_job_trains_where_it_was_started_whatever_a_plugin_does_on_import(tmp_
 def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
     (tmp_path / "lasting.py").write_text(
         "import threading, time\nfrom recd_plugins.api import hookimpl\n"
-        "def last():\n    threading.main_thread().join()\n    time.sleep(12)\n"
+        "from recd_plugins.trainer import threads_left\nthreads_left.PATIENCE = 0.1\n"
+        "def last():\n    threading.main_thread().join()\n    time.sleep(1)\n"
         "threading.Thread(target=last, name='lasting').start()\n"
         "@hookimpl\ndef recd_stats():\n    return []\n"
     )
