@@ -245,3 +245,15 @@ for command in (["train"], ["tune", "batch"], ["tune", "loss"], ["plan"]):
 sys.exit("torch" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+def test_the_process_that_has_read_a_registry_is_copied_to_serve_ranks(tmp_path: Path) -> None:
+    (tmp_path / "registry.yaml").write_text("train: {ranks: 2}")
+    script = """
+from pathlib import Path
+from recd_plugins.cli.options import server_of_ranks
+
+with server_of_ranks(Path("registry.yaml"), ["train.steps=1"]) as server:
+    assert server is not None
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

@@ -304,13 +304,15 @@ def server_of_ranks(
     """Import what ranks need, and fork the server that `launch` has them from, if that can be:
     before anything is loaded or computed, for the server is a copy of this process. A registry that
     cannot be read is named before."""
-    if registry is not None:
-        _check_readable(registry, overrides or ())
     from recd_plugins.compat.versions import check_versions, installed_versions
     from recd_plugins.launch.server import rank_server
 
+    def check() -> None:
+        if registry is not None:
+            _check_readable(registry, overrides or ())
+
     check_versions(installed_versions())
-    with rank_server(["recd_plugins.trainer.run"]) as server:
+    with rank_server(["recd_plugins.trainer.run"], check) as server:
         yield server
 
 

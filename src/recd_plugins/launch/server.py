@@ -16,7 +16,7 @@ import runpy
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -45,14 +45,20 @@ class _Program:
 
 
 @contextlib.contextmanager
-def rank_server(imports: Sequence[str]) -> Iterator[RankServer | None]:
+def rank_server(
+    imports: Sequence[str], first: Callable[[], object] = lambda: None
+) -> Iterator[RankServer | None]:
     """A server of ranks that has imported these modules, if this process can be copied.
+
+    `first` is called before the imports, which take seconds, and may refuse the job. What it
+    imports may start threads; whether this process has one alone is seen before.
 
     It can where it is no rank and has one thread, on Linux, with a build of torch for the CPU: a
     GPU's share of a rank's start is longer than that of imports, and what its libraries do when
     they are imported is their own affair. Where it cannot, `launch` starts interpreters.
     """
     alone = "RANK" not in os.environ and threads() == 1
+    first()
     with _no_garbage_sought():
         for module in imports:
             importlib.import_module(module)
