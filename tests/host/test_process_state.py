@@ -103,20 +103,26 @@ def test_notices_stay_what_a_trainer_makes_of_them(action: str, site: Path) -> N
         assert shown == []
 
 
+def trained(folder: Path, plugin: str, ranks: int) -> str:
+    """What `recd train` of a small job with a plugin printed, in the folder and to its end."""
+    (folder / "registry.yaml").write_text(
+        f"plugins: [recd_dlrm, {plugin}]\n"
+        "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
+        f"model: {{use: dlrm}}\ntrain: {{ranks: {ranks}, batch_size: 8, steps: 2, run: here}}\n"
+    )
+    done = run_module("recd_plugins", "train", folder=folder)
+    assert done.code == 0, done.err
+    return done.out + done.err
+
+
 def test_a_job_trains_where_it_was_started_whatever_a_plugin_does_on_import(tmp_path: Path) -> None:
     changes = CHANGES.replace("import os\n", "import os\nfrom recd_plugins.api import *\n")
     (tmp_path / "wandering.py").write_text(
         changes + "\n@hookimpl\ndef recd_stats():\n    return []\n"
     )
-    (tmp_path / "registry.yaml").write_text(
-        "plugins: [recd_dlrm, ./wandering.py]\n"
-        "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
-        "model: {use: dlrm}\ntrain: {ranks: 2, batch_size: 8, steps: 2, run: here}\n"
-    )
-    done = run_module("recd_plugins", "train", folder=tmp_path)
-    assert done.code == 0, done.err
+    printed = trained(tmp_path, "./wandering.py", ranks=2)
     assert (tmp_path / "here").is_dir()
-    assert "torch's default dtype (torch.set_default_dtype) is put back" in done.out + done.err
+    assert "torch's default dtype (torch.set_default_dtype) is put back" in printed
 
 
 def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
@@ -127,14 +133,8 @@ def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
         "threading.Thread(target=last, name='lasting').start()\n"
         "@hookimpl\ndef recd_stats():\n    return []\n"
     )
-    (tmp_path / "registry.yaml").write_text(
-        "plugins: [recd_dlrm, ./lasting.py]\n"
-        "dataset: {use: random, samples: 64, test_samples: 64, dense: 2, num_ids: [10]}\n"
-        "model: {use: dlrm}\ntrain: {ranks: 1, batch_size: 8, steps: 1}\n"
-    )
-    done = run_module("recd_plugins", "train", folder=tmp_path)
-    assert done.code == 0, done.err
-    assert "thread 'lasting' of rank 0 keeps the job from ending" in done.out + done.err
+    printed = trained(tmp_path, "./lasting.py", ranks=1)
+    assert "thread 'lasting' of rank 0 keeps the job from ending" in printed
 
 
 def test_a_name_of_what_is_built_into_python_is_taken(tmp_path: Path) -> None:

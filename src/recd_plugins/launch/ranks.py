@@ -348,7 +348,6 @@ def _serve(connection: Connection, printed: Path, start: RankStart) -> None:
     # TorchRec 1.8 calls what torch 2.13 deprecates, several times a step.
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
-    gc.set_threshold(20_000, 10, 10)  # calls leave little garbage that lives
     _collect_and_freeze()
     report, joined = pickle.dumps(("done", None)), False
     with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the ranks
