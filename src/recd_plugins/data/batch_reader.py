@@ -39,6 +39,7 @@ from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
+from recd_plugins.sparse.rows.take import take_blocks
 from recd_plugins.storage.uri import Location
 
 __all__ = ["BatchReader", "StripeReader", "key_column"]
@@ -216,19 +217,18 @@ class BatchReader:
             runs = runs_of(piece.keys[self._session_id] for piece in pieces)
         order = self._order.rows(window, runs)
         sizes = window.cuts(self._order.rows_per_batch)
-        of_parts = np.split(order, np.cumsum(sizes)[:-1])
-        weights = _taken([piece.weights for piece in pieces], of_parts)
+        weights = take_blocks([piece.weights for piece in pieces], order, sizes)
         if window.padding:
             weights[-1][-window.padding :] = 0
         features = [_column(pieces, name) for name in self._features]
         unjoined = [_column(pieces, name) for name in self._unjoined]
         parts = zip(
-            _taken([piece.dense for piece in pieces], of_parts),
-            _taken([piece.labels for piece in pieces], of_parts),
+            take_blocks([piece.dense for piece in pieces], order, sizes),
+            take_blocks([piece.labels for piece in pieces], order, sizes),
             weights,
             gather_blocks(features, order, sizes, each),
             Picked.of(unjoined, order).cut(sizes),
-            self._asked(pieces, of_parts),
+            self._asked(pieces, order, sizes),
             strict=True,
         )
         found = [WindowPart(*part) for part in parts]
@@ -236,14 +236,16 @@ class BatchReader:
         return found, seconds.parts
 
     def _asked(
-        self, pieces: Sequence[DecodedRows], of_parts: Sequence[I64]
+        self, pieces: Sequence[DecodedRows], order: I64, sizes: Sequence[int]
     ) -> list[dict[str, Tensor]]:
         """Each part's sessions and times, where they were asked for beside the features."""
         columns = {
-            name: _taken([_whole_numbers(piece.keys[key], key) for piece in pieces], of_parts)
+            name: take_blocks(
+                [_whole_numbers(piece.keys[key], key) for piece in pieces], order, sizes
+            )
             for name, key in self._beside.items()
         }
-        return [{name: columns[name][part] for name in columns} for part in range(len(of_parts))]
+        return [{name: columns[name][part] for name in columns} for part in range(len(sizes))]
 
     def _join(self, parts: Sequence[WindowPart]) -> tuple[Batch, Columns]:
         began = time.perf_counter()
@@ -292,13 +294,6 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
 
 def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | HeldOnce | WeightedJagged]:
     return [part for piece in pieces for part in piece.features[name]]
-
-
-def _taken(parts: Sequence[Tensor], rows: Sequence[I64]) -> list[Tensor]:
-    """Rows of [n_i, ...] laid end to end: for each of `rows` a tensor with memory of its own."""
-    # numpy, since torch's own index would wake its threads, which belong to the model.
-    whole = np.concatenate([part.numpy() for part in parts])
-    return [torch.from_numpy(whole.take(some, axis=0)) for some in rows]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

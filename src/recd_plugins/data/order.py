@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import RegistryError, so_many
 
 __all__ = [
@@ -276,32 +277,42 @@ def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
     once a run that no room holds, else all of those would come last. The runs must fill
     all rooms.
     """
-    widest = max(rooms)
-    begins, left, head = begins.copy(), sizes.copy(), 0
-    taken: list[Spans] = []
+    spans = np.empty((2, len(begins) + len(rooms)), np.int64)  # a room cuts one run at most
+    count = _pack(begins, sizes.copy(), np.array(rooms), spans)
+    return spans[0, :count], spans[1, :count]
+
+
+@kernel
+def _pack(begins: Rows, left: Rows, rooms: Rows, spans: Rows) -> int:
+    """Writes where each span begins, and its size, and returns how many they are; `left`, the rows
+    of each run, become 0."""
+    widest = rooms.max()
+    ends = begins + left
+    head = count = 0
     for room in rooms:
         while room:
-            ends = left[head : head + room + 1].cumsum()  # runs that went before have 0 left
-            fitting = int(np.searchsorted(ends, room, side="right"))
-            if fitting:
-                taken.append((begins[head : head + fitting], left[head : head + fitting]))
-                room -= int(ends[fitting - 1])
-                head += fitting
+            if not left[head]:  # it went before
+                head += 1
                 continue
-            run = head if left[head] > widest else _first_fitting(left, head, room)
-            size = min(room, int(left[run]))
-            taken.append((begins[run : run + 1].copy(), np.array([size])))
-            begins[run] += size
+            run = head
+            if room < left[head] <= widest:
+                run = _first_fitting(left, head, room)
+            size = min(room, left[run])
+            spans[0, count] = ends[run] - left[run]
+            spans[1, count] = size
+            count += 1
             left[run] -= size
             room -= size
-    starts, lengths = (np.concatenate(part) for part in zip(*taken, strict=True))
-    return starts[lengths > 0], lengths[lengths > 0]
+    return count
 
 
+@kernel
 def _first_fitting(left: Rows, head: int, room: int) -> int:
-    """The first run from `head` on with at most `room` rows left, and one at least; or `head`."""
-    rest = left[head:]
-    return head + int(((rest <= room) & (rest > 0)).argmax())  # all False: 0
+    """The first run behind `head` with at most `room` rows left, and one at least; or `head`."""
+    for run in range(head + 1, len(left)):
+        if 0 < left[run] <= room:
+            return run
+    return head
 
 
 def rows_of_spans(spans: Spans) -> Rows:

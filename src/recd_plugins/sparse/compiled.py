@@ -18,6 +18,7 @@ from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked, unique_samples
+from recd_plugins.sparse.rows.take import take_blocks
 
 __all__ = ["compile_kernels"]
 
@@ -25,6 +26,7 @@ __all__ = ["compile_kernels"]
 def compile_kernels() -> None:
     """Call them on a few samples, of the types that tables and KJTs have."""
     lengths = torch.ones(4, dtype=torch.int32)
+    take_blocks([torch.ones(4)], np.arange(4), [2, 2])
     for ids in (torch.arange(4, dtype=torch.int32), torch.arange(4)):
         columns = [[Jagged(ids, lengths)], [Jagged(ids, lengths)]]
         gather_blocks(columns, np.arange(4), [2, 2])

@@ -1,0 +1,45 @@
+"""Rows of one width, taken in another order into blocks: dense columns, labels and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recd_plugins.compat.kernels import kernel
+from recd_plugins.sparse.rows.memory import array_like
+
+__all__ = ["take_blocks"]
+
+I64 = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
+
+
+def take_blocks(parts: Sequence[Tensor], rows: I64, sizes: Sequence[int]) -> list[Tensor]:
+    """Rows `rows` of [n_i, ...] laid end to end, in blocks of `sizes`, each with memory of its own.
+
+    One call for all blocks: for each call a thread gives up the lock of Python, for which who makes
+    batches would then wait.
+    """
+    whole = np.concatenate([part.numpy() for part in parts])
+    blocks = [np.empty((size, *whole.shape[1:]), whole.dtype) for size in sizes]
+    flat = whole.reshape(len(whole), whole[:1].size)
+    _take(flat, rows, np.array([[one.ctypes.data, one.size, one.itemsize] for one in blocks]))
+    return [torch.from_numpy(block) for block in blocks]
+
+
+@kernel
+def _take(whole: Numbers, rows: I64, places: I64) -> None:
+    """Lays the rows [N, width] end to end in one place after another, as `Addresses` has them."""
+    n = 0
+    for place in places:
+        out, at = array_like(place, whole), 0
+        while at < len(out):
+            for number in whole[rows[n]]:
+                out[at] = number
+                at += 1
+            n += 1
