@@ -76,9 +76,8 @@ class Narrowed:
     def body(self, sides: Sequence[int]) -> Numbers:
         """The sides, and all numbers behind them."""
         first = -(-8 * len(sides) // ALIGNED) * ALIGNED
-        body: Numbers = np.zeros(first + int(self._begins[-1, 0]), np.uint8)
-        body[: 8 * len(sides)].view(np.int64)[:] = sides
-        _write(self._places, self._begins, body[first:])
+        body: Numbers = np.empty(first + int(self._begins[-1, 0]), np.uint8)
+        _write(np.array(sides, np.int64), self._places, self._begins, body)
         return body
 
 
@@ -133,18 +132,24 @@ def _bits(numbers: Numbers) -> int:
 
 
 @kernel
-def _write(places: I64, begins: I64, body: Numbers) -> None:
+def _write(sides: I64, places: I64, begins: I64, body: Numbers) -> None:
+    """Sides and numbers, and zeros between them: the same tensors make the same bytes."""
+    first = len(body) - begins[-1, 0]
+    body[: 8 * len(sides)].view(np.int64)[:] = sides
+    body[8 * len(sides) : first] = 0
     for t in range(len(places)):
-        size, code = places[t, 2], begins[t + 1, 1]
-        out = body[begins[t, 0] : begins[t + 1, 0]]
+        count, size, code = places[t, 1], places[t, 2], begins[t + 1, 1]
+        out = body[first + begins[t, 0] : first + begins[t + 1, 0]]
         if code >= ALONE:
-            source = array8(places[t])
-            source = source[:size] if code == ALONE else source
-            out[: len(source)] = source
-        elif size == 8:
-            _narrow(array64(places[t]), SIZES[code], out)
+            end = size if code == ALONE else count * size
+            out[:end] = array8(places[t])[:end]
         else:
-            _narrow(array32(places[t]), SIZES[code], out)
+            end = count * SIZES[code]
+            if size == 8:
+                _narrow(array64(places[t]), SIZES[code], out)
+            else:
+                _narrow(array32(places[t]), SIZES[code], out)
+        out[end:] = 0
 
 
 @kernel

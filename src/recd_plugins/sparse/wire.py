@@ -141,7 +141,7 @@ def ikjt_to_batch(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
 ) -> pa.RecordBatch:
     """One row of what `WiredIkjt` has, on CPU."""
-    codes, runs = lookup_as_runs(inverse_lookup.numpy())
+    codes, runs = map(_narrow, lookup_as_runs(inverse_lookup.numpy()))
     real = _real(groups, unique_counts)
     columns = {
         "values": rows.values.numpy(),
@@ -230,13 +230,14 @@ def _real(groups: Groups, unique_counts: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def lookup_as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
-    """(codes, runs): code i for `runs[i]` samples, group after group; no runs: each for one."""
+    """(codes, runs): code i for `runs[i]` samples, group after group; no runs: each for one. Which
+    of the two takes fewer bytes, where each number has as few as the largest of its kind needs."""
     codes, runs = np.empty((2, lookup.size), np.int64)
-    count = _write_runs(lookup, codes, runs)
-    codes, runs = _narrow(codes[:count]), _narrow(runs[:count])
-    if codes.nbytes + runs.nbytes < codes.itemsize * lookup.size:
-        return codes, runs
-    return lookup.reshape(-1).astype(codes.dtype), runs[:0]
+    count, *largest = _write_runs(lookup, codes, runs)
+    of_code, of_run = (np.min_scalar_type(number).itemsize for number in largest)
+    if count * (of_code + of_run) < lookup.size * of_code:
+        return codes[:count], runs[:count]
+    return lookup.reshape(-1), runs[:0]
 
 
 def lookup_of_runs(
@@ -251,7 +252,8 @@ def lookup_of_runs(
     if 8 * shape[0] * shape[1] > LARGEST_LOOKUP:
         raise ValueError(f"a lookup of {shape} samples takes more than {LARGEST_LOOKUP} bytes")
     lookup = np.empty(shape, np.int64)
-    wrong = _write_lookup(codes.astype(np.int64), runs.astype(np.int64), unique_counts, lookup)
+    codes, runs = (numbers.astype(np.int64, copy=False) for numbers in (codes, runs))
+    wrong = _write_lookup(codes, runs, unique_counts, lookup)
     if wrong >= 0:
         raise ValueError(
             f"the inverse lookup of group {wrong} reaches outside of its {unique_counts[wrong]} "
@@ -266,15 +268,18 @@ def lookup_of_runs(
 @kernel
 def _write_runs(
     lookup: NDArray[np.int64], codes: NDArray[np.int64], runs: NDArray[np.int64]
-) -> int:
-    count = 0
+) -> tuple[int, int, int]:
+    """How many there are, the largest code, and the longest run."""
+    count = largest = longest = 0
     for group in range(len(lookup)):
         for sample, code in enumerate(lookup[group]):
             if sample == 0 or code != codes[count - 1]:
                 codes[count], runs[count] = code, 0
                 count += 1
+                largest = max(largest, code)
             runs[count - 1] += 1
-    return count
+            longest = max(longest, runs[count - 1])
+    return count, largest, longest
 
 
 @kernel
