@@ -26,6 +26,8 @@ import signal
 import sys
 import torch
 os.chdir("/")
+os.environ["RANK"] = "0"
+sys.setrecursionlimit(1_000_000)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 torch.set_default_dtype(torch.float64)
 torch.set_grad_enabled(False)
@@ -35,7 +37,8 @@ torch.set_default_device("meta")
 
 def state() -> tuple[object, ...]:
     device, answer = torch.get_default_device().type, signal.getsignal(signal.SIGCHLD)
-    return os.getcwd(), answer, torch.get_default_dtype(), torch.is_grad_enabled(), device
+    python = os.getcwd(), os.environ.get("RANK"), sys.getrecursionlimit(), answer
+    return (*python, torch.get_default_dtype(), torch.is_grad_enabled(), device)
 
 
 def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(site: Path) -> None:
@@ -47,6 +50,8 @@ def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(si
         Usage(registry).as_written()
     assert [str(one.message).partition(" is put back: ")[0] for one in found] == [
         "the folder that the process works in (os.chdir)",
+        "the rank that this process is (os.environ['RANK'])",
+        "how deep calls may be (sys.setrecursionlimit)",
         "the answer to SIGCHLD (signal.signal)",
         "torch's default dtype (torch.set_default_dtype)",
         "whether torch computes gradients (torch.set_grad_enabled)",

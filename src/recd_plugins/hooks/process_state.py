@@ -23,10 +23,26 @@ ANSWERED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 """The signals by which a job is stopped, and by which it learns that a process of it has ended."""
 
 
+OF_RANKS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""The variables by which a launcher says which rank a process is, and where ranks meet."""
+
+
 class _State(NamedTuple):
     """What a process has once, for all modules in it."""
 
     folder: str
+    of_ranks: Mapping[str, str | None]
+    """The value of each variable that says which rank it is."""
+    recursion: int
+    """How deep Python's calls may be."""
     answers: Mapping[signal.Signals, Any]
     """What is called at each signal."""
     on_notices: Any
@@ -55,6 +71,13 @@ def _restored(before: _State, after: _State) -> Iterator[str]:
     if before.folder and after.folder != before.folder:
         os.chdir(before.folder)
         yield "the folder that the process works in (os.chdir)"
+    for name, value in before.of_ranks.items():
+        if after.of_ranks[name] != value:
+            _set(name, value)
+            yield f"the rank that this process is (os.environ[{name!r}])"
+    if after.recursion != before.recursion:
+        sys.setrecursionlimit(before.recursion)
+        yield "how deep calls may be (sys.setrecursionlimit)"
     for one, answer in before.answers.items():
         if answer is not None and after.answers[one] != answer:  # None: of another language
             signal.signal(one, answer)
@@ -77,18 +100,29 @@ def _restored(before: _State, after: _State) -> Iterator[str]:
         yield "torch's default device (torch.set_default_device)"
 
 
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
 def _now() -> _State:
     try:
         folder = os.getcwd()
     except OSError:  # it was removed
         folder = ""
+    of_ranks = {name: os.environ.get(name) for name in OF_RANKS}
+    recursion = sys.getrecursionlimit()
     answers = {one: signal.getsignal(one) for one in ANSWERED}
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_device"):  # not imported, or not wholly
-        return _State(folder, answers, action_on_notices(), None)
+        return _State(folder, of_ranks, recursion, answers, action_on_notices(), None)
     device = torch.get_default_device()
     return _State(
         folder,
+        of_ranks,
+        recursion,
         answers,
         action_on_notices(),
         torch.get_default_dtype(),
