@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from forked import run_module
@@ -155,6 +155,48 @@ def test_a_command_gives_a_notice_as_a_line_on_standard_error(tmp_path: Path) ->
     assert line.startswith("notice: sharding has nothing behind it: ")
     assert "Warning" not in done.err
     assert "notice" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (
+            {"train": {"optimizer": {"tables": "sgd", "tables_eps": 1e-4}}},
+            "train: optimizer.tables_eps",
+        ),
+        ({"train": {"ranks": 2}, "topology": {"ranks_per_node": 4}}, "topology: ranks_per_node"),
+        ({"sharding": {"use": "torchrec", "constraints": {"t": {}}}}, "sharding: constraints.t"),
+        (
+            {"sharding": {"use": "torchrec", "constraints": {"t": {"sharding_types": []}}}},
+            "sharding: constraints.t",
+        ),
+    ],
+)
+def test_settings_that_change_nothing_are_not_used(values: dict[str, Any], what: str) -> None:
+    with pytest.warns(NoticeWarning) as found:
+        Usage(Registry.load(values)).as_written()
+    assert [str(one.message).split(" is not used")[0] for one in found] == [what]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train": {"optimizer": {"tables": "adagrad", "tables_eps": 1e-4}}},
+        {"train": {"optimizer": {"tables": "sgd"}}},
+        {"train": {"ranks": 4}, "topology": {"ranks_per_node": 4}},
+        {"train": {"ranks": 2}, "topology": "a100_zionex"},  # of more ranks, for whoever has them
+        {
+            "sharding": {
+                "use": "torchrec",
+                "constraints": {"*": {"sharding_types": ["row_wise"]}, "t": {}},  # frees t
+            }
+        },
+    ],
+)
+def test_settings_that_change_something_bring_no_notice(values: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Usage(Registry.load(values)).as_written()
 
 
 def test_settings_of_what_is_switched_off_are_not_used() -> None:

@@ -3,7 +3,7 @@ alone, or that gain nothing in its job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -22,6 +22,8 @@ from recd_plugins.notices import (
     Unwatched,
     Wrong,
 )
+from recd_plugins.patterns import fitting
+from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, from_rank_0
 from recd_plugins.planning.topology import GB
@@ -519,14 +521,59 @@ class Usage:
 
 
 def _idle_settings(registry: Registry) -> Iterator[Unused]:
-    """Notices of settings that are for what other settings switch off."""
+    """Notices of settings that are for what other settings switch off, or that allow all that is
+    allowed without them."""
     train = registry.train
+    if train.optimizer.tables == "sgd" and "tables_eps" in registry.written("train", "optimizer"):
+        yield Unused(
+            what="train: optimizer.tables_eps",
+            why="it is the epsilon of the Adagrads, and tables are trained by sgd, which has none",
+            cure="Set `train.optimizer.tables` to an Adagrad, or take tables_eps out.",
+        )
     if "retier_batches" in registry.written("train") and not train.retier_every:
         yield Unused(
             what="train: retier_batches",
             why="it says by which batches replicas move, and retier_every is 0, so that none do",
             cure="Set `train.retier_every`, or take it out.",
         )
+    stated, ranks = registry.topology.ranks_per_node, train.ranks
+    if stated and stated > ranks and _is_written(registry, "topology", "ranks_per_node"):
+        yield Unused(
+            what="topology: ranks_per_node",
+            why=f"nodes of {so_many(stated, 'rank')} are more than {so_many(ranks, 'rank')} fill, "
+            "which count as one node",
+            cure=f"Set `train.ranks`, or write `topology.ranks_per_node: {ranks}`.",
+        )
+    yield from _empty_constraints(registry)
+
+
+def _is_written(registry: Registry, slot: str, key: str) -> bool:
+    """Whether registry.yaml itself has the key, not a preset or a file that the slot names."""
+    values: Any = registry.source.values.get(slot)
+    return isinstance(values, Mapping) and key in values
+
+
+def _empty_constraints(registry: Registry) -> Iterator[Unused]:
+    """Notices of constraints that leave a table all choices, which it has without them.
+
+    One after others may be there to free its table of those: the last that fits counts.
+    """
+    for choice in registry.chosen("sharding"):
+        constraints = getattr(choice.config, "constraints", None)
+        if not isinstance(constraints, Mapping):
+            continue
+        before: list[str] = []
+        for name, one in constraints.items():
+            free = type(one) is TableConstraint and one == TableConstraint()
+            frees = bool(before) and ("*" in name or fitting(name, before))
+            if free and not frees:
+                yield Unused(
+                    what=f"{choice.where}: constraints.{name}",
+                    why="it names nothing to choose from, so that the planner chooses from all, "
+                    "as it does without it",
+                    cure="Name `sharding_types` or `compute_kernels`, or take it out.",
+                )
+            before.append(name)
 
 
 def _unused(choice: Choice, why: str, cure: str) -> Unused:
