@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import run_module
+from typer.testing import CliRunner
 
+from recd_plugins.cli.main import app
 from recd_plugins.planning import measured_topology
 from recd_plugins.planning.measured_topology import (
     Timer,
@@ -121,6 +123,16 @@ def test_one_node_has_one_link(gloo_pool: GlooPool) -> None:
     assert found.ar_cross is None
     assert found.link_shared is None
     assert found.inter_node_gbps is None
+
+
+def test_a_file_that_is_no_topology_is_not_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "registry.yaml"
+    mine.write_text("plugins: [recd_dlrm]\n")
+    done = CliRunner().invoke(app, ["topology", "measure", "--ranks", "1", "--save", str(mine)])
+    assert done.exit_code == 2
+    assert f"--save: {mine}" in done.stderr
+    assert "Name another file, or remove this one" in done.stderr
+    assert mine.read_text() == "plugins: [recd_dlrm]\n"
 
 
 def test_the_command_saves_a_topology(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def measure(
         if not save.parent.is_dir():
             raise RegistryError(f"--save: there is no folder {save.parent}. Make it first.")
         check_writable(save, "--save")
+        _check_replaces_topology(save)
         if "RANK" not in os.environ and ranks % (ranks_per_node or 1):
             raise RegistryError(
                 f"--ranks-per-node: {so_many(ranks, 'rank')} do not fill whole nodes of "
@@ -194,6 +195,22 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
             save_topology(found, save)
 
 
+def _check_replaces_topology(save: Path) -> None:
+    """`RegistryError` where the file is there and holds something else, which would be lost."""
+    from recd_plugins.errors import RegistryError
+    from recd_plugins.planning.topology import load_topology
+
+    if not save.exists() or save.stat().st_size == 0:
+        return
+    try:
+        load_topology(save, "--save")
+    except RegistryError as error:
+        raise RegistryError(
+            f"{error} What is measured would replace the file, and it is no topology. Name another "
+            "file, or remove this one."
+        ) from None
+
+
 def _memory_before(save: Path) -> dict[str, Any]:
     """The memory that a topology says which is to be written over, if there is one."""
     from recd_plugins.errors import RegistryError
@@ -201,6 +218,6 @@ def _memory_before(save: Path) -> dict[str, Any]:
 
     try:
         before = load_topology(save, "--save")
-    except RegistryError:  # there is none, or something else
+    except RegistryError:  # there is none, or nothing in it
         return {}
     return {name: getattr(before, name) for name in ("device_memory_gb", "host_memory_gb")}
