@@ -102,6 +102,12 @@ def test_what_a_planner_prints_is_no_part_of_what_a_command_prints(folder: Path)
     assert all(word in result.stderr for word in ("built", "proposed", "explained"))
 
 
+def test_a_misspelt_dense_optimizer_is_found_by_planning(folder: Path) -> None:
+    result = run(folder, "plan", "train.optimizer.dense=adan")
+    assert result.exit_code == 2
+    assert "train.optimizer.dense: torch.optim has no 'adan'" in result.stderr
+
+
 @pytest.mark.slow
 def test_plan_tells_how_long_hot_rows_stay_hot(folder: Path) -> None:
     before = folder / "before.arrow"

@@ -91,6 +91,8 @@ def plan(
     Tables are profiled on the train split, which is prepared first if it is not there.
     """
     with reported(debug):
+        from recd_plugins.trainer.dense_optimizer import check_dense_optimizer
+
         given = overrides_with_ranks(overrides, ranks)
         stack = loaded(registry, given)
         if ranks is not None and (misfit := _streams_misfit(stack)):
@@ -104,6 +106,7 @@ def plan(
         check_apart(files)
         for option, file in files.items():
             check_not_read(file, option, [registry])
+        check_dense_optimizer(stack)
         with progress() as show:
             stack.check_planner()
             stack.prepare(show)

@@ -92,20 +92,17 @@ def _lead(
     stack: Stack, command: list[str], resume: bool, server: RankServer | None, *, quiet: bool
 ) -> dict[str, Any]:
     """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
-    import torch
-
     from recd_plugins.launch.command import launch
     from recd_plugins.registry.capability import check_gpus
-    from recd_plugins.trainer.dense_optimizer import try_dense_optimizer
+    from recd_plugins.trainer.dense_optimizer import check_dense_optimizer
     from recd_plugins.trainer.run_folder import check_free, check_is_run, check_resumable
 
     settings = stack.registry.train
     check_is_run(settings.run)
     check_free(settings.run)
     stack.check_topology()
-    if stack.device == "cpu":  # what torch takes on CUDA alone is tried by the ranks
-        try_dense_optimizer(settings.optimizer, torch.device("cpu"))
-    else:
+    check_dense_optimizer(stack)
+    if stack.device != "cpu":
         check_gpus(settings.ranks)
     if resume:
         check_resumable(settings.run)

@@ -12,7 +12,7 @@ from recd_plugins.errors import RegistryError, nearest, shown
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import Stack
 
-__all__ = ["WAYS", "dense_optimizer", "try_dense_optimizer"]
+__all__ = ["WAYS", "check_dense_optimizer", "dense_optimizer"]
 
 WAYS = {"capturable", "differentiable", "foreach", "fused"}
 """The options of torch's optimizers that say how a step is done."""
@@ -38,6 +38,16 @@ def _kind(settings: OptimizerSettings) -> Callable[..., torch.optim.Optimizer]:
             f"gradients step by step; {nearest(settings.dense.lower(), known)}"
         )
     return kind
+
+
+def check_dense_optimizer(stack: Stack) -> None:
+    """`RegistryError` where registry.yaml names no optimizer of torch, or one that refuses its
+    options; what torch takes on CUDA alone is tried by the ranks."""
+    settings = stack.registry.train.optimizer
+    if stack.device == "cpu":
+        try_dense_optimizer(settings, torch.device("cpu"))
+    else:
+        _kind(settings)
 
 
 def try_dense_optimizer(settings: OptimizerSettings, device: torch.device) -> None:
