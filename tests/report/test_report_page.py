@@ -167,6 +167,14 @@ def test_runs_of_one_name_are_all_there(tmp_path: Path, monkeypatch: pytest.Monk
             read_sources(twice)
 
 
+@pytest.mark.parametrize("name", ["summary.json", "plan.json", "metrics.jsonl"])
+def test_a_file_of_a_run_that_is_cut_off_is_named(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1.0)
+    (run / name).write_text('{"kind": \n')
+    with pytest.raises(DataError, match=rf"a file of the run is damaged: .*{name} is no JSON"):
+        read_sources([str(run)])
+
+
 def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 1.0)
     (run / "summary.json").write_text("null")

@@ -124,7 +124,10 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
 
 
 def _line(line: str, number: int) -> Mapping[str, Any]:
-    values = json.loads(line)
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} of metrics.jsonl is no JSON ({error})") from error
     if not isinstance(values, dict) or not {"kind", "step"} <= values.keys():
         raise ValueError(f"line {number} of metrics.jsonl has no `kind` and `step` of metrics")
     return values
@@ -132,7 +135,10 @@ def _line(line: str, number: int) -> Mapping[str, Any]:
 
 def _kept(file: Path) -> Mapping[str, Any]:
     """The values that a file of a run holds; a run that older code made lacks some."""
-    values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{file.name} is no JSON ({error})") from error
     if not isinstance(values, dict):
         raise ValueError(f"{file.name} holds no mapping")
     return values
