@@ -480,13 +480,13 @@ def test_the_command_says_what_it_made(tmp_path: Path) -> None:
         "session_id: visit\ntimestamp: at\nlabel: clicked\n"
         "dense: [{name: price, nulls: drop}]\nsparse: [{name: brand, num_ids: 50, ids: hash}]\n"
     )
-    arguments = ["data", "import", str(path), str(tmp_path / "t"), "--split-by", "time"]
+    arguments = ["data", "import", str(path), str(tmp_path / "a b"), "--split-by", "time"]
     result = CliRunner().invoke(app, [*arguments, "--schema", str(tmp_path / "s.yaml")])
     assert result.exit_code == 0, result.output
     kept = 400 - clicks()["price"].null_count
     assert f"left out: {clicks()['price'].null_count} rows without price" in result.stdout
-    assert f"next: recd init {tmp_path}/t" in result.stdout
-    assert sum(Table.open(tmp_path / "t" / one).num_rows for one in ("train", "test")) == kept
+    assert f"next: recd init '{tmp_path}/a b'" in result.stdout
+    assert sum(Table.open(tmp_path / "a b" / one).num_rows for one in ("train", "test")) == kept
     wrong = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "u"), "--split-by", "user"])
     assert (wrong.exit_code, "neither `time` nor `hash:COLUMN`" in wrong.stderr) == (2, True)
 

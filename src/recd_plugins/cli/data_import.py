@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -253,4 +254,4 @@ def _show(table: Path, imported: Imported, as_json: bool) -> None:
         print(f"left out: {so_many(count, 'row')} without {column}")
     if imported.resumed:
         print("an import that had been killed went on where it was")
-    print(f"next: recd init {table}")
+    print(f"next: {shlex.join(['recd', 'init', str(table)])}")

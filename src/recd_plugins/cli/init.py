@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from glob import escape
 from pathlib import Path
@@ -89,7 +90,8 @@ def init(
     else:
         if why := why_rewrite(rows, len(opened.stripes)):
             print(f"note: {why}", file=sys.stderr)
-        print(f"{out}: {model} on {so_many(rows, 'row')}; next: recd train -r {out}")
+        following = shlex.join(["recd", "train", "-r", str(out)])
+        print(f"{out}: {model} on {so_many(rows, 'row')}; next: {following}")
 
 
 def registry_of_table(
