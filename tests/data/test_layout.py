@@ -283,6 +283,15 @@ def test_the_commands_explain_and_rewrite_by_what_readers_read(
     assert "20 stripes (row groups) of 10 rows: each is" in shown("layout", small_stripes(tmp_path))
 
 
+def test_a_rewrite_into_the_table_itself_is_refused(tmp_path: Path) -> None:
+    table = random_table(tmp_path / "t", SCHEMA, 20).path
+    target = tmp_path / "other" / ".." / "t" / "deep" / "anew"
+    done = CliRunner().invoke(app, ["data", "rewrite", str(table), str(target)])
+    assert done.exit_code == 2
+    assert f"TARGET: {target} lies in the table {table}" in done.stderr
+    assert not (tmp_path / "t" / "deep").exists()
+
+
 def small_stripes(folder: Path) -> str:
     """A table of somebody who writes a row group for each few rows."""
     pq.write_table(pa.table({"label": [0, 1] * 100}), folder / "s.parquet", row_group_size=10)

@@ -247,6 +247,7 @@ def rewrite(
         from recd_plugins.data.rewrite import rewrite as write_anew
 
         check_makable(target, "TARGET")
+        _check_outside(target, table)
         if read_log is None:
             check_of_use({"--days": days != 7}, "no log of readers is read", "Add --read-log")
         options = {
@@ -275,3 +276,15 @@ def rewrite(
         print(json.dumps({"path": str(target), "rows": rows, "first": list(config.first)}))
         return
     print(f"{so_many(rows, 'row')} in {target}; recd data layout {target} shows how they lie")
+
+
+def _check_outside(target: Location, table: Location) -> None:
+    """`RegistryError` where the target lies in the folder of the table, whose readers would find
+    every row twice."""
+    if not isinstance(target, Path) or not isinstance(table, Path):
+        return
+    if table.is_dir() and table.resolve() in target.resolve().parents:
+        raise RegistryError(
+            f"TARGET: {target} lies in the table {table}, whose rows would be in it twice. Name a "
+            "folder beside it."
+        )
