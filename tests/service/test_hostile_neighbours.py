@@ -28,7 +28,8 @@ from service_jobs import until
 from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.buffer import DiskCache, Key
 from recd_dsi.service.calls import NO_CREDENTIALS, answered, is_loopback
-from recd_dsi.service.coordinator import MOST_FACTS, Coordinator, Members, join, watch_members
+from recd_dsi.service.coordinator import MOST_FACTS, Coordinator, Members
+from recd_dsi.service.coordinator_callers import join, watch_members
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import MOST_STREAMS, BatchJob, Request
 from recd_dsi.service.page import Page
@@ -172,8 +173,8 @@ ODD = [
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recd_dsi.service.coordinator.INTERVAL", 0.02)
-    monkeypatch.setattr("recd_dsi.service.coordinator.MOST_INTERVAL", 0.05)
+    monkeypatch.setattr("recd_dsi.service.coordinator_callers.INTERVAL", 0.02)
+    monkeypatch.setattr("recd_dsi.service.coordinator_callers.MOST_INTERVAL", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -169,7 +169,7 @@ def worker(
     """Make the batches of a registry for whoever asks."""
     with reported(debug):
         from recd_dsi.service.calls import credentials_of
-        from recd_dsi.service.coordinator import join as join_coordinator
+        from recd_dsi.service.coordinator_callers import join as join_coordinator
         from recd_dsi.service.worker import Worker, WorkerOptions, settle
         from recd_plugins import load
         from recd_plugins.api.reading import die_with_parent

@@ -7,38 +7,33 @@ that it was given, so a coordinator that is away is missed by nobody.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
-import pyarrow as pa
 import pyarrow.flight as flight
 
 from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import (
     HOST,
     NO_CREDENTIALS,
-    Caller,
     Credentials,
     Server,
     flight_error,
     json_result,
     listening,
-    reason,
     server_options,
     starting,
 )
-from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import read_json
 from recd_dsi.service.scaling import Scaling
 from recd_plugins.api import DataError, RecdError
 
-__all__ = ["Coordinator", "Members", "join", "watch_members"]
+__all__ = ["INTERVAL", "MOST_INTERVAL", "TIMEOUT", "Coordinator", "Members"]
 
 INTERVAL = 1.0
 """Seconds between two calls of a worker, or of a client, where there are few."""
@@ -56,8 +51,6 @@ MOST_CLIENTS = 1 << 12
 MOST_FACTS, MOST_NAME, MOST_TEXT = 32, 32, 270
 """How much of what a worker or a client says of itself is kept, and so how much memory it takes:
 so many facts, and characters of a name and of a text."""
-TROUBLES = (pa.ArrowException, flight.FlightError, OSError, RecdError)
-"""What a call may come to that says nothing of use."""
 
 
 def interval_of(count: int) -> float:
@@ -251,41 +244,6 @@ class Coordinator(Server):
         return [("heartbeat", "A worker is there."), ("workers", "Who is there.")]
 
 
-class Joins(Protocol):
-    """A worker, or what says that one is there."""
-
-    def about(self) -> Mapping[str, Any]:
-        """Its id, its address, and what it delivers: what a heartbeat carries."""
-
-
-def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
-    """Have a worker say for as long as it lives that it is there; and on standard error that nobody
-    hears it."""
-    caller = Caller(coordinator, credentials)
-
-    def speak() -> None:
-        seat, heard = None, True
-        while True:
-            try:
-                about = {**worker.about(), "seat": seat}
-                answer = caller.act("heartbeat", about, TIMEOUT)
-                seat, pause = answer.get("seat"), _pause(answer)
-                if not heard:
-                    _say(f"the coordinator at {coordinator} hears this worker now")
-                heard = True
-            except (*TROUBLES, ValueError) as error:
-                pause = INTERVAL
-                if heard:
-                    _say(
-                        f"the coordinator at {coordinator} does not hear this worker "
-                        f"({reason(error)}); it tries on"
-                    )
-                heard = False
-            time.sleep(pause)
-
-    threading.Thread(target=speak, daemon=True, name="recd-heartbeat").start()
-
-
 def _facts(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a worker or a client says of itself, as far as it is numbers and short texts."""
     kept = {
@@ -306,66 +264,3 @@ def _is_address(found: Any) -> TypeGuard[str]:
     except RecdError:
         return False
     return True
-
-
-def _pause(answer: Mapping[str, Any]) -> float:
-    """Seconds until a coordinator wants to be called again; `DataError` where it says none."""
-    found = answer.get("interval")
-    if not isinstance(found, int | float):
-        raise DataError("its answer does not say when to call again; see which version it runs")
-    return min(MOST_INTERVAL, max(INTERVAL, found))
-
-
-def _callable(there: Any, credentials: Credentials) -> tuple[dict[int, str], str]:
-    """Those that this process can and may call, of the workers that a coordinator tells of, by
-    seat; and why another one is left out, or nothing."""
-    if not isinstance(there, list):
-        raise DataError("its answer has no list of workers; see which version it runs")
-    found, left_out = {}, ""
-    for one in there:
-        worker = one if isinstance(one, dict) else {}
-        seat, address = worker.get("seat"), worker.get("address")
-        try:
-            if not (isinstance(seat, int) and isinstance(address, str)):
-                raise DataError("it has neither seat nor address.")
-            credentials.check(host_and_port(address)[0])
-        except RecdError as error:
-            left_out = str(error)
-        else:
-            found[seat] = address
-    return found, left_out
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
-
-
-def watch_members(
-    fleet: Fleet, coordinator: str, credentials: Credentials, delivery: str, rank: int, most: int
-) -> None:
-    """Keep a fleet to workers that a coordinator knows: of one registry, at most so many."""
-    caller = Caller(coordinator, credentials)
-
-    def look() -> None:
-        reported = ""
-        while not fleet.closed:
-            try:
-                client = {"delivery": delivery, "rank": rank, "most": most}
-                had = [{"seat": one.seat, "address": one.address} for one in fleet.remotes()]
-                answer = caller.act("workers", {**fleet.about(), **client, "workers": had}, TIMEOUT)
-                pause = _pause(answer)
-                there, left_out = _callable(answer.get("workers"), credentials)
-                if there:
-                    fleet.now(there)
-                nobody = f"the coordinator at {coordinator} knows no worker"
-                fleet.unknown = "" if there else left_out or nobody
-                if left_out not in ("", reported):
-                    _say(f"reader: rank {rank} leaves out a worker that it is told of: {left_out}")
-                    reported = left_out
-            except (*TROUBLES, ValueError) as error:
-                pause = INTERVAL  # the list that we have stands
-                if not fleet.remotes():
-                    fleet.unknown = f"the coordinator at {coordinator}: {reason(error)}"
-            time.sleep(pause)
-
-    threading.Thread(target=look, daemon=True, name="recd-members").start()

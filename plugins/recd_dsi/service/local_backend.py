@@ -184,7 +184,7 @@ class _WorkerProcess:
 
 def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
     """The program that a worker's process runs."""
-    from recd_dsi.service.coordinator import join
+    from recd_dsi.service.coordinator_callers import join
 
     die_with_parent(only=True)
     settle()

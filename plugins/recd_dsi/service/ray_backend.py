@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import HOST, Credentials, is_loopback
-from recd_dsi.service.coordinator import join
+from recd_dsi.service.coordinator_callers import join
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
 from recd_plugins.api import CapabilityError, RecdError, so_many
 from recd_plugins.api.reading import Delivery

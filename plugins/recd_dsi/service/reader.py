@@ -247,7 +247,7 @@ def started(
 
     Ranks whose loaders are in one process share the workers of the first.
     """
-    from recd_dsi.service.coordinator import watch_members
+    from recd_dsi.service.coordinator_callers import watch_members
     from recd_dsi.service.fleet import Fleet
     from recd_dsi.service.local_backend import LocalBackend
     from recd_dsi.service.ray_backend import RayBackend
