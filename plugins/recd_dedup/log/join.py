@@ -70,10 +70,10 @@ class Join:
     def __init__(
         self,
         decoder: Decoder,
-        config: JoinConfig | None = None,
+        config: JoinConfig,
         report: JoinReport | None = None,
     ) -> None:
-        self.config = config or JoinConfig()
+        self.config = config
         self.report = report if report is not None else JoinReport()
         self._decoder = decoder
         self._watermark = -math.inf

@@ -66,7 +66,7 @@ class KafkaTopics:
     def __str__(self) -> str:
         return ", ".join(self.names)
 
-    def consumer(self, merged: int = 1) -> Consumer:
+    def consumer(self, merged: int) -> Consumer:
         """A client that reads; of so many that are merged each holds its share ahead."""
         from confluent_kafka import Consumer
 

@@ -51,7 +51,7 @@ class SessionRows:
     sessions: I64
     """[N] session ids."""
     columns: Mapping[str, pa.ListArray | pa.LargeListArray]
-    paired: Collection[str] = ()
+    paired: Collection[str]
     """The columns whose lists have the bits of a weight behind each id."""
 
     @classmethod

@@ -70,7 +70,7 @@ class ClickModel(nn.Module):
         self,
         net: nn.Module,
         *,
-        constant: bool = False,
+        constant: bool,
         labels: Sequence[Label] = (CLICK,),
         places: Sequence[int] | None = None,
     ) -> None:

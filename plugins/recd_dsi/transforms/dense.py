@@ -93,7 +93,7 @@ class LogitConfig(DenseConfig):
 class Logit(Dense):
     """x -> log(p / (1 - p)), p = min(max(x, eps), 1 - eps)."""
 
-    def __init__(self, eps: float = 1e-6, suffix: str = "") -> None:
+    def __init__(self, eps: float, suffix: str) -> None:
         super().__init__(suffix)
         self.eps = eps
 
@@ -121,9 +121,7 @@ class BoxCoxConfig(DenseConfig):
 class BoxCox(Dense):
     """x -> (s^lam - 1) / lam, or log(s) where lam is 0; s = max(x + shift, least)."""
 
-    def __init__(
-        self, lam: float = 0.0, shift: float = 0.0, least: float = 1e-6, suffix: str = ""
-    ) -> None:
+    def __init__(self, lam: float, shift: float, least: float, suffix: str) -> None:
         super().__init__(suffix)
         self.lam, self.shift, self.least = lam, shift, least
 
@@ -150,7 +148,7 @@ class OnehotConfig(DenseConfig):
 class Onehot(Dense):
     """x -> [1 where x = i, else 0, for i in 0, ..., n - 1]; zeros alone of any other number."""
 
-    def __init__(self, n: int, suffix: str = "") -> None:
+    def __init__(self, n: int, suffix: str) -> None:
         super().__init__(suffix)
         self.width = n
 
@@ -184,7 +182,7 @@ class ClampDenseConfig(DenseConfig):
 class ClampDense(Dense):
     """x -> min(max(x, low), high)."""
 
-    def __init__(self, low: float | None, high: float | None, suffix: str = "") -> None:
+    def __init__(self, low: float | None, high: float | None, suffix: str) -> None:
         super().__init__(suffix)
         self.low, self.high = low, high
 

@@ -140,7 +140,7 @@ class Sampling(InPlace):
     alike wherever it occurs.
     """
 
-    def __init__(self, share: float, salt: int = 0) -> None:
+    def __init__(self, share: float, salt: int) -> None:
         super().__init__()
         self.share = share
         self.salt = salt

@@ -34,7 +34,7 @@ def key_of(salt: int) -> int:
     return int(fmix64(torch.tensor([salt])))
 
 
-def fold(columns: Sequence[Tensor], key: int, modulo: int = 0) -> Tensor:
+def fold(columns: Sequence[Tensor], key: int, modulo: int) -> Tensor:
     """[N] int64: h of the n-th of each column, `h = key; for x: h = fmix64(h ^ x)`.
 
     h is read as a signed number, of which the remainder in [0, modulo) is taken; none where modulo

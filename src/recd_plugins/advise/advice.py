@@ -72,11 +72,11 @@ class RegistryAdvice:
     what_ifs: Sequence[WhatIf]
     to_measure: Sequence[str]
     """The unknowns to measure to be surer."""
-    trials: Sequence[Tried] = ()
+    trials: Sequence[Tried]
     """The registries that were trained here, the baseline first if memory has room for it."""
-    of_trainer: bool = False
+    of_trainer: bool
     """Whether it is for a trainer of one's own, which says its ranks and its batches itself."""
-    has_features: bool = False
+    has_features: bool
     """Whether its function returned a third thing, which gives a batch's features."""
 
     @property

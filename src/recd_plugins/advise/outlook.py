@@ -63,17 +63,17 @@ class Outlook:
     tables: Mapping[str, ModelTable]
     groups: int
     """The number of groups of features that are deduplicated."""
-    hot: float = 0.0
+    hot: float
     """The share of batches that will be hot: their steps exchange nothing with home."""
-    why_groups: tuple[str, ...] = ()
+    why_groups: tuple[str, ...]
     """Why features are deduplicated, or not: the lines of it."""
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
     """The notices on what the registry switches on, and what would not be used."""
-    mapped: tuple[str, ...] = ()
+    mapped: tuple[str, ...]
     """The tables that lie in mapped files, for memory has no room for all."""
-    lacks: str = ""
+    lacks: str
     """Why memory has no room for its tables; all else is then as if it had."""
-    on_cpu: bool = False
+    on_cpu: bool
     """Whether the plan is for ranks that train on a CPU, whose cores they share."""
 
     @cached_property

@@ -150,7 +150,7 @@ class OpenedFile(pq.ParquetFile):
         footer: Footer,
         facts: FileFacts | None,
         *,
-        buffer_size: int = 0,
+        buffer_size: int,
     ) -> None:
         self.location = location
         self.digest = footer.digest

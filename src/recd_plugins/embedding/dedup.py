@@ -141,7 +141,7 @@ class TablePart:
     embeddings: Mapping[str, str]
     """The name of an embedding in the part alone, to its name in the collection."""
     why: str
-    share: float | None = None
+    share: float | None
     """The rows that each of its features yields, over the samples of a batch, where all yield as
     many: the largest group's unique samples, to which the others are padded."""
 

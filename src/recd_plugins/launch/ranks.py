@@ -21,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -58,7 +58,7 @@ cannot use it."""
 class RankStart:
     """How the process of a rank is started."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]
     """Variables that are set before the rank imports torch."""
     enter: Callable[[], None] | None = None
     """Called first of all, while the rank has one thread."""

@@ -171,11 +171,11 @@ class Registry:
     train: TrainSettings
     folder: Path
     """The folder of prepared tables."""
-    strict: bool = False
+    strict: bool
     """Whether what is switched on and not used is an error, rather than a warning."""
     source: Source = field(repr=False)
     catalog: Catalog = field(repr=False)
-    empty: tuple[Empty, ...] = ()
+    empty: tuple[Empty, ...]
     """The keys of a topology's file that have nothing behind them."""
 
     @classmethod

@@ -230,7 +230,7 @@ class Plot:
             f'class="dot" style="fill:var(--{ink})"/>'
         )
 
-    def word(self, x: float, y: float, words: str, *, below: bool = False) -> None:
+    def word(self, x: float, y: float, words: str, *, below: bool) -> None:
         """Beside a point, on the side that has room; above it, or `below` where there is room."""
         at = 100 * self.x.at(x)
         anchor, dx = ("end", -8) if at > 55 else ("start", 8)
@@ -327,7 +327,7 @@ class Bar:
     name: str
     parts: Sequence[tuple[str, float, str]]
     """(what, how much, ink)."""
-    total: str = ""
+    total: str
     """Words after its end."""
 
 

@@ -57,9 +57,7 @@ def agreed_groups(
     return checked, [lookups[group[0]] for group in checked]
 
 
-def real_rows(
-    groups: Groups, unique_counts: Sequence[int], device: torch.device | None = None
-) -> Tensor:
+def real_rows(groups: Groups, unique_counts: Sequence[int], device: torch.device | None) -> Tensor:
     """[keys * max(unique_counts)] bool: which rows are those of unique samples, and no padding.
 
     Padding is the rows of length 0 by which every key of an IKJT has as many as the largest group.

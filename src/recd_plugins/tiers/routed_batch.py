@@ -305,7 +305,7 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
         asked: AskedIds | None,
         nodes: Nodes,
         *,
-        hot: bool = False,
+        hot: bool,
     ) -> None:
         """The batch touches these `addresses` of the tier `replicated`; a hot one, those alone."""
         super().__init__()

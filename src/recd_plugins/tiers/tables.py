@@ -59,10 +59,10 @@ class TableGroup:
     coalesce: Coalesce
     optimizer: KeyedOptimizer
     """TorchRec's optimizer of these tables."""
-    max_gradient: float | None = None
+    max_gradient: float | None
     """The bound that the numbers of gradients are clipped to, output by output, before anything
     sums them."""
-    decays: bool = True
+    decays: bool
     """Whether TorchRec's kernel decays weights where it is set to."""
 
     @property

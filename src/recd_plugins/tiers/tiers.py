@@ -37,7 +37,7 @@ from recd_plugins.compat.torchrec import (
 )
 from recd_plugins.errors import CapabilityError, DataError, RegistryError, nearest, so_many
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange import DeferredExchange
@@ -68,7 +68,7 @@ class Tiers:
         configs: Sequence[BaseEmbeddingConfig],
         plan: TierPlan,
         nodes: Nodes,
-        chunk_rows: int = CHUNK_ROWS,
+        chunk_rows: int,
     ) -> None:
         """`sharded` is as TorchRec made it, and its tables' optimizer is wrapped here."""
         self._sharded = sharded

@@ -74,7 +74,7 @@ class Update:
         batch: RoutedBatch,
         reduction: Reduction,
         updates: Updates,
-        skipped: Sequence[Parameter] = (),
+        skipped: Sequence[Parameter],
     ) -> None:
         """`updates` are all of the same collection; `skipped` are the parameters of an optimizer
         outside TorchRec whose lookups the forward left out, since nothing of them is looked up."""

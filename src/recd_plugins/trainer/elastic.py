@@ -52,7 +52,7 @@ NAMED = 8
 """Ranks that a message names one by one."""
 
 
-def own_place(patience: float = 0.0) -> Store | None:
+def own_place(patience: float) -> Store | None:
     """The store where the ranks of this attempt meet, and no others; None where torch's own place
     is right, for whoever started the ranks has no store, or has another one each time.
 

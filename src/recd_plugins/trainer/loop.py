@@ -59,8 +59,8 @@ class Loop:
         report: RunReport,
         positions: Positions,
         watchdog: Watchdog,
-        reached: Reached | None = None,
-        chosen: Sequence[tuple[Callback, Choice]] = (),
+        reached: Reached | None,
+        chosen: Sequence[tuple[Callback, Choice]],
     ) -> None:
         """`chosen`: the callbacks of registry.yaml, which the host's own stand around."""
         self._reached = reached

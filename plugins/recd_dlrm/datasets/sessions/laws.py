@@ -108,7 +108,7 @@ Distribution = Literal["zipf", "half_normal", "exponential", "uniform"]
 class IdLaw(ABC):
     """A law over ids; subclasses state it over ranks."""
 
-    def __init__(self, num_ids: int, scatter: Scatter | None = None) -> None:
+    def __init__(self, num_ids: int, scatter: Scatter | None) -> None:
         self.num_ids = num_ids
         self._scatter = scatter
 

@@ -123,7 +123,7 @@ class SyntheticTrace:
     """
 
     def __init__(
-        self, profile: StackProfile, seed: int | Sequence[int], floor: float | None = None
+        self, profile: StackProfile, seed: int | Sequence[int], floor: float | None
     ) -> None:
         from recd_dlrm.datasets.trace.lru_stack import full_stack
 

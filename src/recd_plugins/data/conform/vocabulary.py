@@ -60,7 +60,7 @@ Counted = tuple[U64, I64, pa.Array]
 class VocabularyIds:
     """Values to ids, by their hash: a text, and the integer that it spells, have one id."""
 
-    def __init__(self, values: pa.Array, *, others: int = 1, where: str = "a vocabulary") -> None:
+    def __init__(self, values: pa.Array, *, others: int, where: str) -> None:
         """`values` [K], the most frequent first, each once."""
         self.num_ids = others + len(values)
         self.others = others

@@ -30,7 +30,7 @@ from recd_plugins.data.importing.table_files import absent_errors, formats_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet_file import arrow_schema, footer_of
 from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location, input_file
 
@@ -157,8 +157,8 @@ def check_files(
     in_place: bool = False,
     form: TextForm | None = None,
     given: TextForm | None = None,
-    absent: Collection[str] = (),
-    progress: Progress = silent,
+    absent: Collection[str],
+    progress: Progress,
 ) -> Checked:
     """Read the files once, and say all that is wrong with them under this schema.
 

@@ -31,7 +31,7 @@ class ForeignFile:
     """Its bytes, as it lies there."""
     mtime_ns: int = 0
     compression: str | None = None
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
     """Its columns, in order, each under a name of its own."""
     encoding: str = "utf-8"
     """The encoding of `text` and `jsonl`: one in which ASCII keeps its bytes."""

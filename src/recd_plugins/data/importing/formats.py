@@ -67,7 +67,7 @@ SECTION = re.compile(r"\d+:\r?")
 
 
 def format_of(
-    path: Location, form: TextForm, encoding: str, table_names: TableNames | None = None
+    path: Location, form: TextForm, encoding: str, table_names: TableNames | None
 ) -> ForeignFile:
     """What a file is by its first bytes, and as far as a form of text says it; its columns are
     called as its table calls them."""

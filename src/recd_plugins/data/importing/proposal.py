@@ -50,7 +50,7 @@ class Proposal:
     """The schema, as commented YAML."""
     doubts: tuple[str, ...]
     """The doubts that a person should look at, each with its column."""
-    to_settle: tuple[str, ...] = ()
+    to_settle: tuple[str, ...]
     """Those of them that would train wrongly if the guess is wrong: no import goes by them that a
     person did not accept."""
 

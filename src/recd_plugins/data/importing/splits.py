@@ -42,7 +42,7 @@ class SplitBy(Config):
             return cls(column=column, share=share)
         raise RegistryError(f"{text!r} is neither `time` nor `hash:COLUMN`.", "--split-by")
 
-    def tested(self, values: pa.ChunkedArray, where: str, first: int = 0) -> npt.NDArray[np.bool_]:
+    def tested(self, values: pa.ChunkedArray, where: str, first: int) -> npt.NDArray[np.bool_]:
         """[N] which rows are for testing, by the values of `column`; one without any is not.
         `first` is the number of the first."""
         assert self.column is not None

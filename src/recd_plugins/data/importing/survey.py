@@ -36,11 +36,11 @@ class Survey:
     exact_rows: bool
     columns: tuple[ColumnSurvey, ...]
     read_as: ColumnTypes
-    form: TextForm = field(default_factory=TextForm)
+    form: TextForm
     """How text is read, as options and a schema have it."""
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[str, ...]
     """The questions that the sample does not settle."""
-    sample: Mapping[str, pa.ChunkedArray] = field(default_factory=dict, repr=False, compare=False)
+    sample: Mapping[str, pa.ChunkedArray] = field(repr=False, compare=False)
     """The rows that were looked at, by column."""
 
 

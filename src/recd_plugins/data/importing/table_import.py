@@ -80,7 +80,7 @@ class Imported:
     """Rows that were left out, by the column whose null did it."""
     resumed: int
     """Segments that were there already."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 class TableImport:

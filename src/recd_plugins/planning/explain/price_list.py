@@ -24,7 +24,7 @@ class PriceList:
     prices: Prices
     p: float
     width: int
-    dedupe_factor: float = 1.0
+    dedupe_factor: float
     """The dedupe factor of sessions, which divides p."""
     element_bytes: int = 4
 

@@ -65,7 +65,7 @@ class OtherRanks:
     """The epoch with which training goes on otherwise; none if the reader counts none."""
     job: Mapping[str, Any]
     """The content that job.json would have."""
-    streams: int | None = None
+    streams: int | None
     """The reader's streams from then on, where the ranks cannot share those that it had."""
     position: Mapping[str, Any]
     """The position from which the loaders of ranks of another number go on."""

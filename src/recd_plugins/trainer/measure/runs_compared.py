@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +71,13 @@ class RunLog:
     """The lines of metrics.jsonl; of the kinds train, test, cost and profile."""
     summary: Mapping[str, Any]
     """Empty until the run has ended."""
-    plan: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any]
     """As `recd plan --json` prints it, and where TorchRec has the tables."""
-    timeline: Sequence[Mapping[str, Any]] = ()
+    timeline: Sequence[Mapping[str, Any]]
     """A profiled step of each rank, where there was one."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any]
     """Versions, and the machine."""
-    registry: str = ""
+    registry: str
     """The text of it."""
 
     def curve(self, kind: str, value: str) -> Curve:

@@ -25,7 +25,7 @@ class Learning:
     """The time of each step."""
     losses: Sequence[float]
     """The loss of each step's samples, before it learns from them."""
-    warm_up: int = 0
+    warm_up: int
     """The first steps, while pipelines fill and kernels compile: they count as the median one."""
 
     def running(self, window: int) -> list[float]:
