@@ -76,6 +76,7 @@ from recd_plugins.registry.period_batches import PeriodBatches
 from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.prepare import Periods, absolute, prepared, there
 from recd_plugins.registry.usage import Usage
+from recd_plugins.registry.watched_models import WatchedModels
 from recd_plugins.slots import (
     Callback,
     Loader,
@@ -145,6 +146,7 @@ class Stack(LooksAtBatches):
         self.ordered = False
         """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)
+        self._watched = WatchedModels(registry, self._usage)
 
     @cached_property
     def _features(self) -> FeatureSteps:
@@ -664,7 +666,7 @@ class Stack(LooksAtBatches):
         self._check_weighed(model, own=batches is not None or profile is not None)
         unique = self._features.groups if self._adapted else ()
         if plan.plan:  # of a model without tables the planner has said so
-            self._usage.watch(model, planner, planning.choice, unique)
+            self._watched.watch(model, planner, planning.choice, unique)
         return plan
 
     def _planned(
@@ -860,7 +862,7 @@ class Stack(LooksAtBatches):
         from recd_plugins.embedding.own_features import with_own_features
 
         sharders = with_means(with_own_features(sharders), model)
-        return sharders if model is None else self._usage.shown(model, sharders)
+        return sharders if model is None else self._watched.shown(model, sharders)
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in

@@ -1,0 +1,281 @@
+"""The models that a stack plans, looked at once they train: for notices of what is left alone by
+then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+from recd_plugins.errors import listed
+from recd_plugins.notices import Notice, Otherwise, Unused, Wrong
+from recd_plugins.planning.embedding_collections import embedding_collections
+from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
+from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.usage import Usage
+from recd_plugins.tiers.tier_planner import TierPlanner
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+    from torchrec.distributed.types import ModuleSharder
+
+    from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.slots import Planner
+    from recd_plugins.sparse.groups import Groups
+
+__all__ = ["WatchedModels"]
+
+ASKING = {
+    "log": "stack.loader",
+    "dataset": "stack.loader",
+    "etl": "stack.loader",
+    "reader": "stack.loader",
+    "preprocess": "stack.loader, nor stack.convert",
+    "pooling": "stack.model",
+    "model": "stack.model",
+    "optimizer": "stack.optimizer",
+    "callbacks": "stack.callbacks",
+}
+"""What a trainer calls for what a slot builds."""
+
+SURELY_TRAINS = 3
+"""Forwards with gradients by which a model trains: one may be there to try it, or to make lazy
+modules."""
+
+
+class WatchedModels:
+    """Looks at the models of a stack's plans, each once: before it trains, or soon after."""
+
+    def __init__(self, registry: Registry, usage: Usage) -> None:
+        self._registry = registry
+        self._usage = usage
+        self._watching: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
+        """The hooks of each model's last plan."""
+        self._begin: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Any]] = WeakKeyDictionary()
+        """What hooks another module in the place of a model that was planned last."""
+
+    def watch(
+        self, model: nn.Module, planner: Planner, planning: Choice, unique: Groups = ()
+    ) -> None:
+        """Look before the sharded model's first forward that may train it, for by then all was
+        asked for that will be; and after it, where the model is adapted to these groups, at what
+        they were looked up by."""
+        import torch
+        from torch.fx import Proxy
+        from torchrec.distributed.types import ShardedModule
+
+        from recd_plugins.embedding.sharded import handed_all_samples
+        from recd_plugins.sparse.own_batches import holds_unique
+
+        for earlier in self._watching.pop(model, ()):
+            earlier.remove()
+        looked, unsharded, planned = False, 0, ref(model)
+        watching: RemovableHandle
+        tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            nonlocal looked, unsharded  # a copy of the model has the hook for good
+            if not (module.training or torch.is_grad_enabled()):
+                return  # an evaluation, which may come before the training's loader is made
+            given = (*args, *kwargs.values())
+            traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
+            is_copy = module is not planned()
+            if looked or traced or (is_copy and module in self._watching):  # planned itself
+                return
+            if any(isinstance(part, ShardedModule) for part in module.modules()):
+                looked = True
+                watching.remove()
+                converted = holds_unique(given)
+                unconverted = bool(unique) and not converted
+                self._usage.found(_divided_wrongly(module))
+                self._watch_weights(module)
+                self._usage.found(self._idle(planner, planning, tier_plan, unconverted=unconverted))
+                if unique and converted:
+                    done: RemovableHandle
+                    done = module.register_forward_hook(lambda *_: after(module, done))
+                return
+            unsharded += not is_copy and module.training and torch.is_grad_enabled()
+            if unsharded == SURELY_TRAINS:
+                looked = True
+                watching.remove()
+                self._usage.unused(
+                    planning,
+                    "the model trains unsharded: its plan knows modules by their paths in what "
+                    "stack.plan was given, and DistributedModelParallel finds none there",
+                    "Hand stack.plan what DistributedModelParallel is handed, with the module "
+                    "around the model, if there is one.",
+                )
+
+        def after(module: nn.Module, done: RemovableHandle) -> None:
+            done.remove()
+            if expanded := handed_all_samples(module, unique):
+                self._usage.unused(
+                    self._registry.one("dedup"),
+                    "the model hands its collection another KeyedJaggedTensor than the one "
+                    "that is converted, made of its batch's ids or another one of the batch, "
+                    f"so that {', '.join(expanded)} are looked up for all samples",
+                    "Hand the collection the features as the batch holds them; where a batch "
+                    "holds several, say by `features` which are converted; or take `dedup` "
+                    "out: `sharding: flexshard` sends each id of a rank once without.",
+                )
+
+        def begin(module: nn.Module) -> list[RemovableHandle]:
+            nonlocal watching
+            watching = module.register_forward_pre_hook(before, with_kwargs=True)
+            if isinstance(planner, OrdersBatches):
+                return [watching, self._watch_order(module, planner)]
+            return [watching]
+
+        self._watching[model], self._begin[model] = begin(model), begin
+
+    def shown(
+        self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The sharders; of a model that is itself a collection, in whose place another module is
+        called once it is sharded, such as have that one looked at."""
+        from recd_plugins.embedding.wrapped_sharder import ShownSharder
+
+        begin = self._begin.get(model)
+        if begin is None or all(path for path, _, _ in embedding_collections(model)):
+            return sharders
+        return [ShownSharder(sharder, begin) for sharder in sharders]
+
+    def _watch_weights(self, model: nn.Module) -> None:
+        """Look, in the next forward, whether sharded bags are handed weights that are to be learnt:
+        the exchange of ids passes no gradient on."""
+        from torchrec.distributed.types import ShardedModule
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        from recd_plugins.sparse.features import SparseFeatures
+
+        looking: dict[nn.Module, RemovableHandle] = {}
+
+        def look(part: nn.Module, args: Any, kwargs: Any) -> None:
+            if part not in looking:  # a copy, which has the hook for good
+                return
+            looking.pop(part).remove()
+            for given in (*args, *kwargs.values()):
+                kjt = given.plain if isinstance(given, SparseFeatures) else given
+                weights = kjt.weights_or_none() if isinstance(kjt, KeyedJaggedTensor) else None
+                if weights is not None and weights.requires_grad:
+                    self._usage.found([_not_learnt(kjt.keys())])
+
+        for part in model.modules():
+            places = getattr(part, "module_sharding_plan", None) or {}
+            whole = {one.sharding_type for one in places.values()} == {"data_parallel"}
+            if isinstance(part, ShardedModule) and not whole:
+                looking[part] = part.register_forward_pre_hook(look, with_kwargs=True)
+
+    def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
+        """Count the batches that the model is trained on until the planner knows whether its order
+        is seen."""
+        trained, known = 0, False
+
+        def trains(module: nn.Module, *_: Any) -> None:
+            nonlocal trained, known
+            if known or not module.training or not self._usage.asks_for("order"):
+                return
+            trained += 1
+            if (found := planner.ordered_in_vain(trained)) is not None:
+                known = True  # a copy of the model has the hook for good
+                counting.remove()
+                self._usage.found(found)
+
+        counting = model.register_forward_hook(trains)
+        return counting
+
+    def _idle(
+        self,
+        planner: Planner,
+        planning: Choice,
+        tier_plan: TierPlan | None,
+        *,
+        unconverted: bool,
+    ) -> Iterator[Notice]:
+        """Notices of what a trainer that calls its model, which has this tier plan, leaves
+        alone."""
+        train, asks_for = self._registry.train, self._usage.asks_for
+        tiered = isinstance(planner, TierPlanner) and planner
+        bare = tiered.without_tiers(tier_plan) if tiered and tier_plan is not None else []
+        if tier_plan is not None and bare:
+            every = len(bare) == len(tier_plan.tables)
+            of_some = f"no tiers are in front of {listed(bare, kind='table')}"
+            left = "no table has its tiers" if every else of_some
+            yield _unused(
+                planning,
+                f"the model was sharded without its sharders, or by another plan, so that {left}",
+                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
+                "before stack.plan is given another model.",
+            )
+        if isinstance(planner, OrdersBatches) and not asks_for("order"):
+            yield from planner.unordered()
+        if unconverted and not asks_for("dedup"):
+            yield _unused(
+                self._registry.one("dedup"),
+                "the model's batches are not converted: they hold no unique samples",
+                "Have `stack.convert(kjt)`, `stack.converting(collate_fn)` or "
+                "`stack.converted(loader)` convert them, or take `dedup` out.",
+            )
+        if train.retier_every and not asks_for("retier_every"):
+            yield Unused(
+                what="train: retier_every",
+                why="it is for `recd train`, and nothing moves replicas in this trainer",
+                cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
+                "between two steps, or take it out.",
+            )
+        empty = isinstance(planner, Retiers) and planner.begins_empty
+        if empty and not train.retier_every and not asks_for("retier_every"):
+            yield _unused(
+                planning,
+                "no row has a replica before they are moved first, and nothing moves them",
+                "Set `train.retier_every` for `recd train`, call "
+                "`stack.retiering_planner().retier(batches, group)` on every rank between two "
+                "steps, or count batches before training (`profile_batches`).",
+            )
+        if train.codecs.dense != "fp32" and not asks_for("codecs.dense"):
+            yield Unused(
+                what="train: codecs.dense",
+                why="this trainer's dense gradients are reduced by a wrapper of its own",
+                cure="Hand DistributedModelParallel `data_parallel_wrapper=stack.data_parallel()`, "
+                "or take it out.",
+            )
+        for slot, asking in ASKING.items():
+            for choice in self._registry.chosen(slot):
+                if not asks_for(slot) and slot in self._registry.source.values:
+                    yield _unused(
+                        choice,
+                        f"this trainer asks for none: it never calls {asking}",
+                        f"Call it, or take `{slot}` out of registry.yaml.",
+                    )
+
+
+def _divided_wrongly(model: nn.Module) -> Iterator[Notice]:
+    """A notice of means that none of `stack.sharders()` has sharded, and of sums beside them."""
+    from recd_plugins.compat.mean_division import divided_wrongly
+
+    if tables := divided_wrongly(model):
+        yield Wrong(
+            what=f"the pooling of {', '.join(tables)}",
+            why="beside a row-wise table that pools by the mean, TorchRec divides other "
+            "sums by their bags' sizes, other means twice, and some means not at all, as "
+            "it does those of grids",
+            cure="Write `DistributedModelParallel(model, plan=plan, "
+            "sharders=stack.sharders())`, which divide means alone, or have sums and means "
+            "in collections of their own.",
+        )
+
+
+def _not_learnt(features: Sequence[str]) -> Otherwise:
+    return Otherwise(
+        what=f"the weights of the ids of {listed(features)}",
+        why="they are to be learnt, and no gradient comes back from the ranks "
+        "that have the rows, with plain TorchRec neither, unless it has the "
+        "tables data-parallel",
+        cure="Have a FeatureProcessedEmbeddingBagCollection weigh ids; or "
+        "constrain the tables, `sharding_types: [data_parallel]`.",
+    )
+
+
+def _unused(choice: Choice, why: str, cure: str) -> Unused:
+    return Unused(what=choice.what, why=why, cure=cure)
