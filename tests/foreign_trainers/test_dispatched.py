@@ -148,7 +148,7 @@ def test_dedup_looks_at_batches_that_one_rank_reads_for_all(gloo_pool: GlooPool)
 def fails() -> None:
     """On a rank: rank 0 cannot dispatch, as Accelerate cannot what is no tensor, and the other
     waits in its broadcast."""
-    ranks.TO_TELL = timedelta(seconds=1)
+    ranks.PATIENCE = timedelta(seconds=1)
     batches: list[dict[str, Any]] = [{"sparse": None} for _ in range(4)]
     job("registry", make_loader=lambda _: Dispatched(batches, split=False))
 

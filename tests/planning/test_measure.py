@@ -16,8 +16,8 @@ from recd_plugins.cli.main import app
 from recd_plugins.planning import measured_topology
 from recd_plugins.planning.measured_topology import (
     Timer,
-    device_memory,
     fit_link,
+    least_device_memory,
     measure_topology,
 )
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
@@ -70,7 +70,7 @@ def memory_of_least() -> float:
     has = SimpleNamespace(total_memory=[84_974_239_744, 42_285_268_992][dist.get_rank()])
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(torch.cuda, "get_device_properties", lambda device: has)
-        return device_memory(Timer(group, torch.device("cpu"), rounds=1))
+        return least_device_memory(Timer(group, torch.device("cpu"), rounds=1))
 
 
 def test_the_memory_of_gpus_is_that_of_the_smallest(gloo_pool: GlooPool) -> None:

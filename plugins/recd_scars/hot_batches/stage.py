@@ -31,8 +31,8 @@ __all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]
 TAKEN = 2
 """Batches of the next window that are taken for each that is yielded: it is complete, and there is
 time to classify it, when half of this one is used."""
-TO_TELL = timedelta(seconds=60)
-"""The time that a rank which fails waits for the others, to tell them."""
+PATIENCE = timedelta(seconds=60)
+"""The time that a rank which fails waits for the others, until they hear of it."""
 
 
 class PlansHotRows(Protocol):
@@ -264,14 +264,14 @@ class HotBatchesWithoutState(WrappedLoader):
             self._group = dist.new_group(
                 ranks,
                 backend="gloo",
-                timeout=TO_TELL if failed else None,
+                timeout=PATIENCE if failed else None,
                 use_local_synchronization=len(ranks) < dist.get_world_size(),
             )
         number = int(version[:15], 16)
         failing = -(self._rank + 1) if failed else 0
         counts = torch.tensor([hot, length, -length, number, -number, failing])
         agreeing = dist.all_reduce(counts, dist.ReduceOp.MIN, self._group, async_op=True)
-        agreeing.wait(*([TO_TELL] if failed else []))
+        agreeing.wait(*([PATIENCE] if failed else []))
         least, fewest, most, lowest, highest, failing = counts.tolist()
         if failing and not failed:
             raise DataError(

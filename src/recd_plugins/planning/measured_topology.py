@@ -28,7 +28,7 @@ from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.measured_disk import mapped_row_ns
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
-__all__ = ["ROUNDS", "Timer", "device_memory", "fit_link", "measure_topology", "own_group"]
+__all__ = ["ROUNDS", "Timer", "fit_link", "least_device_memory", "measure_topology", "own_group"]
 
 Exchange = Callable[..., Any]
 """torch.distributed's `all_to_all_single`, or one like it."""
@@ -129,7 +129,7 @@ def measure_topology(
         found["scattered"] = _scattered(timer, found["ar_global"], largest)
     found |= own_work(timer, work)
     if device.type == "cuda":
-        found["device_memory_gb"] = device_memory(timer)
+        found["device_memory_gb"] = least_device_memory(timer)
     if world > 1:
         found["crowded"] = _crowded(timer)
     found |= _links(found, world, w)
@@ -137,7 +137,7 @@ def measure_topology(
     return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
 
 
-def device_memory(timer: Timer) -> float:
+def least_device_memory(timer: Timer) -> float:
     """GB of an accelerator's memory, in tenths: of the rank that has the least."""
     has = torch.cuda.get_device_properties(timer.device).total_memory / GB
     return math.floor(-10 * timer.slowest(-has)) / 10

@@ -380,13 +380,13 @@ def _explains_waiting(rank: int) -> Iterator[None]:
         "first batch after that. If one of them asked alone, the others never come: call "
         "state_dict() on every rank, and write on one."
     )
-    telling = threading.Timer(LONG, warnings.warn, [message, NoticeWarning])
-    telling.daemon = True
-    telling.start()
+    warning = threading.Timer(LONG, warnings.warn, [message, NoticeWarning])
+    warning.daemon = True
+    warning.start()
     try:
         yield
     finally:
-        telling.cancel()
+        warning.cancel()
 
 
 class FlushingOptimizer(CombinedOptimizer):

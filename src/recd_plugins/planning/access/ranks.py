@@ -24,12 +24,12 @@ __all__ = ["BatchesOfRanks", "gathered", "planning_by", "ranks_where", "together
 
 FEW = 8
 """The ranks whose batches one process reads for all of them."""
-TO_TELL = timedelta(seconds=60)
-"""The time that a rank which fails waits for the others, to tell them."""
+PATIENCE = timedelta(seconds=60)
+"""The time that a rank which fails waits for the others, until they hear of it."""
 LOOK = 0.001
 """Seconds between two looks whether all are there."""
-_TELLING: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
-"""By group, the gloo by which its ranks tell each other."""
+_OWN_GLOO: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
+"""By group, the gloo by which its ranks hear of each other."""
 _MADE: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 """By group, how many of these there were."""
 
@@ -95,15 +95,15 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
 
     What is done may make collectives of the group, as a loader does by which one rank reads for
-    all. Where that fails on one rank, the others may wait there: so ranks tell each other by a
-    gloo of their own, and who fails waits for them for `TO_TELL` at most.
+    all. Where that fails on one rank, the others may wait there: so ranks hear of each other by a
+    gloo of their own, and who fails waits for them for `PATIENCE` at most.
     """
     import torch
     import torch.distributed as dist
 
     if group.size() == 1:
         return do()
-    telling = _telling(group)  # before, for it takes all of them
+    gloo = _own_gloo(group)  # before, for it takes all of them
     failure: Exception | None = None
     number = 0
     try:
@@ -113,15 +113,15 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     status = torch.tensor([group.rank() + 1 if failure else 0, number])
     options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    work = telling.allreduce([status], options)
+    work = gloo.allreduce([status], options)
     if failure is not None:
         try:
-            work.wait(TO_TELL)
+            work.wait(PATIENCE)
         except RuntimeError:  # the time is over, or one of them has ended
-            _TELLING.pop(group, None)
+            _OWN_GLOO.pop(group, None)
             raise DataError(
                 f"rank {group.rank()} could not {doing.what} ({type(failure).__name__}: "
-                f"{failure}), and for {TO_TELL.total_seconds():g} s no other rank came to "
+                f"{failure}), and for {PATIENCE.total_seconds():g} s no other rank came to "
                 f"hear of it: {doing.waits}"
             ) from failure
         raise failure
@@ -134,13 +134,13 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
 
 def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
     """Wait for the other ranks, and say so once they are late."""
-    late = time.monotonic() + TO_TELL.total_seconds()
+    late = time.monotonic() + PATIENCE.total_seconds()
     while not work.is_completed() and time.monotonic() < late:
         time.sleep(LOOK)
     if not work.is_completed():
         warnings.warn(
             f"rank {group.rank()} has done what all ranks do together (to {doing.what}), and for "
-            f"{TO_TELL.total_seconds():g} s not all of the others have. If they come no more, "
+            f"{PATIENCE.total_seconds():g} s not all of the others have. If they come no more, "
             f"{doing.waits}",
             NoticeWarning,
             stacklevel=3,
@@ -148,16 +148,16 @@ def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
     work.wait()
 
 
-def _telling(group: ProcessGroup) -> Any:
+def _own_gloo(group: ProcessGroup) -> Any:
     """It is none of torch's groups, which ranks name by the number that each has made: ranks that
     made unlike numbers would wait for each other here."""
     from recd_plugins.compat.pytorch import own_gloo
 
-    if group not in _TELLING:
+    if group not in _OWN_GLOO:
         number = _MADE.get(group, 0)
-        _TELLING[group] = own_gloo(group, f"telling {number}")
+        _OWN_GLOO[group] = own_gloo(group, f"failures {number}")
         _MADE[group] = number + 1
-    return _TELLING[group]
+    return _OWN_GLOO[group]
 
 
 def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
