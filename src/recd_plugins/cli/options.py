@@ -54,6 +54,7 @@ __all__ = [
     "location_argument",
     "opened_table",
     "progress",
+    "ready",
     "registry_schema",
     "reported",
     "reported_trial",
@@ -223,6 +224,17 @@ def loaded(registry: Path, overrides: Sequence[str]) -> Stack:
     stack = load(registry, overrides)
     for slot in ("dataset", "model"):
         stack.registry.one(slot)
+    return stack
+
+
+def ready(registry: Path, overrides: Sequence[str]) -> Stack:
+    """The same, checked, and its tables made: what plugins print meanwhile is no part of what a
+    command finds."""
+    stack = loaded(registry, overrides)
+    with redirect_stdout(sys.stderr):
+        with progress() as show:
+            stack.prepare(show)
+        stack.check()
     return stack
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +17,7 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
-    loaded,
-    progress,
+    ready,
     reported,
     reported_trial,
     server_of_ranks,
@@ -81,11 +78,7 @@ def batch(
         changes = list(overrides or ())
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")
-        stack = loaded(registry, changes)
-        with redirect_stdout(sys.stderr):  # what plugins print is no part of what is found
-            with progress() as show:
-                stack.prepare(show)
-            stack.check()
+        stack = ready(registry, changes)
         allowed = budget or _available(stack)
         sides = {"plain": [*changes, "dedup=null"]}
         if stack.registry.chosen("dedup"):

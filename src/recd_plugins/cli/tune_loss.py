@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +15,8 @@ from recd_plugins.cli.options import (
     Debug,
     Overrides,
     RegistryFile,
-    loaded,
     progress,
+    ready,
     reported,
     reported_trial,
     server_of_ranks,
@@ -85,11 +83,7 @@ def loss(
     """
     with reported(debug), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())
-        stack = loaded(registry, changes)
-        with redirect_stdout(sys.stderr):  # what plugins print is no part of what is found
-            with progress() as show:
-                stack.prepare(show)
-            stack.check()
+        stack = ready(registry, changes)
         own, ranks = stack.registry.train.batch_size, stack.registry.train.ranks
         rows = stack.prepare().train.num_rows
         most = samples or rows
