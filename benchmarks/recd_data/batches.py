@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from recd_plugins.data.table import Table
 from recd_plugins.sparse.arrow import jagged_to_arrow
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import Jagged, concat
+from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
 from recd_plugins.sparse.wire import to_bytes
@@ -275,7 +276,14 @@ def _cat(columns: Columns) -> KeyedJaggedTensor:
 
 
 def _concatenate(columns: Columns) -> KeyedJaggedTensor:
-    values, lengths = concat(list(columns.values()))
+    parts = list(columns.values())
+    values = torch.empty(sum(part.values.numel() for part in parts), dtype=torch.int64)
+    lengths = torch.empty(sum(part.lengths.numel() for part in parts), dtype=torch.int32)
+    # numpy, since torch.cat wakes threads, which a reader should leave to the model.
+    np.concatenate([part.values.numpy() for part in parts], out=values.numpy())
+    np.concatenate(
+        [part.lengths.numpy() for part in parts], out=lengths.numpy(), casting="same_kind"
+    )
     stride = lengths.numel() // len(columns)
     return KeyedJaggedTensor(keys=list(columns), values=values, lengths=lengths, stride=stride)
 

@@ -1,4 +1,4 @@
-"""Rung 1 and 2 (values, properties): jagged rows joined, cut and reordered."""
+"""Rung 1 and 2 (values, properties): jagged rows cut and reordered."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse import jagged
-from recd_plugins.sparse.jagged import (
-    Jagged,
-    WeightedJagged,
-    concat,
-    slice_rows,
-)
+from recd_plugins.sparse.jagged import Jagged, WeightedJagged, slice_rows
 
 Lists = list[list[int]]
 
 columns = st.lists(st.lists(st.integers(-9, 9), max_size=3), min_size=1, max_size=8)
 
 
-def column(lists: Lists, values=torch.int64, lengths=torch.int32) -> Jagged:
+def column(lists: Lists, lengths=torch.int32) -> Jagged:
     return Jagged(
-        torch.tensor([value for row in lists for value in row], dtype=values),
+        torch.tensor([value for row in lists for value in row], dtype=torch.int64),
         torch.tensor([len(row) for row in lists], dtype=lengths),
     )
 
@@ -31,14 +26,15 @@ def lists_of(one: Jagged) -> Lists:
     return [part.tolist() for part in one.values.split(one.lengths.tolist())]
 
 
-def to_kjt(columns: dict[str, list[Jagged]]) -> KeyedJaggedTensor:
-    values, lengths = concat([part for parts in columns.values() for part in parts])
-    stride = lengths.numel() // max(len(columns), 1)
-    return KeyedJaggedTensor(keys=list(columns), values=values, lengths=lengths, stride=stride)
-
-
 def kjt(columns: dict[str, Lists]) -> KeyedJaggedTensor:
-    return to_kjt({name: [column(lists)] for name, lists in columns.items()})
+    parts = [column(lists) for lists in columns.values()]
+    lengths = torch.cat([part.lengths for part in parts])
+    return KeyedJaggedTensor(
+        keys=list(columns),
+        values=torch.cat([part.values for part in parts]),
+        lengths=lengths,
+        stride=lengths.numel() // len(columns),
+    )
 
 
 def select(one: Jagged, rows: torch.Tensor) -> Jagged:
@@ -58,25 +54,6 @@ def tables(draw) -> dict[str, Lists]:
     num_rows = draw(st.integers(0, 8))
     lists = st.lists(st.lists(st.integers(-9, 9), max_size=3), min_size=num_rows, max_size=num_rows)
     return {name: draw(lists) for name in "abc"[: draw(st.integers(1, 3))]}
-
-
-def test_parts_of_a_feature_follow_one_another():
-    features = to_kjt({"a": [column([[1], []]), column([[2, 3]])], "b": [column([[], [4], []])]})
-    assert rows_of(features) == {"a": [[1], [], [2, 3]], "b": [[], [4], []]}
-    assert features.stride() == 3
-    assert features.values().dtype == torch.int64
-    assert features.lengths().dtype == torch.int32
-
-
-def test_int32_ids_and_int64_lengths_are_taken():
-    parts = [column([[1]], values=torch.int32), column([[2]], lengths=torch.int64)]
-    assert rows_of(to_kjt({"a": parts})) == {"a": [[1], [2]]}
-
-
-def test_no_features():
-    features = to_kjt({})
-    assert features.keys() == []
-    assert features.values().numel() == 0
 
 
 @given(lists=columns, data=st.data())

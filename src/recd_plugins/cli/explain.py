@@ -15,8 +15,6 @@ from recd_plugins.errors import shown
 
 __all__ = ["explain"]
 
-FLOAT = 4
-"""Bytes of an element, where a row's bytes alone are known."""
 MOST = 1e12
 """Lookups of a row in a sample, or copies of it, beyond all that prices are of."""
 OVERRIDE = re.compile(r"[^\s=]+=")
@@ -95,7 +93,7 @@ def explain(
             print(json.dumps({"word": asked, "meanings": entries}) if as_json else text)
             return
         from recd_plugins.planning.cost import PAPER_K, priced
-        from recd_plugins.planning.explain.price_list import PriceList
+        from recd_plugins.planning.explain.price_list import FLOAT, PriceList
         from recd_plugins.planning.replica_factor import row_factor, row_passes
         from recd_plugins.planning.topology import Cluster
         from recd_plugins.registry import Registry

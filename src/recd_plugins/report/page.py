@@ -49,9 +49,9 @@ SAME = 5e-4
 """How far a number may be off the first run's, and is the same."""
 
 
-def page(sources: Sources, *, script: str = "") -> str:
+def page(sources: Sources) -> str:
     """The whole of it: the same sources give the same page."""
-    return framed(sources.title, body(sources), script)
+    return framed(sources.title, body(sources), script="")
 
 
 def framed(title: str, inside: str, script: str) -> str:

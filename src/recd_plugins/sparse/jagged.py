@@ -12,7 +12,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import fbgemm_gpu  # noqa: F401  # registers torch.ops.fbgemm
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -27,7 +26,6 @@ __all__ = [
     "Jagged",
     "WeightedJagged",
     "as_bits",
-    "concat",
     "numels_of",
     "slice_rows",
     "without",
@@ -62,20 +60,6 @@ class HeldOnce(NamedTuple):
     def lengths(self) -> Tensor:
         """[B]: those of all rows."""
         return torch.from_numpy(self.held.lengths.numpy().take(self.which.numpy()))
-
-
-def concat(parts: Sequence[Jagged]) -> Jagged:
-    """The rows of `parts`, one part after another. Values become int64 and lengths int32."""
-    numel = sum(part.values.numel() for part in parts)
-    values = torch.empty(numel, dtype=torch.int64)
-    lengths = torch.empty(sum(part.lengths.numel() for part in parts), dtype=torch.int32)
-    # numpy, since torch.cat wakes threads, which a reader should leave to the model.
-    if parts:
-        np.concatenate([part.values.numpy() for part in parts], out=values.numpy())
-        np.concatenate(
-            [part.lengths.numpy() for part in parts], out=lengths.numpy(), casting="same_kind"
-        )
-    return Jagged(values, lengths)
 
 
 def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJaggedTensor:

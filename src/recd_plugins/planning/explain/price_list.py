@@ -14,7 +14,10 @@ from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.milliseconds import marginal_ms
 
-__all__ = ["PriceList"]
+__all__ = ["FLOAT", "PriceList"]
+
+FLOAT = 4
+"""Bytes of an element, where a row's bytes alone are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,6 @@ class PriceList:
     width: int
     dedupe_factor: float
     """The dedupe factor of sessions, which divides p."""
-    element_bytes: int = 4
 
     def costs(self) -> Mapping[str, Cost]:
         """The costs by the way that the row is placed."""
@@ -40,7 +42,7 @@ class PriceList:
             "DP": prices.replicated(rows, width),
             "Flex": prices.per_node(rows, width),
         }
-        dim = width // self.element_bytes
+        dim = width // FLOAT
         return {way: price.total(rows.counts) for way, price in ways.items()} | {
             "RW bag": row_wise_bags(prices, rows, bags=1, dim=dim, width=width),
             "TW bag": table_wise_bags(prices, rows, bags=1, dim=dim, width=width),
