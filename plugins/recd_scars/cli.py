@@ -128,7 +128,7 @@ def curve(
     Cached rows take memory that the batch would use to fetch each row less often.
     """
     with reported(debug):
-        from recd_scars import cache_curve as sources
+        from recd_scars import curve_source as sources
         from recd_scars.cache_curve import CacheCurve
 
         check_writable(figure, "--figure", PICTURES)

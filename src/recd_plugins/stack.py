@@ -34,12 +34,13 @@ from recd_plugins.errors import (
 from recd_plugins.notices import Missed
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
-from recd_plugins.planning.access.ranks import BatchesOfRanks, planning_by, together
+from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.access.trainer_batches import trainer_batches
 from recd_plugins.planning.codecs import codecs_in_words
 from recd_plugins.planning.constraints import check_known
 from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
+from recd_plugins.planning.together import planning_by, together
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.arguments import (

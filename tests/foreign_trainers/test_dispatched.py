@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.access import ranks
+from recd_plugins.planning import together
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import assert_alike
@@ -148,7 +148,7 @@ def test_dedup_looks_at_batches_that_one_rank_reads_for_all(gloo_pool: GlooPool)
 def fails() -> None:
     """On a rank: rank 0 cannot dispatch, as Accelerate cannot what is no tensor, and the other
     waits in its broadcast."""
-    ranks.PATIENCE = timedelta(seconds=1)
+    together.PATIENCE = timedelta(seconds=1)
     batches: list[dict[str, Any]] = [{"sparse": None} for _ in range(4)]
     job("registry", make_loader=lambda _: Dispatched(batches, split=False))
 
@@ -171,7 +171,7 @@ def agrees_in_unlike_numbers_of_groups(some: bool) -> int:
     assert group is not None
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
-    return ranks.together(group, dist.get_rank)
+    return together.together(group, dist.get_rank)
 
 
 @pytest.mark.parametrize("more", [0, 1])

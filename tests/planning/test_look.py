@@ -29,8 +29,9 @@ from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
 from recd_plugins.planning.access.contents import MOST_BYTES
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, together
+from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered
 from recd_plugins.planning.access.sample import sample_of
+from recd_plugins.planning.together import together
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 

@@ -10,7 +10,8 @@ from typing import Any
 from recd_plugins.report.sources import Sources, read_sources
 from recd_plugins.trainer.measure.breakdown import PARTS
 from recd_plugins.trainer.measure.memory import OWNERS
-from recd_scars.cache_curve import CacheCurve, of_law
+from recd_scars.cache_curve import CacheCurve
+from recd_scars.curve_source import of_law
 
 GB = 1e9
 

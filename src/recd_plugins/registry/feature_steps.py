@@ -100,8 +100,8 @@ class FeatureSteps:
             return
         import torch.distributed as dist
 
-        from recd_plugins.planning.access.ranks import together
         from recd_plugins.planning.planner_bases import agreed
+        from recd_plugins.planning.together import together
         from recd_plugins.sparse.own_batches import sample_size, sampled_features
 
         if "converter" in self.__dict__:

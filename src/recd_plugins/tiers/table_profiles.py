@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import CapabilityError, nearest, so_many
 from recd_plugins.planning.access.access_profile import Profile, Tally
-from recd_plugins.planning.access.ranks import together
 from recd_plugins.planning.access.sample import count_sample
+from recd_plugins.planning.together import together
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

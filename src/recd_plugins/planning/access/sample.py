@@ -12,7 +12,8 @@ import numpy as np
 from recd_plugins.planning.access.access_profile import Counted, Tally
 from recd_plugins.planning.access.distribution import Floats
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered, together
+from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered
+from recd_plugins.planning.together import together
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,7 +12,7 @@ from recd_plugins.errors import DataError, listed
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.ranks import ranks_where, together
+from recd_plugins.planning.together import ranks_where, together
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -1,0 +1,142 @@
+"""What all ranks of a group do together: where it fails on one of them, it fails on all."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from recd_plugins.errors import DataError
+from recd_plugins.notices import NoticeWarning
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["planning_by", "ranks_where", "together"]
+
+PATIENCE = timedelta(seconds=60)
+"""The time that a rank which fails waits for the others, until they hear of it."""
+LOOK = 0.001
+"""Seconds between two looks whether all are there."""
+_OWN_GLOO: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
+"""By group, the gloo by which its ranks hear of each other."""
+_MADE: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
+"""By group, how many of these there were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """Something that all ranks do together, in words."""
+
+    what: str
+    """What a rank could not do: `count its batches`."""
+    waits: str
+    """Where the others may wait when one fails, and what to do."""
+    without: str
+    """What no rank does where one failed."""
+
+
+COUNTING = Doing(
+    what="count its batches",
+    waits="they wait in what the loader asks of all ranks. Where one rank reads for all, as by "
+    "Accelerate's dispatch_batches, its default for an IterableDataset, have each rank read "
+    "batches of its own: DataLoaderConfiguration(dispatch_batches=False).",
+    without="no rank plans without them",
+)
+
+
+def planning_by(planner: str) -> Doing:
+    """To plan, by a planner as registry.yaml has it: `sharding: mine`."""
+    return Doing(
+        what=f"plan by `{planner}`",
+        waits="they wait in what the planner asks of all ranks. Have every rank make the same "
+        "collectives there, or none: recd_plugins.api.planning.from_rank_0 has rank 0 plan for "
+        "all.",
+        without="no rank trains without a plan",
+    )
+
+
+def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING) -> int:
+    """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
+
+    What is done may make collectives of the group, as a loader does by which one rank reads for
+    all. Where that fails on one rank, the others may wait there: so ranks hear of each other by a
+    gloo of their own, and who fails waits for them for `PATIENCE` at most.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if group.size() == 1:
+        return do()
+    gloo = _own_gloo(group)  # before, for it takes all of them
+    failure: Exception | None = None
+    number = 0
+    try:
+        number = do()
+    except Exception as error:
+        failure = error
+    status = torch.tensor([group.rank() + 1 if failure else 0, number])
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    work = gloo.allreduce([status], options)
+    if failure is not None:
+        try:
+            work.wait(PATIENCE)
+        except RuntimeError:  # the time is over, or one of them has ended
+            _OWN_GLOO.pop(group, None)
+            raise DataError(
+                f"rank {group.rank()} could not {doing.what} ({type(failure).__name__}: "
+                f"{failure}), and for {PATIENCE.total_seconds():g} s no other rank came to "
+                f"hear of it: {doing.waits}"
+            ) from failure
+        raise failure
+    _wait_for(work, group, doing)
+    failed, greatest = status.tolist()
+    if failed:
+        raise DataError(f"rank {failed - 1} could not {doing.what}, and says why; {doing.without}.")
+    return int(greatest)
+
+
+def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
+    """Wait for the other ranks, and say so once they are late."""
+    late = time.monotonic() + PATIENCE.total_seconds()
+    while not work.is_completed() and time.monotonic() < late:
+        time.sleep(LOOK)
+    if not work.is_completed():
+        warnings.warn(
+            f"rank {group.rank()} has done what all ranks do together (to {doing.what}), and for "
+            f"{PATIENCE.total_seconds():g} s not all of the others have. If they come no more, "
+            f"{doing.waits}",
+            NoticeWarning,
+            stacklevel=3,
+        )
+    work.wait()
+
+
+def _own_gloo(group: ProcessGroup) -> Any:
+    """It is none of torch's groups, which ranks name by the number that each has made: ranks that
+    made unlike numbers would wait for each other here."""
+    from recd_plugins.compat.pytorch import own_gloo
+
+    if group not in _OWN_GLOO:
+        number = _MADE.get(group, 0)
+        _OWN_GLOO[group] = own_gloo(group, f"failures {number}")
+        _MADE[group] = number + 1
+    return _OWN_GLOO[group]
+
+
+def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
+    """The ranks on which something is so; every rank of the group calls it."""
+    import torch
+    import torch.distributed as dist
+
+    from recd_plugins.compat.pytorch import device_of
+
+    marks = torch.zeros(group.size(), device=device_of(group), dtype=torch.int64)
+    marks[group.rank()] = int(here)
+    dist.all_reduce(marks, group=group)
+    return [rank for rank, so in enumerate(marks.tolist()) if so]
