@@ -39,7 +39,8 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import silent
 from recd_plugins.embedding.adapt import DEDUP_COLLECTIONS
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
-from recd_plugins.hooks.manager import Catalog, ClaimedAddition, Provider
+from recd_plugins.hooks.imported import Provider
+from recd_plugins.hooks.manager import Catalog, ClaimedAddition
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planner_bases import Tiered

@@ -21,7 +21,8 @@ from recd_plugins.config import path_of
 from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError, listed
-from recd_plugins.hooks.manager import Catalog, ClaimedAddition, available
+from recd_plugins.hooks.imported import available
+from recd_plugins.hooks.manager import Catalog, ClaimedAddition
 from recd_plugins.launch.server import RankServer
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS, Topology, stated

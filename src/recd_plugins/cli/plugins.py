@@ -85,7 +85,8 @@ class Found:
 
     def __init__(self, file: Path) -> None:
         from recd_plugins.errors import RecdError
-        from recd_plugins.hooks.manager import Catalog, available
+        from recd_plugins.hooks.imported import available
+        from recd_plugins.hooks.manager import Catalog
         from recd_plugins.registry import Registry, plugin_names
         from recd_plugins.registry.source import Source
 

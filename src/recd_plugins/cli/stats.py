@@ -104,7 +104,8 @@ def _measuring(registry: Path) -> Stack:
     """The registry's stack; where that has no measure and does not say so, one of all installed
     plugins that have any."""
     from recd_plugins.errors import RegistryError
-    from recd_plugins.hooks.manager import Catalog, available
+    from recd_plugins.hooks.imported import available
+    from recd_plugins.hooks.manager import Catalog
     from recd_plugins.stack import load
 
     folder = Path(tempfile.gettempdir())

@@ -156,7 +156,8 @@ def _messages(asked: str) -> Known:
 
 def _records() -> Known:
     from recd_plugins.describe import options_of
-    from recd_plugins.hooks.manager import Catalog, available
+    from recd_plugins.hooks.imported import available
+    from recd_plugins.hooks.manager import Catalog
 
     for claim in Catalog(sorted(available()), Path(), strict=False).claims:
         record, whose = claim.record, f"of {claim.provider.plugin}"

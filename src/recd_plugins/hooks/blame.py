@@ -18,7 +18,7 @@ from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import without_frames
 
 if TYPE_CHECKING:
-    from recd_plugins.hooks.manager import Provider
+    from recd_plugins.hooks.imported import Provider
 
 __all__ = ["Raised", "blamed", "line_on_import", "raised_by", "remember", "who_exits"]
 

@@ -31,7 +31,8 @@ from recd_plugins.errors import (
     without_frames,
 )
 from recd_plugins.hooks.blame import Raised, raised_by, who_exits
-from recd_plugins.hooks.manager import Catalog, Provider
+from recd_plugins.hooks.imported import Provider
+from recd_plugins.hooks.manager import Catalog
 from recd_plugins.notices import Empty, GivesNotices, LeftOut, Notice
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices

@@ -1,0 +1,188 @@
+"""Finds a plugin by the name that registry.yaml has, imports it, and knows who provides it.
+
+A name is that of an installed entry point (group `recd_plugins`), a module path, or the path of a
+folder or file. Only what is named is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, distribution, distributions
+from pathlib import Path
+from types import ModuleType
+
+from recd_plugins.compat.build import not_loaded
+from recd_plugins.errors import PluginError, nearest, shown
+from recd_plugins.hooks.blame import line_on_import
+from recd_plugins.hooks.installed import changed, installed_points
+from recd_plugins.hooks.markers import PROJECT
+
+__all__ = ["Provider", "available", "imported"]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """The provider of a record: the plugin, and the distribution that brought it."""
+
+    plugin: str
+    distribution: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        if not self.distribution:
+            return self.plugin
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def owner(self) -> str:
+        """The owner that `use: owner:name` names; its plugin's name will do too."""
+        return self.distribution or self.plugin
+
+
+def available() -> dict[str, list[EntryPoint]]:
+    """The installed plugins by entry-point name; none of them is imported."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in installed_points(PROJECT):
+        same = found.setdefault(point.name, [])
+        # An editable install can list one distribution twice.
+        if all(point.value != other.value or _name(point) != _name(other) for other in same):
+            same.append(point)
+    return found
+
+
+def imported(name: str, base: Path) -> tuple[ModuleType, Provider]:
+    """A plugin and its provider; a path is relative to `base`."""
+    installed = available()
+    points = installed.get(name, [])
+    if len(points) > 1:
+        both = " and ".join(str(_provider(name, point.dist)) for point in points)
+        raise PluginError(
+            f"plugin {name!r} is an entry point of {both}; uninstall one, or name the module "
+            f"instead: {' or '.join(point.value for point in points)}."
+        )
+    try:
+        with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command says
+            if points:
+                return points[0].load(), _provider(name, points[0].dist)
+            if _is_path(name):
+                return _import_path(name, base), Provider(name)
+            if importlib.util.find_spec(name) is not None:
+                return importlib.import_module(name), _provider_of(name)
+    except PluginError:
+        raise
+    except ModuleNotFoundError as error:
+        # A dotted name whose parent is missing is unknown; a plugin that misses an import of
+        # its own is broken.
+        if not points and name.split(".")[0] == error.name:
+            raise _unknown(name, installed) from None
+        raise _broken(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+    raise _unknown(name, installed)
+
+
+def _import_path(name: str, base: Path) -> ModuleType:
+    path = (base / Path(name).expanduser()).resolve()
+    if path.name == "__init__.py":  # of a package, which its folder is
+        path = path.parent
+    file = path / "__init__.py" if path.is_dir() else path
+    if not file.is_file():
+        raise PluginError(
+            f"plugin {shown(name)}: {file} does not exist. A plugin folder holds an __init__.py "
+            "with hook implementations; a plugin file is a Python module."
+        )
+    module_name = path.name if path.is_dir() else path.name.removesuffix(".py")
+    if "." in module_name:
+        raise PluginError(
+            f"plugin {shown(name)}: Python imports no module of that name. Rename it: a file ends "
+            "in .py, and what is before that, or a folder's name, has no dot."
+        )
+    # Through sys.path, and last on it: worker processes must find the module by its name.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.import_module(module_name)
+    found = getattr(module, "__file__", None)  # what is built into Python has none
+    if found is None or Path(found).resolve() != file:
+        raise PluginError(
+            f"plugin {name!r}: the name {module_name!r} is taken by "
+            f"{found or 'a module of Python itself'}. Rename the folder or file."
+        )
+    return module
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name or name.startswith((".", "~"))
+
+
+def _broken(name: str, error: BaseException) -> PluginError:
+    return PluginError(
+        f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}"
+        f"{line_on_import(error)}. {_cure_of_import(error)}Run with --debug for its traceback."
+    )
+
+
+def _cure_of_import(error: BaseException) -> str:
+    """What to say of an import that there is not, of ours or of a package's own."""
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        return "A file of a package is no plugin by itself: name the package's folder. "
+    module = getattr(error, "name", None) or ""
+    if not isinstance(error, ImportError) or module.partition(".")[0] != PROJECT:
+        return ""
+    missing = re.match(r"cannot import name '(\w+)'", str(error))
+    known = getattr(sys.modules.get(module), "__all__", ()) if missing else ()
+    near = get_close_matches(missing[1], known, 1) if missing else []
+    return (
+        f"This is recd-plugins {distribution('recd-plugins').version}, and docs/api.md has the "
+        f"names of it{f': did you mean {near[0]!r}?' if near else '.'} "
+    )
+
+
+def _unknown(name: str, installed: dict[str, list[EntryPoint]]) -> PluginError:
+    return PluginError(
+        f"plugin {shown(name)} is no installed entry point, module or path; "
+        f"{nearest(name, installed)} Install its distribution, or write the path of a local "
+        "plugin folder with a slash: ./my_plugin."
+    )
+
+
+def _provider(plugin: str, distribution: Distribution | None) -> Provider:
+    if distribution is None:
+        return Provider(plugin)
+    return Provider(plugin, distribution.metadata["Name"], distribution.version)
+
+
+def _provider_of(module: str) -> Provider:
+    package = module.split(".")[0]
+    if package == PROJECT:
+        return _provider(module, distribution("recd-plugins"))
+    for path in sys.path:
+        if (owner := _owners(path, changed(path)).get(package)) is not None:
+            return _provider(module, owner)
+    return Provider(module)
+
+
+@lru_cache(maxsize=256)
+def _owners(folder: str, since: int) -> Mapping[str, Distribution]:
+    """The distribution of each package, from the records of those that are installed in a folder:
+    read once for a folder as it is."""
+    owners: dict[str, Distribution] = {}
+    for one in distributions(path=[folder]):
+        packages = (one.read_text("top_level.txt") or "").split() or [
+            inspect.getmodulename(file.parts[0]) or file.parts[0] for file in one.files or ()
+        ]
+        for package in packages:
+            owners.setdefault(package, one)
+    return owners
+
+
+def _name(point: EntryPoint) -> str:
+    return point.dist.metadata["Name"] if point.dist else ""
