@@ -26,7 +26,7 @@ import recd_plugins as rp
 from recd_plugins.errors import RecdError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Counted, profile_batches
-from recd_plugins.planning.planner_bases import from_rank_0
+from recd_plugins.planning.together import from_rank_0
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.tier_planner import TierPlanner
 

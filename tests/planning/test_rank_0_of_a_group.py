@@ -17,7 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 import recd_plugins as rp
 from recd_plugins.api.training import WatchedBatches
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.planner_bases import from_rank_0
+from recd_plugins.planning.together import from_rank_0
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.gloo import GlooPool

@@ -20,8 +20,6 @@ from recd_plugins.planning.planner_bases import (
     Retiers,
     TakesContext,
     Tiered,
-    agreed,
-    from_rank_0,
 )
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.replica_factor import replica_factor, replica_passes, state_bytes
@@ -38,6 +36,7 @@ from recd_plugins.planning.table_sizes import (
     tier_plan,
 )
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.together import agreed, from_rank_0
 from recd_plugins.planning.topology import GB, Cluster, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.tiers.chosen_sizes import ChosenSizes

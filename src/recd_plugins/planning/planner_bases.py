@@ -6,12 +6,10 @@ it inherits `OrdersBatches`.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import CapabilityError, FailedOnRank0, RecdError, is_of_the_system
 from recd_plugins.planning.access.look import LooksAtBatches
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.topology import Topology
@@ -37,11 +35,7 @@ __all__ = [
     "Retiers",
     "TakesContext",
     "Tiered",
-    "agreed",
-    "from_rank_0",
 ]
-
-T = TypeVar("T")
 
 RESERVE = 0.15
 """The share of an accelerator's memory that TorchRec's own planner keeps from tables."""
@@ -178,58 +172,3 @@ class HoldsRowWise(Proposes):
     @abstractmethod
     def explain(self) -> str:
         """Why the last plan is what it is, in words."""
-
-
-def agreed(make: Callable[[], T], group: ProcessGroup | None = None) -> T:
-    """The result of rank 0 of the group, by default the job's, on every rank of it; of a job of one
-    rank, its own."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        ranks = group or dist.GroupMember.WORLD
-        assert ranks is not None
-        return from_rank_0(ranks, make)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise CapabilityError(
-            "the ranks of this job must agree on what they see in batches, but there is no process "
-            "group. Call torch.distributed.init_process_group first."
-        )
-    return make()
-
-
-def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
-    """The result of rank 0, on every rank; or its error, for which the others wait as well.
-
-    An error of others' code is raised as it is on rank 0; the other ranks learn what it says.
-    """
-    import torch.distributed as dist
-
-    failure: Exception | None = None
-
-    def attempt() -> T | RecdError:
-        nonlocal failure
-        try:
-            return make()
-        except RecdError as error:
-            return error
-        except Exception as error:
-            failure = error
-            kind = type(error).__name__
-            message = (
-                f"rank 0 ended with {kind}: {error} Its traceback is there; no rank goes on "
-                "without what it was to make."
-            )
-            if is_of_the_system(error):
-                return RecdError(message)
-            return FailedOnRank0(message, kind, str(error))
-
-    made = [attempt() if group.rank() == 0 else None]
-    if group.size() > 1:
-        # TorchRec's own function for this broadcasts from rank 0 of the job, whatever the group.
-        dist.broadcast_object_list(made, group=group, group_src=0)
-    if failure is not None:
-        raise failure
-    found = cast("T | RecdError", made[0])
-    if isinstance(found, RecdError):
-        raise found
-    return found

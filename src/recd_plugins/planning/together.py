@@ -1,22 +1,32 @@
-"""What all ranks of a group do together: where it fails on one of them, it fails on all."""
+"""What all ranks of a group do together, or rank 0 for all: where it fails on one of them, it fails
+on all."""
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import (
+    CapabilityError,
+    DataError,
+    FailedOnRank0,
+    RecdError,
+    is_of_the_system,
+)
 from recd_plugins.notices import NoticeWarning
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["planning_by", "ranks_where", "together"]
+__all__ = ["agreed", "from_rank_0", "planning_by", "ranks_where", "together"]
+
+T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=60)
 """The time that a rank which fails waits for the others, until they hear of it."""
@@ -140,3 +150,58 @@ def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
     marks[group.rank()] = int(here)
     dist.all_reduce(marks, group=group)
     return [rank for rank, so in enumerate(marks.tolist()) if so]
+
+
+def agreed(make: Callable[[], T], group: ProcessGroup | None = None) -> T:
+    """The result of rank 0 of the group, by default the job's, on every rank of it; of a job of one
+    rank, its own."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        ranks = group or dist.GroupMember.WORLD
+        assert ranks is not None
+        return from_rank_0(ranks, make)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise CapabilityError(
+            "the ranks of this job must agree on what they see in batches, but there is no process "
+            "group. Call torch.distributed.init_process_group first."
+        )
+    return make()
+
+
+def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
+    """The result of rank 0, on every rank; or its error, for which the others wait as well.
+
+    An error of others' code is raised as it is on rank 0; the other ranks learn what it says.
+    """
+    import torch.distributed as dist
+
+    failure: Exception | None = None
+
+    def attempt() -> T | RecdError:
+        nonlocal failure
+        try:
+            return make()
+        except RecdError as error:
+            return error
+        except Exception as error:
+            failure = error
+            kind = type(error).__name__
+            message = (
+                f"rank 0 ended with {kind}: {error} Its traceback is there; no rank goes on "
+                "without what it was to make."
+            )
+            if is_of_the_system(error):
+                return RecdError(message)
+            return FailedOnRank0(message, kind, str(error))
+
+    made = [attempt() if group.rank() == 0 else None]
+    if group.size() > 1:
+        # TorchRec's own function for this broadcasts from rank 0 of the job, whatever the group.
+        dist.broadcast_object_list(made, group=group, group_src=0)
+    if failure is not None:
+        raise failure
+    found = cast("T | RecdError", made[0])
+    if isinstance(found, RecdError):
+        raise found
+    return found

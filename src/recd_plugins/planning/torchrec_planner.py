@@ -25,10 +25,10 @@ from recd_plugins.planning.planner_bases import (
     RESERVE,
     HoldsRowWise,
     TakesContext,
-    from_rank_0,
 )
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.sharders import fused_by_table, fused_in_words, sharded_modules
+from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:

@@ -100,8 +100,7 @@ class FeatureSteps:
             return
         import torch.distributed as dist
 
-        from recd_plugins.planning.planner_bases import agreed
-        from recd_plugins.planning.together import together
+        from recd_plugins.planning.together import agreed, together
         from recd_plugins.sparse.own_batches import sample_size, sampled_features
 
         if "converter" in self.__dict__:

@@ -22,7 +22,7 @@ from recd_plugins.notices import (
 )
 from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.planner_bases import from_rank_0
+from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.slots import SLOTS

@@ -51,10 +51,10 @@ from recd_plugins.planning.planner_bases import (
     Retiers,
     TakesContext,
     Tiered,
-    from_rank_0,
 )
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice
 from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means

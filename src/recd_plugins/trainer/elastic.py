@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore, Store
 
 from recd_plugins.errors import RecdError, listed, so_many
 from recd_plugins.launch.environment import ELASTIC, launchers_store
-from recd_plugins.planning.planner_bases import agreed
+from recd_plugins.planning.together import agreed
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.storage.whole_file import write_whole
 from recd_plugins.trainer.checkpoints.files import read_job

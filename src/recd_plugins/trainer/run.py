@@ -18,7 +18,7 @@ from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import CapabilityError, RegistryError, listed, so_many, without_frames
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
-from recd_plugins.planning.planner_bases import agreed
+from recd_plugins.planning.together import agreed
 from recd_plugins.registry.capability import check_gpus
 from recd_plugins.registry.option_files import files_of_steps
 from recd_plugins.registry.plugin_code import code_of
