@@ -139,7 +139,8 @@ def commands_page() -> str:
         call = inspect.unwrap(command.callback)
         alone = modules[call.__module__] == 1
         source = inspect.getsource(inspect.getmodule(call) if alone else call)
-        bar = "a bar" if "with progress()" in source else ""
+        shows = ("with progress()", "= ready(")
+        bar = "a bar" if any(one in source for one in shows) else ""
         mark = "yes" if "--json" in options else ""
         anchor = f"recd {name}".replace(" ", "-")
         summary = _summary(command).split(". ")[0].rstrip(".")

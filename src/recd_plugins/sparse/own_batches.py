@@ -73,7 +73,7 @@ def features_of(
 
 
 def all_features_of(
-    batch: Any, features: FeaturesOf | None
+    batch: Any, features: FeaturesOf | None = None
 ) -> tuple[KeyedJaggedTensor | SparseFeatures, ...]:
     """All sparse features of a batch, of which `features` may name several: one at least."""
     if features is not None:

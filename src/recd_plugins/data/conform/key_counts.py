@@ -77,7 +77,7 @@ class KeyCounts:
         self._merge()
         return self._values
 
-    def most_frequent(self, *, least_count: int, most: int | None = None) -> I64:
+    def most_frequent(self, *, least_count: int = 1, most: int | None = None) -> I64:
         """The places among `keys` of those that occur `least_count` times or more, `most` of them:
         the most frequent first, ties by key."""
         counts = self.counts
