@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,16 +14,14 @@ from numpy.typing import ArrayLike
 
 from recd_plugins.api import RegistryError
 from recd_plugins.api.data import whole_file
-from recd_plugins.api.planning import (
-    RowDistribution,
-)
+from recd_plugins.api.planning import Floats, Integers, RowDistribution
 from recd_scars.theory import CacheSize, Memory, cost, epoch, optimal_cache
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CacheCurve", "Point"]
+__all__ = ["CacheCurve", "Point", "merged_rows"]
 
 BYTES = 4
 """A number is a float32, and so is one of the paper's indices."""
@@ -205,3 +203,32 @@ def _draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
     axes.set_xscale("log")
     axes.set_ylim(0, 102)
     axes.set(xlabel="rows cached, %", ylabel="lookups that hit, %", title="hits by cache portion")
+
+
+def merged_rows(tables: Sequence[RowDistribution]) -> RowDistribution:
+    """The rows of all, hottest first; ids are not kept."""
+    if len(tables) == 1:
+        return tables[0]
+    counts, p, presence = (
+        np.concatenate([getattr(one, part) for one in tables])
+        for part in ("counts", "p", "presence")
+    )
+    order = np.argsort(-p, kind="stable")
+    return RowDistribution.of(
+        counts[order], p[order], presence[order], uncertainty=_together(tables, order)
+    )
+
+
+def _together(tables: Sequence[RowDistribution], order: Integers) -> Floats | None:
+    """[R] the uncertainty of all, as if each table's were on its own: their lookups, at the rows of
+    each that are as hot."""
+    if all(one.uncertainty is None for one in tables):
+        return None
+    lookups = sum(one.lookups for one in tables)
+    of = np.repeat(np.arange(len(tables)), [len(one.counts) for one in tables])[order]
+    whole = np.zeros(len(order))
+    for number, one in enumerate(tables):
+        if one.uncertainty is not None and lookups:
+            at = np.append(0.0, one.uncertainty)[np.cumsum(of == number)]
+            whole += (at * one.lookups / lookups) ** 2
+    return np.sqrt(whole)

@@ -6,13 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 import recd_plugins
 from recd_plugins.api import RegistryError, nearest
 from recd_plugins.api.planning import (
-    Floats,
-    Integers,
     Profile,
     RowDistribution,
     exponential,
@@ -21,8 +17,9 @@ from recd_plugins.api.planning import (
     uniform,
     zipf,
 )
+from recd_scars.cache_curve import merged_rows
 
-__all__ = ["CurveSource", "merged_rows", "of_law", "of_profile", "of_registry"]
+__all__ = ["CurveSource", "of_law", "of_profile", "of_registry"]
 
 LAWS: Mapping[str, Callable[..., RowDistribution]] = {
     "exponential": exponential,
@@ -84,32 +81,3 @@ def of_registry(
     profile = stack.profile({name: table.counted for name, table in chosen.items()}, batches)
     rows = merged_rows([profile[name] for name in chosen])
     return CurveSource(name=", ".join(chosen), rows=rows, width=widths.pop())
-
-
-def merged_rows(tables: Sequence[RowDistribution]) -> RowDistribution:
-    """The rows of all, hottest first; ids are not kept."""
-    if len(tables) == 1:
-        return tables[0]
-    counts, p, presence = (
-        np.concatenate([getattr(one, part) for one in tables])
-        for part in ("counts", "p", "presence")
-    )
-    order = np.argsort(-p, kind="stable")
-    return RowDistribution.of(
-        counts[order], p[order], presence[order], uncertainty=_together(tables, order)
-    )
-
-
-def _together(tables: Sequence[RowDistribution], order: Integers) -> Floats | None:
-    """[R] the uncertainty of all, as if each table's were on its own: their lookups, at the rows of
-    each that are as hot."""
-    if all(one.uncertainty is None for one in tables):
-        return None
-    lookups = sum(one.lookups for one in tables)
-    of = np.repeat(np.arange(len(tables)), [len(one.counts) for one in tables])[order]
-    whole = np.zeros(len(order))
-    for number, one in enumerate(tables):
-        if one.uncertainty is not None and lookups:
-            at = np.append(0.0, one.uncertainty)[np.cumsum(of == number)]
-            whole += (at * one.lookups / lookups) ** 2
-    return np.sqrt(whole)

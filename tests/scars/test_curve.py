@@ -16,8 +16,7 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, zipf
-from recd_scars.cache_curve import CacheCurve
-from recd_scars.curve_source import merged_rows
+from recd_scars.cache_curve import CacheCurve, merged_rows
 from recd_scars.theory import Memory
 
 
