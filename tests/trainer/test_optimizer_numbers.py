@@ -135,6 +135,16 @@ def test_the_states_of_tables_of_other_ranks_have_a_taker(
     assert "no taker" not in printed
 
 
+def test_of_tables_without_states_none_begin_anew(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    def sgd(steps: int) -> dict[str, Any]:
+        return registry(tmp_path, steps=steps, optimizer={**OPTIMIZERS, "tables": "sgd"})
+
+    gloo_pool.run(trained, sgd(4))
+    printed, _ = gloo_pool.run(said, sgd(5), True)[0]
+    assert "resumed after step 4" in printed
+    assert "anew" not in printed
+
+
 @pytest.mark.parametrize("ways", [("data_parallel", "table_wise"), ("table_wise", "data_parallel")])
 def test_a_table_that_another_optimizer_steps_by_a_new_plan_begins_anew_there(
     tmp_path: Path, gloo_pool: GlooPool, ways: tuple[str, str]

@@ -440,7 +440,7 @@ def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> 
             continue
         if name not in tables:
             job.dense.state.pop(job.optimizer.params[name])
-        if before or name in tables:
+        if before or (states and name in tables):  # SGD of tables has none
             found.append(name)
     return found
 
