@@ -19,6 +19,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recd_plugins.compat.last_tables import end_in_a_row
 from recd_plugins.compat.torchrec import module_options
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError, so_many
@@ -105,6 +106,7 @@ class TierCluster:
             qcomm_codecs_registry=sharder.qcomm_codecs_registry,
             **options,
         )
+        end_in_a_row(sharded)
         of_parts = isinstance(sharded, TierRowBagCollection)
         self._tiers.update(sharded.tiered if of_parts else [sharded.tiers])
         return sharded
