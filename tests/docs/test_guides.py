@@ -21,7 +21,7 @@ def test_weights_leave_a_run_and_are_served_in_int8(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     reader.read(DOCS / "checkpoints.md")
     reader.read(DOCS / "export.md")
-    assert reader.ran == ["recd train", "python weights.py", "python serve.py"]
+    assert reader.ran == ["recd train", "python weights.py", "python states.py", "python serve.py"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from recd_plugins.advise.demand import step_seconds
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
-from recd_plugins.trainer.checkpoints.weights import load_weights
+from recd_plugins.trainer.checkpoints.weights import checkpoint_reader, load_weights
 from recd_plugins.trainer.measure.beside import Beside
 from recd_plugins.trainer.measure.watched import WatchedBatches
 from recd_plugins.trainer.training import Training
@@ -13,6 +13,7 @@ __all__ = [
     "TrainSettings",
     "Training",
     "WatchedBatches",
+    "checkpoint_reader",
     "load_weights",
     "step_seconds",
 ]

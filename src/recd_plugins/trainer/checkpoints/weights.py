@@ -1,4 +1,5 @@
-"""The weights of a run's checkpoint in a plain model, by one process: to serve, to export."""
+"""The weights of a run's checkpoint in a plain model, by one process, to serve and to export; and
+all that it has of tensors, for whoever loads by torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import StorageReader
 
 from recd_plugins.errors import DataError, listed
 from recd_plugins.notices import NoticeWarning
@@ -14,7 +16,17 @@ from recd_plugins.trainer.checkpoints.extra_states import EXTRA
 from recd_plugins.trainer.checkpoints.files import check_whole, checkpoint_of, read_job, read_rank
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
-__all__ = ["load_weights"]
+__all__ = ["checkpoint_reader", "load_weights"]
+
+
+def checkpoint_reader(run: str | Path) -> StorageReader:
+    """The `storage_reader` by which `torch.distributed.checkpoint.load` reads the latest checkpoint
+    of a run, or the one named, onto any plan and ranks. Names and shapes are those of
+    `read_metadata().state_dict_metadata`: `model.NAME` and `optimizer.NAME/STATE`.
+    """
+    path = checkpoint_of(Path(run))
+    check_whole(path)
+    return JsonReader(path)
 
 
 def load_weights(model: nn.Module, run: str | Path) -> int:
