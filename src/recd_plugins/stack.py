@@ -630,7 +630,7 @@ class Stack(LooksAtBatches):
         if sharders is not None:
             sharders = check_sharders(sharders, "stack.plan")
         self._train_on(process_group)
-        self._usage.as_written()
+        self._usage.as_written(dist.get_world_size(process_group))
         self.check_topology(topology)
         check_known(constraints or {})
         planning = self._planning
@@ -777,7 +777,7 @@ class Stack(LooksAtBatches):
         A `profile` stands for what would be counted of the dataset; where there is none, the plan
         is for a trainer's own batches.
         """
-        self._usage.as_written()
+        self._usage.as_written(world_size)
         planning = self._planning
         of_trainer = profile is not None and not self.registry.has_dataset
         if self.registry.has_dataset:

@@ -47,7 +47,7 @@ def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(si
     registry = Registry.load({"plugins": ["changing_plugin"]})
     assert state() == before
     with pytest.warns(NoticeWarning) as found:
-        Usage(registry).as_written()
+        Usage(registry).as_written(2)
     assert [str(one.message).partition(" is put back: ")[0] for one in found] == [
         "the folder that the process works in (os.chdir)",
         "the rank that this process is (os.environ['RANK'])",

@@ -62,13 +62,13 @@ class Usage:
         """Take what all ranks found alike of something that was built."""
         self._give(*notices)
 
-    def as_written(self) -> None:
+    def as_written(self, world_size: int) -> None:
         """Look at what registry.yaml says by itself: keys of it, or of a topology's file, with
         nothing behind them, which may be what was commented out; overrides with nothing behind
         them, as of a variable of the shell that is not set; settings of what others switch off; and
         what its plugins change of the process."""
         source = self._registry.source
-        self._give(*_idle_settings(self._registry))
+        self._give(*_idle_settings(self._registry, world_size))
         self._give(*self._registry.catalog.put_back, *self._registry.empty)
         for key in source.empty:
             why = "its defaults hold"
@@ -267,9 +267,9 @@ class Usage:
         self._notices.give(notices, dist.get_rank(self.group) if dist.is_initialized() else 0)
 
 
-def _idle_settings(registry: Registry) -> Iterator[Unused]:
+def _idle_settings(registry: Registry, world_size: int) -> Iterator[Unused]:
     """Notices of settings that are for what other settings switch off, or that allow all that is
-    allowed without them."""
+    allowed without them, in a job of so many ranks."""
     train = registry.train
     if train.optimizer.tables == "sgd" and "tables_eps" in registry.written("train", "optimizer"):
         yield Unused(
@@ -283,13 +283,13 @@ def _idle_settings(registry: Registry) -> Iterator[Unused]:
             why="it says by which batches replicas move, and retier_every is 0, so that none do",
             cure="Set `train.retier_every`, or take it out.",
         )
-    stated, ranks = registry.topology.ranks_per_node, train.ranks
-    if stated and stated > ranks and _is_written(registry, "topology", "ranks_per_node"):
+    stated = registry.topology.ranks_per_node
+    if stated and stated > world_size and _is_written(registry, "topology", "ranks_per_node"):
         yield Unused(
             what="topology: ranks_per_node",
-            why=f"nodes of {so_many(stated, 'rank')} are more than {so_many(ranks, 'rank')} fill, "
-            "which count as one node",
-            cure=f"Set `train.ranks`, or write `topology.ranks_per_node: {ranks}`.",
+            why=f"nodes of {so_many(stated, 'rank')} are more than {so_many(world_size, 'rank')} "
+            "fill, which count as one node",
+            cure=f"Train on more ranks, or write `topology.ranks_per_node: {world_size}`.",
         )
     yield from _empty_constraints(registry)
 
