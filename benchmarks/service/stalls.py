@@ -51,14 +51,15 @@ def stalls(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Figur
         side: 1e3 * statistics.median(one.result.first for one in measured[side])
         for side in measured
     }
+    stalled = statistics.median(shares("service"))
     return Figure(
         name="trainer with enough workers: stalls, of step time",
-        value=statistics.median(shares("service")),
+        value=stalled,
         unit="of 1",
         baseline=statistics.median(shares("local")),
         target=0.01,
         at_most=True,
-        spread=spread(shares("service")),
+        spread=spread(shares("service")) if stalled else None,
         note=f"as the client counts it, behind an epoch's first batch; steps of {1e3 * step:.2f} "
         f"ms, which use no processor, {ENOUGH} times what 2 workers need; beside it the local "
         f"reader's in the same steps; for the first batch of an epoch {firsts['service']:.0f} ms, "
