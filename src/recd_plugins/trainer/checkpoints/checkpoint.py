@@ -440,7 +440,9 @@ def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> 
             continue
         if name not in tables:
             job.dense.state.pop(job.optimizer.params[name])
-        if before or (states and name in tables):  # SGD of tables has none
+        # SGD of tables has no states, and the checkpoint has its rates.
+        was_table = name in numbers.get("tables", {})
+        if before or (states if name in tables else was_table):
             found.append(name)
     return found
 
