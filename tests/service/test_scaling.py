@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from service_jobs import stack_of, until
+from typer.testing import CliRunner
 
 from recd_dsi.service.calls import NO_CREDENTIALS
-from recd_dsi.service.cli import _started
+from recd_dsi.service.cli import _started, serve
 from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.page import metrics
 from recd_dsi.service.reader import end_workers
 from recd_dsi.service.scaling import Bounds, Scaling
+from recd_plugins import load
 from recd_plugins.errors import RegistryError
 from recd_plugins.testing.resume import assert_same_batch
 
@@ -64,6 +66,27 @@ def test_bounds_that_are_none_are_refused(tables: Path) -> None:
             stack_of(tables, {"use": "service", **wrong})
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--registry nowhere.yaml", "nowhere.yaml: there is no such registry"),
+        ("--registry no-dataset.yaml", "nothing fills the slot 'dataset'"),
+        (
+            "--workers 5 --most-workers 2",
+            "--most-workers: 2 is fewer than the 5 of --workers. Raise it, or lower --workers.",
+        ),
+    ],
+)
+def test_a_coordinator_says_where_it_serves_once_what_it_is_given_is_right(
+    options: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("no-dataset.yaml").write_text("plugins: [recd_dsi]\n")
+    refused = CliRunner().invoke(serve, ["coordinator", *options.split()])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert says in refused.stderr
+
+
 @pytest.mark.ranks
 def test_batches_stay_while_workers_come_and_go(tables: Path) -> None:
     theirs = iter(stack_of(tables, {"use": "local"}).loader(0, 1))
@@ -93,7 +116,7 @@ def test_workers_that_a_coordinator_starts_listen_where_it_does(
     values = {"plugins": ["recd_dsi"], "folder": str(tmp_path / "made"), "dataset": dataset}
     registry.write_text(json.dumps(values))
     server = Coordinator("127.0.0.2")
-    backend = _started(registry, (), "local", 1, server, NO_CREDENTIALS)
+    backend = _started(load(registry), "local", 1, server, NO_CREDENTIALS)
     try:
         until(lambda: len(server.members) == 1)
         (worker,) = server.members.there()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from recd_dsi.service.calls import Credentials
     from recd_dsi.service.coordinator import Coordinator
     from recd_dsi.service.fleet import Backend
+    from recd_plugins import Stack
 
 __all__ = ["serve"]
 
@@ -115,6 +116,12 @@ def coordinator(
         die_with_parent()
         if registry is None:
             _check_starts_none(overrides or (), backend, workers, most_workers)
+        if most_workers is not None and most_workers < workers:
+            raise RegistryError(
+                f"--most-workers: {most_workers} is fewer than the {workers} of --workers. Raise "
+                "it, or lower --workers."
+            )
+        stack = None if registry is None else _checked(registry, overrides or ())
         bounds = None if most_workers is None else Bounds(fewest=workers, most=most_workers)
         credentials = credentials_of(token_file, certificate, key)
         server = Coordinator(host, port, credentials)
@@ -122,8 +129,8 @@ def coordinator(
         if not as_json:
             typer.echo(f"serves {server.address}")
         started = None
-        if registry is not None:
-            started = _started(registry, overrides or (), backend, workers, server, credentials)
+        if stack is not None:
+            started = _started(stack, backend, workers, server, credentials)
         if bounds is not None:
             server.scaling = Scaling(bounds)
             Scaler(server.scaling, server.clients, started)
@@ -247,9 +254,19 @@ def _check_starts_none(
             )
 
 
+def _checked(registry: Path, overrides: Sequence[str]) -> Stack:
+    """The stack of a registry with a dataset: nobody is told to join before it is known to be
+    right."""
+    from recd_plugins import load
+
+    with redirect_stdout(sys.stderr):  # what plugins print is no part of what the command says
+        stack = load(registry, overrides)
+    stack.registry.one("dataset")
+    return stack
+
+
 def _started(
-    registry: Path,
-    overrides: Sequence[str],
+    stack: Stack,
     backend: str,
     workers: int,
     server: Coordinator,
@@ -260,10 +277,9 @@ def _started(
     from recd_dsi.service.local_backend import LocalBackend
     from recd_dsi.service.ray_backend import RayBackend
     from recd_dsi.service.worker import WorkerOptions
-    from recd_plugins import load
 
-    with redirect_stdout(sys.stderr):  # what plugins print is no part of what the command says
-        delivery = load(registry, overrides).delivery()
+    with redirect_stdout(sys.stderr):
+        delivery = stack.delivery()
     host, _ = host_and_port(server.address)  # where ranks call it, they can call its workers
     options = WorkerOptions(host=host, join=server.address, credentials=credentials)
     given = (delivery, options, workers, server.has_started)
