@@ -185,6 +185,32 @@ def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run("init", "table", "--test", "table", "--force")
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("empty", "empty: not a whole Parquet file, but empty"),
+        ("rows.json", "rows.json: not a Parquet file, but JSON"),
+        ("packed", "packed: not a Parquet file, but something else"),
+        ("run", "run: holds no .parquet file, so it is not a table"),
+        ("nowhere", "TABLE: nowhere: there is no such table"),
+    ],
+)
+def test_init_says_of_what_is_no_table_that_it_is_none(
+    path: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it asks for a test split, or for another file to write."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    Path("rows.json").write_text('{"a": 1}\n')
+    Path("packed").write_bytes(bytes(range(128, 256)) * 9)
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    Path("registry.yaml").write_text("strict: true\n")
+    refused = CliRunner().invoke(app, ["init", path])
+    assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output
+    assert Path("registry.yaml").read_text() == "strict: true\n"
+
+
 def test_parquet_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a schema that the registry then holds; nothing is copied."""
     monkeypatch.chdir(tmp_path)

@@ -74,9 +74,9 @@ def init(
         from recd_plugins.registry import Registry
 
         check_writable(out, "--out", (".yaml", ".yml"))
+        text, opened = registry_of_table(table, test, schema)
         if out.exists() and not force:
             raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
-        text, opened = registry_of_table(table, test, schema)
         write_whole(out, text)
         chosen = Registry.load(out)
         dataset = chosen.one("dataset").config
@@ -98,24 +98,22 @@ def registry_of_table(
     table: Location, test: Location | None, schema: Location | None, named: str = "TABLE"
 ) -> tuple[str, Table]:
     """The registry for a table, which an option or argument has `named`, and that, open."""
-    from recd_plugins.data.files import NoSuchTable, named_by
+    from recd_plugins.data.files import named_by
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
     from recd_plugins.errors import DataError
 
     train = table / "train" if (table / "train").is_dir() else table
     held_out = test or (table / "test" if (table / "test").is_dir() else None)
-    if held_out is None:
-        if isinstance(table, Path) and not table.exists():
-            raise NoSuchTable(table, named)
-        raise DataError(
-            f"{table}: has no test split. `recd data import --split-by time` makes one; or "
-            "name a table of its own with --test."
-        )
     foreign = None if schema is None else load_schema(schema)
     whole = None if foreign is None else foreign.keeping_all
     with named_by(named):
         opened = Table.open(train, whole)
+    if held_out is None:
+        raise DataError(
+            f"{table}: has no test split. `recd data import --split-by time` makes one; or "
+            "name a table of its own with --test."
+        )
     with named_by("--test"):
         tested = Table.open(held_out, whole or opened.schema)
     for one in (opened, tested):
