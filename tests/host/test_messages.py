@@ -58,7 +58,11 @@ REGISTRIES = {
     ),
     "an empty file": (
         "",
-        ["nothing fills the slot", "`recd plugins", "lists what all installed plugins provide"],
+        [
+            "registry.yaml: is empty, or has comments alone: nothing fills the slot",
+            "`recd plugins",
+            "lists what all installed plugins provide",
+        ],
     ),
     "a key twice": (
         GOOD + "train: {steps: 2}\n",
@@ -176,6 +180,13 @@ def test_a_mistake_in_the_registry(mistake: str, folder: Path) -> None:
 )
 def test_a_mistake_in_an_override(override: str, says: str, folder: Path) -> None:
     assert says in message(train(GOOD, override))
+
+
+def test_an_empty_registry_is_called_empty_whatever_overrides_add(folder: Path) -> None:
+    for text in ("", "# model: {use: dlrm}\n"):
+        printed = message(train(text, "train.steps=3"))
+        assert "registry.yaml: is empty, or has comments alone: nothing fills" in printed
+    assert "is empty" not in message(train("train: {steps: 3}\n"))
 
 
 def test_no_registry(folder: Path) -> None:

@@ -269,8 +269,10 @@ class Registry:
         choices = self.chosen(slot)
         if not choices:
             known = [claim.record.name for claim in self.catalog.of(slot)]
+            path, lines = self.source.path, self.source.lines
+            blank = f"{path}: is empty, or has comments alone: " if path and not lines else ""
             raise RegistryError(
-                f"nothing fills the slot {slot!r}. Add `{slot}: {{use: ...}}` to "
+                f"{blank}nothing fills the slot {slot!r}. Add `{slot}: {{use: ...}}` to "
                 f"{self.source.path or 'registry.yaml'}; {nearest('', known)} "
                 f"`recd plugins {slot}` lists what all installed plugins provide."
             )
