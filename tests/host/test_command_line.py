@@ -106,6 +106,10 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
             "advise -r none.yaml --rounds 4",
             "--rounds: does nothing here, for nothing is trained without --try",
         ),
+        (
+            "advise --table none -r registry.yaml",  # which is named by default, too
+            "--registry: does nothing here, for --table is advised on in place of a registry.",
+        ),
         ("data rewrite a b --days 3", "--days: does nothing here, for no log of readers is read"),
     ],
 )

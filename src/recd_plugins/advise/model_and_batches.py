@@ -300,9 +300,17 @@ def _named(name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(
-            f"{name}: {what} raised {type(error).__name__}: {error} Run with --debug for its "
-            "traceback."
+            f"{name}: {what} raised {type(error).__name__}{_sentence(error)} Run with --debug for "
+            "its traceback."
         ) from error
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says, with a full stop at its end."""
+    text = str(error).strip()
+    if not text:
+        return "."
+    return f": {text}" if text[-1] in ".!?" else f": {text}."
 
 
 def _is_own(value: object, module: ModuleType) -> bool:
@@ -311,6 +319,11 @@ def _is_own(value: object, module: ModuleType) -> bool:
 
 def _module(place: str, name: str) -> ModuleType:
     """The module of a file, or of a dotted name, which is looked for beside the file, or here."""
+    if not place.endswith(".py") and ("/" in place or Path(place).is_file()):
+        raise DataError(
+            f"{name}: {place} is no file of Python. Name one that ends in .py, or a module: "
+            "my_trainer.py:parts."
+        )
     file = path_of(place, name).resolve() if place.endswith(".py") else None
     if file is not None and not file.is_file():
         raise DataError(f"{name}: there is no file {file}.")

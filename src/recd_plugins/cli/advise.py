@@ -109,6 +109,7 @@ Steps = Annotated[int, typer.Option("--steps", help="Steps of a turn.", min=1)]
 
 
 def advise(
+    context: typer.Context,
     overrides: Overrides = None,
     registry: RegistryFile = REGISTRY,
     table: OfTable = None,
@@ -154,6 +155,13 @@ def advise(
             )
         if trainer is not None and table is not None:
             raise DataError("--trainer has a loader of its own: leave --table out.")
+        if table is not None:
+            source = context.get_parameter_source("registry")
+            check_of_use(
+                {"--registry": source is not None and source.name != "DEFAULT"},
+                "--table is advised on in place of a registry",
+                "Leave --table out",
+            )
         if table is None and (test is not None or schema is not None):
             raise DataError("--test and --schema are for a --table.")
         if trainer is not None and registry == REGISTRY and not registry.exists():
