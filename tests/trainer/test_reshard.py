@@ -419,6 +419,9 @@ def test_it_writes_where_train_would(
     (tmp_path / "thesis" / "chapter.tex").write_text("")
     found = refused(tmp_path / "thesis")
     assert f"TO: {tmp_path / 'thesis'} is no run: it holds chapter.tex." in found
+    (tmp_path / "other" / "checkpoints" / "step-00000003").mkdir(parents=True)
+    found = refused(tmp_path / "other" / "checkpoints" / "x")
+    assert f"lies in {tmp_path / 'other' / 'checkpoints'}, where another run has its" in found
     monkeypatch.chdir(tmp_path / "thesis")
     assert "TO: . is the folder that this is called in" in refused(Path())
     monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=Held("process 1")))

@@ -57,9 +57,14 @@ def reshard(
     """
     with reported(debug):
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
-        from recd_plugins.trainer.run_folder import check_free, check_is_run
+        from recd_plugins.trainer.run_folder import (
+            check_free,
+            check_is_run,
+            check_not_among_checkpoints,
+        )
 
         check_is_run(target, "TO")
+        check_not_among_checkpoints(target, "TO")
         check_free(target, "TO")
         check_writable(target / "checkpoints" / "job.json", "TO")
         values = _values(registry)

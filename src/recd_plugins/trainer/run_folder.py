@@ -21,6 +21,7 @@ __all__ = [
     "check_free",
     "check_is_run",
     "check_makes_files",
+    "check_not_among_checkpoints",
     "check_resumable",
     "checkpoints_in",
     "remove_parts",
@@ -55,6 +56,17 @@ def check_is_run(run: Path, option: str = "train.run") -> None:
             f"{option}: {run} is no run: it holds {listed(held)}. Name a folder that is empty, or "
             "not there."
         )
+
+
+def check_not_among_checkpoints(run: Path, option: str) -> None:
+    """`RegistryError` where the folder that `option` names lies where another run has its
+    checkpoints."""
+    for folder in Path(os.path.realpath(run)).parents:
+        if folder.name == "checkpoints" and checkpoints_in(folder):
+            raise RegistryError(
+                f"{option}: {run} lies in {folder}, where another run has its checkpoints. Name a "
+                "folder outside that run."
+            )
 
 
 def check_makes_files(path: Path, option: str) -> None:
