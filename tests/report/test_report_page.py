@@ -100,6 +100,21 @@ def test_a_label_that_no_sample_of_an_evaluation_has_is_left_out(tmp_path: Path)
     assert "Calibration of ordered" not in text
 
 
+def test_metrics_of_a_finished_run_that_are_cut_off_bring_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    whole = '{"kind": "train", "step": 5, "loss": 0.5}\n'
+    Path("run/metrics.jsonl").write_text(whole + '{"kind": "test", "st')
+    assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0  # it may yet be written
+    Path("run/summary.json").write_text('{"finished": true}')
+    with pytest.warns(NoticeWarning, match=r"run: the last line of its metrics\.jsonl is cut off"):
+        assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
+    Path("run/metrics.jsonl").write_text(whole)
+    assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
+
+
 def test_an_older_run_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"kind": "train", "step": 5, "loss": 0.5}\n'

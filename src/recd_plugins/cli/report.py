@@ -64,6 +64,14 @@ def report(
                 stacklevel=2,
             )
         logs = sources.runs
+        for log in logs:
+            if log.cut_off:
+                warnings.warn(
+                    f"{log.name}: the last line of its metrics.jsonl is cut off, though the run "
+                    "has finished, and is left out. Take the file from a copy of the run.",
+                    NoticeWarning,
+                    stacklevel=2,
+                )
         with naming_source(sources):
             text = page(sources)
             rows = {log.name: row(log) for log in logs}

@@ -79,6 +79,8 @@ class RunLog:
     """Versions, and the machine."""
     registry: str
     """The text of it."""
+    cut_off: bool = False
+    """Whether the run has finished, and the last line of its metrics.jsonl has no end."""
 
     def curve(self, kind: str, value: str) -> Curve:
         """The curve of a value in the lines of `kind`: curve("test", "auc")."""
@@ -120,6 +122,7 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
         timeline=kept["timeline"].get("ranks", ()),
         environment=kept["environment"],
         registry=chosen,
+        cut_off=bool(kept["summary"].get("finished") and every and not every[-1].endswith("\n")),
     )
 
 
