@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from plugins import write_distribution, write_module
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.notices import hide_logs
 
 GOOD = """
 plugins: [recd_dlrm]
@@ -22,6 +23,12 @@ dataset: {use: random, samples: 64}
 model: {use: dlrm}
 train: {steps: 1}
 """
+
+
+@pytest.fixture(autouse=True)
+def logs() -> None:
+    """As the program's `main` has them, which these tests do not call."""
+    hide_logs()
 
 
 @pytest.fixture
