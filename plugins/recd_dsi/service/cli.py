@@ -255,7 +255,7 @@ def _check_starts_none(
 
 
 def _checked(registry: Path, overrides: Sequence[str]) -> Stack:
-    """The stack of a registry with a dataset: nobody is told to join before it is known to be
+    """The stack of a registry with a dataset: nobody is asked to join before it is known to be
     right."""
     from recd_plugins import load
 
