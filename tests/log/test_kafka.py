@@ -233,7 +233,9 @@ def test_a_key_is_needed_by_requests_and_events_alone(brokers, tmp_path):
     def rows(**more: str) -> tuple[list[int], JoinReport]:
         messages = dataclasses.replace(JSON, **kinds, **more)
         log, report = opened(brokers, "heartbeats"), JoinReport()
-        streams = joined(log, LoggedConfig(messages=messages).decoder(log.route), None, report)
+        streams = joined(
+            log, LoggedConfig(messages=messages).decoder(log.route), JoinConfig(), report
+        )
         return [n for one in streams for rows in one for n in rows["item"].to_pylist()], report
 
     send(b'{"type": "shown", "id": 1, "item": 3}', b"me")

@@ -91,8 +91,6 @@ def plan(
     Tables are profiled on the train split, which is prepared first if it is not there.
     """
     with reported(debug):
-        from recd_plugins.trainer.dense_optimizer import check_dense_optimizer
-
         given = overrides_with_ranks(overrides, ranks)
         stack = loaded(registry, given)
         if ranks is not None and (misfit := _streams_misfit(stack)):
@@ -106,7 +104,7 @@ def plan(
         check_apart(files)
         for option, file in files.items():
             check_not_read(file, option, [registry])
-        check_dense_optimizer(stack)
+        _check_dense_optimizer(stack)
         with progress() as show:
             stack.check_planner()
             stack.prepare(show)
@@ -137,6 +135,12 @@ def plan(
 def overrides_with_ranks(overrides: list[str] | None, ranks: int | None) -> list[str]:
     """The overrides of a command line, and its --ranks."""
     return [*(overrides or ()), *([f"train.ranks={ranks}"] if ranks is not None else [])]
+
+
+def _check_dense_optimizer(stack: Stack) -> None:
+    from recd_plugins.trainer.dense_optimizer import check_dense_optimizer
+
+    check_dense_optimizer(stack)
 
 
 def _streams_misfit(stack: Stack) -> str:
