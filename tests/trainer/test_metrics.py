@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from itertools import pairwise
 
 import pytest
 import torch
@@ -126,6 +128,25 @@ def test_ranks_with_uneven_batches_measure_together(gloo_pool: GlooPool) -> None
     assert_close(found[0][0], expected(mine + theirs))
     assert found[0][0].loss == 3.0
     assert abs((expected(mine).ne + expected(theirs).ne) / 2 - found[0][0].ne) > 1e-3
+
+
+def test_a_tests_loss_is_over_its_samples_however_they_are_cut(gloo_pool: GlooPool) -> None:
+    """A batch's loss is the mean over its samples of weight above 0; padding alone has any."""
+    losses = [float(n) for n in range(12)]
+
+    def cut(*ends: int) -> list[Step]:
+        parts = [losses[begin:end] for begin, end in pairwise(ends)]
+        return [step(statistics.mean(part), len(part), 0, weighted=False) for part in parts]
+
+    logits, labels, weights = torch.zeros(3, 4)
+    padding = (math.nan, logits, labels, weights)
+    windows = [
+        [cut(0, 12), [padding]],
+        [cut(0, 5, 6), cut(6, 12)],
+        [cut(0, 1), [*cut(1, 9, 12), padding]],
+    ]
+    for found in gloo_pool.run(measured, windows, None):
+        assert [one.loss for one in found] == pytest.approx([statistics.mean(losses)] * 3)
 
 
 def test_a_window_begins_anew_after_its_metrics(gloo_pool: GlooPool) -> None:

@@ -33,7 +33,7 @@ class Metrics:
     """The metrics of the samples that all ranks saw together."""
 
     loss: float
-    """Mean of the ranks' losses over the steps."""
+    """Mean of the ranks' losses over the steps; over the samples, where all are kept."""
     ne: float
     """Normalised entropy: cross entropy over that of the mean label; below 1 is learning. Not a
     number where only one class was seen."""
@@ -109,6 +109,8 @@ class MetricsWindow:
 
     def _reset(self) -> None:
         self._losses: list[Tensor] = []
+        self._sizes: list[Tensor] = []
+        """The samples of weight above 0 that each loss is the mean of, where all are kept."""
         self._outputs: list[tuple[Tensor, Tensor, Tensor]] = []
         self._held = 0
         self._states = torch.zeros(5, dtype=torch.float64, device=self._device)
@@ -117,8 +119,11 @@ class MetricsWindow:
         """One step's outputs of this rank: a scalar and three [B]."""
         # Doubles first: a float's sigmoid is 1 from a logit of 17 on.
         predictions, labels, weights = logits.double().sigmoid(), labels.double(), weights.double()
-        self._states += torch.stack([*_sums(predictions, labels, weights), (weights > 0).sum()])
+        size = (weights > 0).sum()
+        self._states += torch.stack([*_sums(predictions, labels, weights), size])
         self._losses.append(loss.double())
+        if self._auc_samples is None:
+            self._sizes.append(size)
         self._outputs.append((predictions, labels, weights))
         self._held += predictions.numel()
         while (
@@ -156,8 +161,12 @@ class MetricsWindow:
 
     def metrics(self) -> Metrics:
         """The metrics of all ranks; every rank must call it, after the same steps."""
-        loss = torch.stack(self._losses).sum()
-        sums = torch.cat([torch.stack([loss, loss.new_tensor(len(self._losses))]), self._states])
+        losses = torch.stack(self._losses)
+        sizes = torch.ones_like(losses)
+        if self._auc_samples is None:  # a batch of padding alone has whatever loss
+            sizes = torch.stack(self._sizes).to(losses)
+            losses = losses.where(sizes > 0, 0.0)
+        sums = torch.cat([torch.stack([(losses * sizes).sum(), sizes.sum()]), self._states])
         dist.all_reduce(sums)
         entropy, seen, positive, negative, samples = sums[2:].unbind()
         outputs = _gather(
