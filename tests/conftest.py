@@ -56,15 +56,15 @@ settings.register_profile(
 )
 settings.load_profile("recd")
 
-WORKER_BYTES = 3 << 30
+WORKER_BYTES = 7 << 29
 """The most that a worker of pytest takes, with the ranks, servers and programs of its tests."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One for each processor, as far as memory has room for them; two at least."""
+    """One for each processor, and two for one alone, as far as memory has room for them."""
     room = (machine_memory() or 0) // WORKER_BYTES
-    return max(2, min(machine_cores(), room, 8))
+    return max(1, min(max(2, machine_cores()), room, 8))
 
 
 WHOLE_PROGRAMS = ("examples", "benchmarks")
