@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.registry.arguments import check_planned, check_sharders, check_share
+from recd_plugins.stack.arguments import check_planned, check_sharders, check_share
 
 DATA: dict[str, Any] = {
     "plugins": ["recd_dlrm"],

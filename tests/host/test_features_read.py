@@ -22,8 +22,8 @@ from recd_plugins.data.preprocessing import ChosenTransform, narrowed, steps_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.registry.looked_up import check_read
 from recd_plugins.stack import Stack
+from recd_plugins.stack.looked_up import check_read
 from recd_plugins.testing.batches import from_lists, random_table, to_lists
 from recd_plugins.testing.reference import unsharded
 from recd_plugins.testing.resume import assert_same_batch

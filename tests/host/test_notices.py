@@ -24,7 +24,7 @@ from recd_plugins.notices import (
     notices_as_lines,
 )
 from recd_plugins.registry import Registry
-from recd_plugins.registry.usage import Usage
+from recd_plugins.stack.usage import Usage
 
 IDLE = Unused(what="cache: scars", why="no row is worth it.", cure="Take `cache` out.")
 FORCED = Slower(what="sharding: x", why="2 ms a step for 1 ms", cure="Take `force` out.")

@@ -18,7 +18,7 @@ from recd_plugins.errors import PluginError
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.notices import Notices, NoticeWarning, Unused, notices_as_lines
 from recd_plugins.registry import Registry
-from recd_plugins.registry.usage import Usage
+from recd_plugins.stack.usage import Usage
 
 CHANGES = """
 import os

@@ -27,10 +27,10 @@ from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, RecdError, listed, nearest
 from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
-from recd_plugins.registry.looked_up import behind_collisions
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.own_batches import all_features_of, in_own_memory
 from recd_plugins.stack import Stack
+from recd_plugins.stack.looked_up import behind_collisions
 
 if TYPE_CHECKING:
     from recd_plugins.data.schema import Schema

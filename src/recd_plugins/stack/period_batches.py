@@ -11,7 +11,7 @@ from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader, last_perio
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.prepare import Periods
-from recd_plugins.registry.usage import Usage
+from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
     from recd_plugins.slots import Loader

@@ -43,41 +43,12 @@ from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers
 from recd_plugins.planning.together import planning_by, together
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
-from recd_plugins.registry.arguments import (
-    check_batches,
-    check_features,
-    check_group,
-    check_model,
-    check_overrides,
-    check_planned,
-    check_sharders,
-    check_share,
-)
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.held_plan import (
-    PartsWithoutRows,
-    check_is_plan,
-    hold_to_torchrec,
-    hold_to_trainer,
-)
-from recd_plugins.registry.looked_up import (
-    bytes_beside,
-    check_read,
-    looked_up,
-    too_small,
-    unweighed,
-)
-from recd_plugins.registry.made_alike import check_made_alike
 from recd_plugins.registry.measured import measured
-from recd_plugins.registry.optimizer import held_factory
-from recd_plugins.registry.period_batches import PeriodBatches
-from recd_plugins.registry.planner import RegistryPlanner
 from recd_plugins.registry.prepare import Periods, absolute, prepared, there
-from recd_plugins.registry.usage import Usage
-from recd_plugins.registry.watched_models import WatchedModels
 from recd_plugins.slots import (
     Callback,
     Loader,
@@ -87,6 +58,35 @@ from recd_plugins.slots import (
     check_callback,
 )
 from recd_plugins.slots.built import LOADER, check_parts
+from recd_plugins.stack.arguments import (
+    check_batches,
+    check_features,
+    check_group,
+    check_model,
+    check_overrides,
+    check_planned,
+    check_sharders,
+    check_share,
+)
+from recd_plugins.stack.held_plan import (
+    PartsWithoutRows,
+    check_is_plan,
+    hold_to_torchrec,
+    hold_to_trainer,
+)
+from recd_plugins.stack.looked_up import (
+    bytes_beside,
+    check_read,
+    looked_up,
+    too_small,
+    unweighed,
+)
+from recd_plugins.stack.made_alike import check_made_alike
+from recd_plugins.stack.optimizer import held_factory
+from recd_plugins.stack.period_batches import PeriodBatches
+from recd_plugins.stack.planner import RegistryPlanner
+from recd_plugins.stack.usage import Usage
+from recd_plugins.stack.watched_models import WatchedModels
 
 if TYPE_CHECKING:
     from torch import nn

@@ -18,8 +18,8 @@ from recd_plugins.planning.plan_check import check_plan, check_same, dense_table
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.sharders import fused_by_table, left_whole
 from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.registry.planner import RegistryPlanner
-from recd_plugins.registry.usage import Usage
+from recd_plugins.stack.planner import RegistryPlanner
+from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
     from torch import nn

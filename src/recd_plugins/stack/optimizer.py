@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.errors import check_made
 from recd_plugins.registry.choices import Choice
-from recd_plugins.registry.usage import Usage
 from recd_plugins.slots import OptimizerFactory
 from recd_plugins.slots.built import check_steps
+from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
     from torch import nn
