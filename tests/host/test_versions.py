@@ -122,7 +122,8 @@ def test_what_is_installed_is_read_from_metadata(
 def test_a_trainer_with_an_old_torchrec_is_told(
     torchrec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recd_plugins.stack.installed_versions", lambda: {"torchrec": torchrec})
+    versions = {"torchrec": torchrec}
+    monkeypatch.setattr("recd_plugins.stack.stack.installed_versions", lambda: versions)
     with pytest.raises(VersionError, match=f"torchrec {torchrec} is too old"):
         rp.load({})
 

@@ -10,37 +10,24 @@ which is then counted without being named; `stack.adapt(model)` has a model take
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.compat.versions import check_age, installed_versions
-from recd_plugins.data.dataset import SPLITS, Split, Tables
+from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Progress, Table, silent
-from recd_plugins.errors import (
-    CapabilityError,
-    RegistryError,
-    check_made,
-    listed,
-    nearest,
-    shown,
-)
-from recd_plugins.notices import Missed
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
-from recd_plugins.planning.access.trainer_batches import trainer_batches
-from recd_plugins.planning.codecs import codecs_in_words
 from recd_plugins.planning.constraints import check_known
-from recd_plugins.planning.planner_bases import OrdersBatches, Proposes, Retiers, Tiered
-from recd_plugins.planning.together import planning_by, together
+from recd_plugins.planning.planner_bases import Proposes, Retiers, Tiered
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
@@ -48,16 +35,9 @@ from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.measured import measured
-from recd_plugins.registry.prepare import Periods, absolute, prepared, there
-from recd_plugins.slots import (
-    Callback,
-    Loader,
-    OptimizerFactory,
-    Planner,
-    Reader,
-    check_callback,
-)
-from recd_plugins.slots.built import LOADER, check_parts
+from recd_plugins.registry.prepare import Periods
+from recd_plugins.slots import Callback, Loader, OptimizerFactory, Planner, check_callback
+from recd_plugins.stack.adaptation import Adaptation
 from recd_plugins.stack.arguments import (
     check_batches,
     check_features,
@@ -68,23 +48,16 @@ from recd_plugins.stack.arguments import (
     check_sharders,
     check_share,
 )
-from recd_plugins.stack.held_plan import (
-    PartsWithoutRows,
-    check_is_plan,
-    hold_to_torchrec,
-    hold_to_trainer,
-)
-from recd_plugins.stack.looked_up import (
-    bytes_beside,
-    check_read,
-    looked_up,
-    too_small,
-    unweighed,
-)
-from recd_plugins.stack.made_alike import check_made_alike
+from recd_plugins.stack.batch_order import BatchOrder
+from recd_plugins.stack.group_planning import GroupPlanning
+from recd_plugins.stack.held_plan import check_is_plan, hold_to_trainer
+from recd_plugins.stack.loaders import Loaders
+from recd_plugins.stack.looked_up import looked_up, unweighed
 from recd_plugins.stack.optimizer import held_factory
 from recd_plugins.stack.period_batches import PeriodBatches
+from recd_plugins.stack.planned_exchanges import PlannedExchanges
 from recd_plugins.stack.planner import RegistryPlanner
+from recd_plugins.stack.tables import RegistryTables
 from recd_plugins.stack.usage import Usage
 from recd_plugins.stack.watched_models import WatchedModels
 
@@ -97,7 +70,6 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.conversion import Conversion
     from recd_plugins.data.growing import Together
-    from recd_plugins.dense_gradients.data_parallel import DenseGradients
     from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
@@ -120,38 +92,42 @@ class Stack(LooksAtBatches):
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._tables: Tables | None = None
-        self._adapted = ""
-        self._looks = False
-        """Whether a trainer's batches are looked at, rather than trained."""
         self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
         """The last plan for ranks that need not be there."""
-        self.dense_bytes = 0
-        """The bytes of parameters to train that are in no planned table: what an all-reduce of
-        their gradients takes."""
-        self._planned_on: Topology | None = None
         self.group: ProcessGroup | None = None
         """The ranks that train, where these are not all of the job's."""
-        self._dense: DenseGradients | None = None
-        self._rows: dict[str, str] = {}
-        """Why the rows of each table come one by one; nothing of those that come as bags of one."""
-        self._codecs = ""
-        """What embeddings travel as, in words; nothing where that is as they are."""
-        self._exchanges = ""
-        """How ranks exchange, in words; nothing where torch's own way is left as it is."""
         self.waiting: Callable[[str], None] = lambda what: None
         """Hears, several times a second, what batches are waited for."""
         self.together: Together = bool
         """Agrees with the other ranks that a period is closed; may raise what ends the wait."""
-        self.ordered = False
-        """Whether the batches of the train split come in an order of the planner's."""
         self._usage = Usage(registry)
         self._watched = WatchedModels(registry, self._usage)
+        self._order = BatchOrder(self._planning, self._usage)
+        self._exchanges = PlannedExchanges()
+
+    @cached_property
+    def _tables(self) -> RegistryTables:
+        return RegistryTables(
+            self.registry,
+            self._contexts,
+            self._usage,
+            lambda what: self.waiting(f"waiting for {what}"),
+        )
 
     @cached_property
     def _features(self) -> FeatureSteps:
         return FeatureSteps(self.registry, self._contexts, self.prepare, self._usage.found)
+
+    @cached_property
+    def _loaders(self) -> Loaders:
+        return Loaders(
+            self.registry, self._contexts, self._features, self._usage, lambda: self.schema
+        )
+
+    @cached_property
+    def _adaptation(self) -> Adaptation:
+        return Adaptation(self.registry, self._features, self._usage)
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -163,15 +139,7 @@ class Stack(LooksAtBatches):
 
         Any number of processes may call it at a time: one works, the others wait.
         """
-        self._usage.asked("dataset", "etl", "log")
-        if self._tables is None:
-            periods = self.periods
-            if periods is not None:
-                self._tables = periods.first(progress)[1]
-            else:
-                found = self._usage.found
-                self._tables = prepared(self.registry, self._contexts.of, progress, found)
-        return self._tables
+        return self._tables.prepare(progress)
 
     @property
     def tables_read(self) -> Tables:
@@ -182,15 +150,8 @@ class Stack(LooksAtBatches):
     def as_read(self, path: Location) -> Table | None:
         """The table of `tables_read` that lies there; none where that is another one, or where
         tables have to be written first."""
-        path = absolute(path)
-        tables = there(self.registry, self._contexts.of, path)
-        if tables is None:
-            return None
-        for split in SPLITS:
-            if absolute(tables[split].path) == path:
-                self._tables = tables
-                return self.tables_read[split]
-        return None
+        split = self._tables.split_at(path)
+        return None if split is None else self.tables_read[split]
 
     def stats(
         self, table: Table, progress: Progress = silent
@@ -238,19 +199,16 @@ class Stack(LooksAtBatches):
         loader's state `at` is.
         """
         check_share(rank, world_size, split)
-        if self.periods is not None and (split == "train" or at is not None):
-            return self._of_periods(self.periods, rank, world_size, split, at)
+        periods = self.periods
+        if periods is not None and (split == "train" or at is not None):
+            return self._of_periods(periods, rank, world_size, split, at)
         loader = self.read(rank, world_size, split)
-        if split == "train" and isinstance(planner := self.planner(), OrdersBatches):
-            self._usage.asked("order")
-            with self.planning.named("when it ordered batches"):
-                ordered: Loader = planner.order(loader, rank, world_size)
-            check_parts(ordered, "Loader", LOADER, f"{self.planning.who}: its `order` returned")
-            self.ordered = ordered is not loader
-            if self.ordered and not self._planning.planned:
-                return cast("Loader", self._warning_without_plan(ordered, "stack.loader(...)"))
-            return ordered
-        return loader
+        return self._order.of_registry(loader, rank, world_size) if split == "train" else loader
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the batches of the train split come in an order of the planner's."""
+        return self._order.ordered
 
     def order(
         self,
@@ -271,86 +229,18 @@ class Stack(LooksAtBatches):
         """
         check_batches(loader, "stack.order", "loader")
         check_features(features, "stack.order")
-        planner = self.planner()
-        if not isinstance(planner, OrdersBatches):
-            return loader
-        import torch.distributed as dist
-
-        from recd_plugins.sparse.own_batches import OwnBatches
-
-        if rank is None or world_size is None:
-            joined = dist.is_available() and dist.is_initialized()
-            rank = dist.get_rank(self.group) if joined else 0
-            world_size = dist.get_world_size(self.group) if joined else 1
-        self._usage.asked("order")
-        planned = self._planning.planned
-        given = loader if planned else self._warning_without_plan(loader, "stack.order(loader)")
-        own = OwnBatches(features=features, select=select)
-        with self.planning.named("when it ordered batches", trainers=True):
-            ordered = planner.order(given, rank, world_size, own)
-        if ordered is given:
-            return loader
-        whose = f"{self.planning.who}: its `order` returned"
-        check_made(ordered, Iterable, whose, "Return a loader, or the one that it was given.")
-        return ordered
-
-    def _warning_without_plan(self, loader: Iterable[Any], asked: str) -> Iterable[Any]:
-        """The loader, which warns where batches are trained in an order that no plan makes."""
-        from recd_plugins.data.conversion import ConvertedLoader
-
-        def warn(batch: Any) -> Any:
-            if not (self._planning.planned or self._looks):
-                self._usage.unused(
-                    self._planning.choice,
-                    f"batches are asked of {asked} before there is a plan, so that all come as the "
-                    "loader has them",
-                    "Call `plan = stack.plan(model, ...)` before the first is asked for.",
-                )
-            return batch
-
-        return ConvertedLoader(loader, warn)
+        return self._order.of_trainer(loader, rank, world_size, features, select)
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
         """The batches of a rank in the reader's own order: what planners count."""
         self._usage.asked("reader", "preprocess", "dedup")
         self.check()
-        return self._loader(self._features.tables, rank, world_size, split)
+        return self._loaders.open(self._features.tables, rank, world_size, split)
 
-    def _loader(self, tables: Tables, rank: int, world_size: int, split: Split) -> Loader:
-        context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
-        choice = self.registry.one("reader")
-        reader: Reader = choice.build(context)
-        transform = self._features.transform
-        with choice.named("when asked for a loader"):
-            loader: Loader = reader.loader(
-                tables[split],
-                rank=rank,
-                world_size=world_size,
-                batch_size=self.registry.train.batch_size,
-                split=split,
-                transform=transform,
-            )
-        check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
-        if getattr(loader, "checks_ids", False):
-            return loader
-        from recd_plugins.slots.batch_check import BatchCheck, checked
-
-        check = BatchCheck(
-            self.schema,
-            f"{choice.who}: its loader yielded",
-            converted=bool(getattr(self._features.converter, "groups", ())),
-        )
-        return checked(
-            loader, check, lambda device: self._usage.unseen(choice, device), choice.named
-        )
-
-    @cached_property
+    @property
     def periods(self) -> Periods | None:
         """The periods of a dataset that grows; none of any other."""
-        return Periods.of(self.registry, self._contexts.of, self._waits_for, self._usage.found)
-
-    def _waits_for(self, what: str) -> None:
-        self.waiting(f"waiting for {what}")
+        return self._tables.periods
 
     def _of_periods(
         self,
@@ -369,28 +259,18 @@ class Stack(LooksAtBatches):
             self._usage,
             rank=rank,
             world_size=world_size,
-            read=lambda tables, split: self._loader(tables, rank, world_size, split),
+            read=lambda tables, split: self._loaders.open(tables, rank, world_size, split),
             waiting=lambda what: self.waiting(what),
         )
         if at is not None:
             return batches.within(at, split)
         loader = batches.loader(lambda closed: self.together(closed))
-        planner = self.planner()
-        if (
-            isinstance(planner, OrdersBatches)
-            and planner.order(loader, rank, world_size) is not loader
-        ):
-            raise CapabilityError(
-                f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of "
-                "an epoch into an order of its own, and a dataset that grows has no such epochs. "
-                "Switch that off (`cache.hot_batches: false`)."
-            )
+        self._order.check_none(loader, rank, world_size)
         return loader
 
     def delivery(self) -> Delivery:
         """The delivery: another process needs it to make the same batches."""
-        converter, columns = self._features.converter, self._features.columns
-        return Delivery.of(self.registry, None if converter is None else converter.groups, columns)
+        return self._loaders.delivery()
 
     def profile(
         self,
@@ -517,29 +397,17 @@ class Stack(LooksAtBatches):
         self._train_on(process_group)
         if batches is not None:
             check_batches(batches, "stack.adapt")
-            with self._looking():
+            with self._order.looking():
                 steps.look_at(batches, features)
         if not steps.groups:
             return model
-        from recd_plugins.embedding.adapt import adapt, explain, not_looked_up
-
-        adapt(
+        self._adaptation.adapt(
             model,
-            steps.groups,
-            poolings=poolings,
-            unique_shares=steps.unique_shares,
+            poolings,
             pool_unique=pool_unique,
             route=route,
             own_batches=batches is not None or steps.of_own_batches,
         )
-        self._adapted = explain(model)
-        if lost := not_looked_up(model, steps.groups):
-            self._usage.unused(
-                self.registry.one("dedup"),
-                f"no collection of the model looks up {lost} on unique samples",
-                "Name features in dedup.groups that an EmbeddingCollection or an "
-                "EmbeddingBagCollection of the model looks up.",
-            )
         return model
 
     @cached_property
@@ -617,8 +485,6 @@ class Stack(LooksAtBatches):
         """
         import torch.distributed as dist
 
-        from recd_plugins.planning.exchanges import exchange_as_measured
-
         group = process_group or dist.GroupMember.WORLD
         if group is None:
             raise CapabilityError(
@@ -636,84 +502,31 @@ class Stack(LooksAtBatches):
         planning = self._planning
         planning.plan_for(model, sharders)
         on = topology or self.registry.topology
-
-        def held() -> ShardingPlan:
-            plan, whose = self._planned(model, on, group, batches, features, profile, constraints)
-            device = on.device or self.device
-            hold_to_torchrec(
-                plan, model, planning, self._usage, whose=whose, device=device, group=group
-            )
-            return plan
-
-        try:
-            plan = held()
-        except PartsWithoutRows as error:
-            if not self._features.are_advised:
-                raise
-            self._look_up_all_samples(model, error)
-            plan = held()
+        planned = GroupPlanning(
+            self.registry,
+            planning,
+            self._features,
+            self._usage,
+            order=self._order,
+            adaptation=self._adaptation,
+            made=lambda: (self._tables.made, vars(self).get("schema")),
+        )
+        plan = planned.plan(
+            model, on, self.device, group, batches, features, profile, constraints or {}
+        )
         planning.planned = True
         hold_to_trainer(plan, model, planning, self._usage, constraints or {})
-        self._rows = {}
-        self.dense_bytes = bytes_beside(model, plan)
-        self._planned_on = on
-        self._codecs = codecs_in_words(model, planning.sharders())
-        self._exchanges = exchange_as_measured(on, group)
+        self._exchanges.take(plan, model, on, planning.sharders(), group)
         planner = planning.planner()
         self._usage.planned(planner, planning.choice, group)
         knows = self._features.says_what_it_takes and self._features.columns is not None
         if self._may_select and not knows and self._usage.asks_for("model"):
             self._usage.unneeded(self._features.unneeded(looked_up(model)))
         self._check_weighed(model, own=batches is not None or profile is not None)
-        unique = self._features.groups if self._adapted else ()
+        unique = self._features.groups if self._adaptation.explained else ()
         if plan.plan:  # of a model without tables the planner has said so
             self._watched.watch(model, planner, planning.choice, unique)
         return plan
-
-    def _planned(
-        self,
-        model: nn.Module,
-        on: Topology,
-        group: ProcessGroup,
-        batches: Iterable[Any] | None,
-        features: FeaturesOf | None,
-        profile: Profile | Path | str | None,
-        constraints: Mapping[str, ParameterConstraints] | None,
-    ) -> tuple[ShardingPlan, str]:
-        """The planner's plan, and whose it is, as errors of it begin."""
-        planning = self._planning
-        with self._looking(), trainer_batches(group, batches, features, profile) as brought:
-            given = brought.batches is not None or brought.profile is not None
-            if self.registry.has_dataset and not given:
-                check_read(model, self._features)
-                self._usage.too_small(too_small(model, self._features.schema))
-                planning.read_by_registry(group.rank(), group.size())
-            else:
-                planning.read_by_trainer(brought)
-            planning.know(constraints=constraints or {})
-            plans: list[ShardingPlan] = []
-
-            def planned() -> int:
-                planner = planning.planner_by_now()
-                planning.check_has("plan")
-                # What a trainer brought is called in it, and an error of that is the trainer's.
-                with planning.choice.named("when it planned", trainers=given):
-                    plans.append(planner.plan(model, on, group))
-                check_is_plan(planning, plans[-1], "plan")
-                return 1
-
-            choice = planning.choice
-            together(group, planned, planning_by(choice.what))
-        (plan,) = plans
-        whose = check_is_plan(planning, plan, "plan")
-        check_made_alike(
-            self.registry,
-            self._features,
-            group,
-            tables=None if self._tables is None or self.periods is not None else self._tables,
-            schema=vars(self).get("schema"),
-        )
-        return plan, whose
 
     def _check_weighed(self, model: nn.Module, *, own: bool) -> None:
         """Say which transforms give ids weights that the model takes none of."""
@@ -721,31 +534,6 @@ class Stack(LooksAtBatches):
         own = own or not self.registry.has_dataset
         for choice, names in self._features.weighing(looked_up(model), own=own):
             self._usage.unweighed(choice, [name for name in names if name in bare])
-
-    def _look_up_all_samples(self, model: nn.Module, error: PartsWithoutRows) -> None:
-        """Have collections look up all samples whose parts a plan has no place for."""
-        from recd_plugins.embedding.adapt import explain, look_up_all_samples
-
-        look_up_all_samples(model, error.modules, f"on unique samples {error.why}")
-        self._adapted = explain(model)
-        choice = self.registry.one("dedup")
-        missed = Missed(
-            what=choice.what,
-            why=f"collection {listed(sorted(error.modules))} looks up all samples, for on unique "
-            f"samples {error.why}",
-            cure="Have your sharder and constraints allow table_wise for small tables, too, or "
-            "take their features into `dedup.groups` together with those of larger ones.",
-        )
-        self._usage.found([missed])
-
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        """Batches that are asked for inside are not trained."""
-        self._looks = True
-        try:
-            yield
-        finally:
-            self._looks = False
 
     def _train_on(self, group: ProcessGroup | None) -> None:
         """These ranks agree from now on; where none are named, all of the job."""
@@ -841,7 +629,7 @@ class Stack(LooksAtBatches):
         if self._planning.model_is_gone:
             self._usage.planned_a_copy()
         if self._features.groups:
-            if not self._adapted:
+            if not self._adaptation.explained:
                 self._usage.unused(
                     self.registry.one("dedup"),
                     "the model is not adapted, so it takes no unique samples",
@@ -853,7 +641,7 @@ class Stack(LooksAtBatches):
         if self.registry.train.bags_of_one and self.device == "cpu":
             from recd_plugins.embedding.bags_of_one import with_bags_of_one
 
-            sharders = with_bags_of_one(sharders, self._rows)
+            sharders = with_bags_of_one(sharders, self._exchanges.rows)
         model = self._planning.model
         if model is None and not self._planning.model_is_gone:
             model = self._features.model  # which the trainer plans itself
@@ -873,23 +661,26 @@ class Stack(LooksAtBatches):
         It is TorchRec's DefaultDataParallelWrapper, whose `options` it takes; by default gradients
         have the precision that `train.codecs.dense` says.
         """
-        from recd_plugins.dense_gradients.data_parallel import DenseGradients
-
         if not self._planning.planned:
             raise CapabilityError(
                 "stack.data_parallel() was asked before there is a plan, which says how many bytes "
                 "of dense gradients there are. Call `plan = stack.plan(model, ...)` first."
             )
-        topology = self._planned_on or self.registry.topology
         self._usage.asked("codecs.dense")
         given = {**self.registry.train.codecs.of_wrapper, **options}
-        self._dense = DenseGradients(self.dense_bytes, topology, **given)
-        return self._dense
+        topology = self._exchanges.planned_on or self.registry.topology
+        return self._exchanges.data_parallel(topology, **given)
+
+    @property
+    def dense_bytes(self) -> int:
+        """The bytes of parameters to train that are in no planned table: what an all-reduce of
+        their gradients takes."""
+        return self._exchanges.dense_bytes
 
     @property
     def dense_handed(self) -> float:
         """The bytes of dense gradients that a rank hands to collectives in a step."""
-        return self.dense_bytes if self._dense is None else self._dense.handed
+        return self._exchanges.dense_handed
 
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
         """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
@@ -898,19 +689,8 @@ class Stack(LooksAtBatches):
 
     def explain(self) -> str:
         """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
-        explanations = filter(None, [self.explain_groups(), self._adapted])
-        found = [*explanations, self._planning.explain()]
-        if self._rows:
-            from recd_plugins.embedding.bags_of_one import explain_rows
-
-            found.append(f"lookups of rows: {explain_rows(self._rows)}")
-        if self._codecs:
-            found.append(f"codecs: {self._codecs}")
-        if self._dense is not None and self._dense.explained:
-            found.append(f"dense gradients: {self._dense.explained}")
-        if self._exchanges:
-            found.append(f"exchanges of ids, rows and gradients: {self._exchanges}")
-        return "\n".join(found)
+        explanations = filter(None, [self.explain_groups(), self._adaptation.explained])
+        return "\n".join([*explanations, self._planning.explain(), *self._exchanges.explain()])
 
     def explain_groups(self) -> str:
         """Why batches are deduplicated so, alone."""

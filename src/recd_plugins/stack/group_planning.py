@@ -1,0 +1,130 @@
+"""The plan that the ranks of a group make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.schema import Schema
+from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.access.trainer_batches import trainer_batches
+from recd_plugins.planning.together import planning_by, together
+from recd_plugins.planning.topology import Topology
+from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.stack.adaptation import Adaptation
+from recd_plugins.stack.batch_order import BatchOrder
+from recd_plugins.stack.held_plan import PartsWithoutRows, check_is_plan, hold_to_torchrec
+from recd_plugins.stack.looked_up import check_read, too_small
+from recd_plugins.stack.made_alike import check_made_alike
+from recd_plugins.stack.planner import RegistryPlanner
+from recd_plugins.stack.usage import Usage
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ShardingPlan
+
+    from recd_plugins.sparse.own_batches import FeaturesOf
+
+__all__ = ["GroupPlanning"]
+
+
+class GroupPlanning:
+    """Has the planner of a registry plan on every rank of a group, by what all ranks bring."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        planning: RegistryPlanner,
+        features: FeatureSteps,
+        usage: Usage,
+        *,
+        order: BatchOrder,
+        adaptation: Adaptation,
+        made: Callable[[], tuple[Tables | None, Schema | None]],
+    ) -> None:
+        """`made` gives the tables and the schema that this rank has made by now."""
+        self._registry, self._planning = registry, planning
+        self._features, self._usage = features, usage
+        self._order, self._adaptation, self._made = order, adaptation, made
+
+    def plan(
+        self,
+        model: nn.Module,
+        on: Topology,
+        device: Literal["cpu", "cuda"],
+        group: ProcessGroup,
+        batches: Iterable[Any] | None,
+        features: FeaturesOf | None,
+        profile: Profile | Path | str | None,
+        constraints: Mapping[str, ParameterConstraints],
+    ) -> ShardingPlan:
+        """A plan that TorchRec takes; every rank of the group calls this. `device` is where ranks
+        train where the topology does not say.
+
+        Groups that nobody named give way to it, where no plan has a place for all their parts.
+        """
+
+        def held() -> ShardingPlan:
+            plan, whose = self._planned(model, on, group, batches, features, profile, constraints)
+            hold_to_torchrec(
+                plan,
+                model,
+                self._planning,
+                self._usage,
+                whose=whose,
+                device=on.device or device,
+                group=group,
+            )
+            return plan
+
+        try:
+            return held()
+        except PartsWithoutRows as error:
+            if not self._features.are_advised:
+                raise
+            self._adaptation.look_up_all_samples(model, error)
+            return held()
+
+    def _planned(
+        self,
+        model: nn.Module,
+        on: Topology,
+        group: ProcessGroup,
+        batches: Iterable[Any] | None,
+        features: FeaturesOf | None,
+        profile: Profile | Path | str | None,
+        constraints: Mapping[str, ParameterConstraints],
+    ) -> tuple[ShardingPlan, str]:
+        """The planner's plan, and whose it is, as errors of it begin."""
+        planning = self._planning
+        with self._order.looking(), trainer_batches(group, batches, features, profile) as brought:
+            given = brought.batches is not None or brought.profile is not None
+            if self._registry.has_dataset and not given:
+                check_read(model, self._features)
+                self._usage.too_small(too_small(model, self._features.schema))
+                planning.read_by_registry(group.rank(), group.size())
+            else:
+                planning.read_by_trainer(brought)
+            planning.know(constraints=constraints)
+            plans: list[ShardingPlan] = []
+
+            def planned() -> int:
+                planner = planning.planner_by_now()
+                planning.check_has("plan")
+                # What a trainer brought is called in it, and an error of that is the trainer's.
+                with planning.choice.named("when it planned", trainers=given):
+                    plans.append(planner.plan(model, on, group))
+                check_is_plan(planning, plans[-1], "plan")
+                return 1
+
+            together(group, planned, planning_by(planning.choice.what))
+        (plan,) = plans
+        whose = check_is_plan(planning, plan, "plan")
+        tables, schema = self._made()
+        check_made_alike(self._registry, self._features, group, tables=tables, schema=schema)
+        return plan, whose

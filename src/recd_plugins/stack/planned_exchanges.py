@@ -1,0 +1,77 @@
+"""What the ranks of a plan exchange, how it travels, and both in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.planning.codecs import codecs_in_words
+from recd_plugins.planning.topology import Topology
+from recd_plugins.stack.looked_up import bytes_beside
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+    from recd_plugins.dense_gradients.data_parallel import DenseGradients
+
+__all__ = ["PlannedExchanges"]
+
+
+class PlannedExchanges:
+    """The exchanges of the last plan: of lookups by its sharders, of dense gradients beside it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
+        """Why the rows of each table come one by one; nothing of those that come as bags of one."""
+        self.dense_bytes = 0
+        """The bytes of parameters to train that are in no planned table."""
+        self.planned_on: Topology | None = None
+        self._dense: DenseGradients | None = None
+        self._codecs = ""
+        """What embeddings travel as, in words; nothing where that is as they are."""
+        self._exchanges = ""
+        """How ranks exchange, in words; nothing where torch's own way is left as it is."""
+
+    def take(
+        self,
+        plan: ShardingPlan,
+        model: nn.Module,
+        on: Topology,
+        sharders: Sequence[ModuleSharder[nn.Module]],
+        group: ProcessGroup,
+    ) -> None:
+        """This plan is trained from now on, on this topology."""
+        from recd_plugins.planning.exchanges import exchange_as_measured
+
+        self.rows = {}
+        self.dense_bytes = bytes_beside(model, plan)
+        self.planned_on = on
+        self._codecs = codecs_in_words(model, sharders)
+        self._exchanges = exchange_as_measured(on, group)
+
+    def data_parallel(self, topology: Topology, **options: Any) -> DenseGradients:
+        """The wrapper by which dense gradients travel."""
+        from recd_plugins.dense_gradients.data_parallel import DenseGradients
+
+        self._dense = DenseGradients(self.dense_bytes, topology, **options)
+        return self._dense
+
+    @property
+    def dense_handed(self) -> float:
+        """The bytes of dense gradients that a rank hands to collectives in a step."""
+        return self.dense_bytes if self._dense is None else self._dense.handed
+
+    def explain(self) -> Iterator[str]:
+        """Each way that something travels, in a line."""
+        if self.rows:
+            from recd_plugins.embedding.bags_of_one import explain_rows
+
+            yield f"lookups of rows: {explain_rows(self.rows)}"
+        if self._codecs:
+            yield f"codecs: {self._codecs}"
+        if self._dense is not None and self._dense.explained:
+            yield f"dense gradients: {self._dense.explained}"
+        if self._exchanges:
+            yield f"exchanges of ids, rows and gradients: {self._exchanges}"
