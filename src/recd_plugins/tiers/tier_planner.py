@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.errors import (
-    CapabilityError,
     DataError,
     PluginError,
     RecdError,
@@ -22,9 +21,8 @@ from recd_plugins.errors import (
     listed,
     nearest,
     shown,
-    so_many,
 )
-from recd_plugins.notices import GivesNotices, Notice, Slower, Unused
+from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
 from recd_plugins.planning.answers import (
@@ -34,15 +32,11 @@ from recd_plugins.planning.answers import (
     sharders_of,
 )
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.explain.plan_report import compared
 from recd_plugins.planning.homes import (
     Homes,
     in_memory,
-    newly_without_rows,
-    row_wise_tables,
     without_rows,
 )
-from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import (
@@ -57,7 +51,9 @@ from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import Cluster
 from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice
+from recd_plugins.tiers.kernel_rows import KernelRows
 from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
+from recd_plugins.tiers.priced_choice import priced_beside, slower_than_own
 from recd_plugins.tiers.table_profiles import TableProfiles
 
 if TYPE_CHECKING:
@@ -265,7 +261,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return f"{reason}\n{slower}", own
         assert plan is not None  # where there is none, there is an own one
         if own is None and self.tier_plan is not None:
-            self._check_saved_rows(self.tier_plan, plan, model, world_size, homes.mapped)
+            saved = f"{self.options_in}.plan: {self.plan_path}"
+            rows = self._kernel_rows(model, world_size, homes.mapped)
+            rows.check_saved(self.tier_plan, plan, saved)
         self._behind = others
         return reason, plan
 
@@ -399,13 +397,18 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         with self._naming_whose():
             chosen = self.choose(model, tables, topology, world_size)
         check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
-        chosen = self._with_rows_on_all(chosen, tables, world_size, homes.mapped)
-        chosen = self._with_rows_beside(chosen, tables, model, own, world_size, homes.mapped)
+        rows = self._kernel_rows(model, world_size, homes.mapped)
+        chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
+        chosen = rows.beside(own, chosen, tables, self._left, self.options_in)
         self.report, reason = chosen.report, chosen.reason
         self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
-        if ms > other and any(rows.lookups for rows in profile.rows.values()):
-            reason = f"{reason}\n{self._notice_that_it_is_slower(ms, other, forced=chosen.forced)}"
+        if ms > other and any(one.lookups for one in profile.rows.values()):
+            notice, becomes = slower_than_own(
+                self.name, self.slot, self.asked_by, ms, other, forced=chosen.forced
+            )
+            self._notices.append(notice)
+            reason = f"{reason}\n{becomes}"
             if not chosen.forced:
                 self.report = None
                 return reason, own
@@ -425,106 +428,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 )
             )
         return reason, own
-
-    def _notice_that_it_is_slower(self, ms: float, other: float, *, forced: bool) -> str:
-        """Notice that the choice is slower than TorchRec's own plan; what becomes of it, in
-        words."""
-        what, how = f"{self.slot}: {self.name}", compared(ms, other, OWN)
-        why = f"by the prices of this topology its plan is {how}"
-        slower = f"{self.name}: this plan is {how}, by the prices of this topology"
-        if forced:
-            out = in_backticks(self.asked_by)
-            cure = f"Take {out} out of registry.yaml for TorchRec's own plan."
-            self._notices.append(Slower(what=what, why=why, cure=cure))
-            return f"{slower}; it is taken as asked."
-        cure = f"Set `{self.slot}.force: true` to take it; `topology` says what links do."
-        self._notices.append(Unused(what=what, why=why, cure=cure))
-        return (
-            f"{slower}: it is not taken, and every table is left to TorchRec's planner. "
-            f"Set {self.slot}.force to take it."
-        )
-
-    def _with_rows_on_all(
-        self,
-        chosen: ChosenSizes,
-        tables: Mapping[str, SequenceTable],
-        world_size: int,
-        mapped: Collection[str],
-    ) -> ChosenSizes:
-        """The choice, with the tables as TorchRec has them whose kernel would have no row on some
-        rank."""
-        files = self._files(mapped)
-        lacking = without_rows(chosen.sizes, self.found, world_size, files, self.fused)
-        if not lacking:
-            return chosen
-        ranks = so_many(world_size, "rank")
-        why = f"row-wise on {ranks} its kernel would have no row on some"
-        self._left.add(lacking, why)
-        return chosen.without(lacking, tables)
-
-    def _with_rows_beside(
-        self,
-        chosen: ChosenSizes,
-        tables: Mapping[str, SequenceTable],
-        model: nn.Module,
-        own: ShardingPlan,
-        world_size: int,
-        mapped: Collection[str],
-    ) -> ChosenSizes:
-        """The choice, with the bags as TorchRec has them without which a table that the planner
-        behind has row-wise, in their kernel, would have no row of it on some rank: bags whose rows
-        travel are in a kernel apart."""
-        every, planned = model_tables(model), chosen.planned
-        lacking = newly_without_rows(
-            row_wise_tables(own, every), planned, every, world_size, self._files(mapped), self.fused
-        )
-        left = sorted(set(lacking).difference(planned))
-        if not left:
-            return chosen
-        modules = {every[name].module for name in left}
-        partners = [
-            name
-            for name in planned
-            if every[name].module in modules and planned[name].coalesce != "none"
-        ]
-        why = (
-            f"its kernel is that of {listed(left, kind='table')} too, which would have no row on "
-            f"some of {so_many(world_size, 'rank')} without it"
-        )
-        cure = (
-            f"Have {listed(left, kind='table')} planned too, if `{self.options_in}` has `tables`; "
-            "or sharded in another way than row-wise."
-        )
-        self._left.add(partners, why, cure)
-        return chosen.without(partners, tables)
-
-    def _check_saved_rows(
-        self,
-        saved: TierPlan,
-        plan: ShardingPlan,
-        model: nn.Module,
-        world_size: int,
-        mapped: Collection[str],
-    ) -> None:
-        """`CapabilityError` where a saved tier plan has a table, or leaves one that the planner
-        behind has row-wise, in a kernel without a row on some rank."""
-        every = model_tables(model)
-        behind = row_wise_tables(plan, every)
-        held = {
-            name: TableSizes(coalesce=one.coalesce)
-            for name, one in saved.tables.items()
-            if name in behind
-        }
-        lacking = newly_without_rows(
-            behind, held, every, world_size, self._files(mapped), self.fused
-        )
-        if lacking:
-            raise CapabilityError(
-                f"{self.options_in}.plan: {self.plan_path} leaves {listed(lacking, kind='table')} "
-                f"row-wise in a kernel without a row on some of {so_many(world_size, 'rank')}, "
-                "where the first batch fails and the other ranks wait. Plan again: take `plan` out "
-                "of registry.yaml."
-            )
 
     @contextmanager
     def _naming_whose(self) -> Iterator[None]:
@@ -559,9 +462,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 return others, None, f"{self.name}: {why}: all is left to the planner behind."
         return others, plan, self._placed_anew(plan, homes.mapped)
 
-    def _files(self, mapped: Collection[str]) -> Collection[str]:
-        """The tables that lie in files, some for memory that has no room for them."""
-        return self.found if self.all_mapped else mapped
+    def _kernel_rows(
+        self, model: nn.Module, world_size: int, mapped: Collection[str]
+    ) -> KernelRows:
+        """What holds sizes to rows on all ranks; tables in files are there for memory that has no
+        room for them."""
+        files = self.found if self.all_mapped else mapped
+        return KernelRows(model=model, world_size=world_size, files=files, fused=self.fused)
 
     @property
     def _replica_bytes(self) -> float:
@@ -604,27 +511,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _placed_anew(self, plan: ShardingPlan, mapped: Collection[str]) -> str:
         """Price the tables that are left to the planner behind where it has them now that others
         are row-wise, which it may have on other ranks; what to say if all is slower for it."""
-        report = self.report
-        if report is None:
+        if self.report is None:
             return ""
-        shards = planned_shards(plan, self.found)
-        every = report.ledger.tables
-        tables = {
-            name: dataclasses.replace(
-                one.table,
-                shards=shards.get(name) if one.sizes.as_torchrec else one.table.shards,
-                mapped=name in mapped,
-            )
-            for name, one in every.items()
-        }
-        sizes = {name: one.sizes for name, one in every.items()}
-        ledger = Ledger.of(tables, sizes, report.ledger.prices)
-        self.report = dataclasses.replace(report, ledger=ledger, own=report.torchrec)
-        if ledger.ms <= report.torchrec.ms:
+        report = self.report = priced_beside(self.report, plan, self.found, mapped)
+        if report.ledger.ms <= report.torchrec.ms:
             return ""
         return (
             f"{self.name}: beside these the planner behind has its tables so that a step takes "
-            f"{ledger.ms:.3g} ms, for {report.torchrec.ms:.3g}: all is left to it."
+            f"{report.ledger.ms:.3g} ms, for {report.torchrec.ms:.3g}: all is left to it."
         )
 
     def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
