@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from recd_plugins.data.foreign import ForeignSchema
-    from recd_plugins.data.importing.checking import Checked
+    from recd_plugins.data.importing.table_problems import Checked
     from recd_plugins.data.importing.text_form import TextForm
     from recd_plugins.data.side_table import SideTableConfig
     from recd_plugins.data.table import Progress
@@ -127,7 +127,8 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
 def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
     """Each split of a registry's dataset: where it lies, or once it is prepared."""
     from recd_plugins.data.dataset import SPLITS
-    from recd_plugins.data.importing.checking import as_foreign, check_files
+    from recd_plugins.data.importing.carried_schema import as_foreign
+    from recd_plugins.data.importing.checking import check_files
     from recd_plugins.data.parquet import ParquetConfig, files_of_split
     from recd_plugins.patterns import matching
     from recd_plugins.registry.prepare import beside_registry
@@ -155,7 +156,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
 
 def _side_table(config: SideTableConfig) -> Checked:
     """The features of a side table, and whether each of its keys is there once."""
-    from recd_plugins.data.importing.checking import Checked
+    from recd_plugins.data.importing.table_problems import Checked
     from recd_plugins.data.side_table import SideTable
 
     names = [*(one.name for one in config.sparse), *(one.name for one in config.dense)]
@@ -191,7 +192,7 @@ def _tables(
 
 
 def _of_footer(file: Location) -> ForeignSchema | None:
-    from recd_plugins.data.importing.checking import as_foreign, schema_in_footer
+    from recd_plugins.data.importing.carried_schema import as_foreign, schema_in_footer
 
     own = schema_in_footer(file)
     return None if own is None else as_foreign(own)

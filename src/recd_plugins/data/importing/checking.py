@@ -3,151 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
-from typing import TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from recd_plugins.data.conform.dates import date_digits
-from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, conform, roles_of
-from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
 from recd_plugins.data.files import FileFacts
-from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.alike_files import check_files_alike, types_in
 from recd_plugins.data.importing.asked_types import types_asked
-from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
-from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
-from recd_plugins.data.importing.reading import Block, mapped
-from recd_plugins.data.importing.struct_fields import type_at
+from recd_plugins.data.importing.column_types import ColumnTypes
+from recd_plugins.data.importing.foreign_file import ForeignFile
+from recd_plugins.data.importing.row_check import RowCheck
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import absent_errors, formats_of
+from recd_plugins.data.importing.table_problems import Checked
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.data.parquet_file import arrow_schema, footer_of
-from recd_plugins.data.schema import METADATA_KEY, Label, Nulls, Schema, SparseFeature
 from recd_plugins.data.table import Progress
-from recd_plugins.errors import DataError, so_many
-from recd_plugins.storage.uri import Location, input_file
+from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location
 
-__all__ = ["Checked", "TableProblem", "as_foreign", "check_files", "schema_in_footer"]
-
-E = TypeVar("E", Label, DenseColumn, ForeignFeature)
-
-EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
-AHEAD = datetime.timedelta(days=366)
-UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
-"""Milliseconds of each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableProblem:
-    """Something that is wrong, where, and what to do."""
-
-    where: str
-    column: str | None
-    what: str
-    cure: str
-
-    def __str__(self) -> str:
-        column = "" if self.column is None else f"column {self.column!r} "
-        return f"{self.where}: {column}{self.what}. {self.cure}".strip()
-
-
-@dataclass(kw_only=True)
-class Checked:
-    """The rows that were looked at, and what was found."""
-
-    rows: int = 0
-    problems: list[TableProblem] = field(default_factory=list)
-
-    def add(self, where: object, column: str | None, what: str, cure: str) -> None:
-        self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
-
-    def add_error(self, error: DataError) -> None:
-        """What a reader would have raised."""
-        where, _, what = str(error).partition(": ")
-        self.add(where, None, what.removesuffix("."), "")
-
-
-def schema_in_footer(path: Location) -> Schema | None:
-    """The schema that a table carries; none where somebody else wrote it."""
-    files: list[Location] = [*path.glob("*.parquet")] if path.is_dir() else [path]
-    for file in sorted(files, key=str)[:1]:
-        try:
-            with input_file(file) as opened:
-                text = (pq.read_metadata(opened).metadata or {}).get(METADATA_KEY)
-        except (pa.ArrowException, OSError):
-            return None
-        return None if text is None else Schema.from_json(text, str(file))
-    return None
-
-
-def as_foreign(schema: Schema) -> ForeignSchema:
-    """A table's own schema, as one of files whose columns are such already."""
-    names = [one.name for one in dataclasses.fields(SparseFeature)]
-    return ForeignSchema(
-        label=schema.label,
-        labels=schema.labels,
-        sample_weight=schema.sample_weight,
-        session_id=schema.session_id,
-        timestamp=schema.timestamp,
-        dense=tuple(
-            DenseColumn(name=name, width=width) if (width := schema.width(name)) else name
-            for name in schema.dense
-        ),
-        sparse=tuple(
-            ForeignFeature(
-                **{name: getattr(one, name) for name in names if name != "scored"}, nulls="error"
-            )
-            for one in schema.sparse
-        ),
-    )
-
-
-def _checked_roles(schema: ForeignSchema) -> dict[str, Role]:
-    """The columns that are looked at; the weights of scored ids are with these."""
-    roles = roles_of(schema)
-    return {name: role for name, role in roles.items() if not isinstance(role, ScoreRole)}
-
-
-def _dropping(schema: ForeignSchema) -> ForeignSchema:
-    """The same, but that rows are left out where a null is an error: nulls are counted apart."""
-    mended: dict[str, Nulls] = {
-        name: "drop"
-        for role in _checked_roles(schema).values()
-        for name, nulls in zip(role.sources, role.nulls, strict=True)
-        if nulls == "error"
-    }
-    entries = {
-        one.name
-        for one in (*schema.labels, *schema.dense, *schema.sparse)
-        if not isinstance(one, str)
-    }
-
-    def entry(one: E) -> E:
-        return dataclasses.replace(one, nulls="drop") if one.name in mended else one
-
-    def feature(one: ForeignFeature) -> ForeignFeature:
-        """An import would make the vocabulary that is not there yet: of any values."""
-        return entry(dataclasses.replace(one, ids="hash") if _is_bare(one) else one)
-
-    return dataclasses.replace(
-        schema,
-        labels=tuple(map(entry, schema.labels)),
-        dense=tuple(one if isinstance(one, str) else entry(one) for one in schema.dense),
-        sparse=tuple(map(feature, schema.sparse)),
-        nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
-    )
-
-
-def _is_bare(feature: ForeignFeature) -> bool:
-    """Whether an import would make the feature's vocabulary."""
-    return feature.ids == "vocabulary" and feature.vocabulary is None
+__all__ = ["check_files"]
 
 
 def check_files(
@@ -177,7 +50,7 @@ def check_files(
         found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
     if not files:
         return found
-    _check_alike(files, found, schema, absent)
+    check_files_alike(files, found, schema, absent)
     known = len(found.problems)
     read_as = _read_as(files, found, schema, form, absent)
     if files[0].format == "jsonl" and len(found.problems) > known:
@@ -185,17 +58,17 @@ def check_files(
     if not in_place:
         for error in absent_errors(absent, files, schema, read_as.types):
             found.add_error(error)
-    reading = _Reading(found, schema, read_as, absent)
+    rows = RowCheck(found, schema, read_as, absent)
     for file in files:
-        reading.check_types(file, files)
-    columns = reading.columns(files)
+        rows.check_types(file, files)
+    columns = rows.columns(files)
     alike = [
         file
         for file in files
         if file.format == "jsonl" or not {*columns} - {*file.columns, *absent}
     ]
-    reading.read(alike, columns, progress)
-    reading.conclude(next(iter(paths)))
+    rows.read(alike, columns, progress)
+    rows.conclude(next(iter(paths)))
     return found
 
 
@@ -206,70 +79,6 @@ def _with_structs(file: ForeignFile, facts: FileFacts) -> ForeignFile:
     roots = dict.fromkeys(map(file.root, file.names))
     own = facts.beside(file.roots).partitions
     return dataclasses.replace(file, names=tuple(roots), nested={}, partitions=own)
-
-
-def _check_alike(
-    files: Sequence[ForeignFile],
-    found: Checked,
-    schema: ForeignSchema | None,
-    absent: Collection[str],
-) -> None:
-    """Files may differ in columns that the schema does not name or that are absent, and in types
-    that it takes."""
-    first = files[0]
-    for file in files:
-        for name in file.renamed:
-            found.add(
-                file.path,
-                name,
-                "is there more than once",
-                "Give each column a name of its own where the file is made.",
-            )
-    for file in files[1:]:
-        if file.format != first.format:
-            found.add(
-                file.path, None, f"is {file}, and {first.path} is {first}", "Write them alike."
-            )
-            continue
-        gone = [name for name in first.columns if name not in (*file.columns, *absent)]
-        more = [name for name in file.columns if name not in (*first.columns, *absent)]
-        if schema is None and file.format != "jsonl" and (gone or more):
-            differs = " and ".join(
-                f"{word} {', '.join(map(repr, names))}"
-                for word, names in (("lacks", gone), ("has", more))
-                if names
-            )
-            found.add(
-                file.path,
-                None,
-                f"{differs}, other than {first.path}",
-                "Files of one table have the same columns: write it again, or take it out.",
-            )
-    if first.format == "parquet" and schema is None:
-        _check_types_alike([one for one in files if one.format == "parquet"], found)
-
-
-def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
-    first = _types(files[0])
-    for file in files[1:]:
-        for name, kind in _types(file).items():
-            if name in first and kind != first[name]:
-                found.add(
-                    file.path,
-                    name,
-                    f"is {kind}, and {first[name]} in {files[0].path}",
-                    "Write both alike.",
-                )
-
-
-def _types(file: ForeignFile) -> dict[str, pa.DataType]:
-    schema = arrow_schema(footer_of(file.path, file.table_names), file.path)
-    roots = dict(zip(file.roots, schema.types, strict=True))
-    found = {}
-    for name in file.names:
-        where = file.nested.get(name, (name,))
-        found[name] = type_at(roots[where[0]], where)
-    return {**found, **{name: one.type for name, one in file.partitions.items()}}
 
 
 def _read_as(
@@ -285,7 +94,7 @@ def _read_as(
     if files[0].format == "parquet":
         return ColumnTypes(
             types={name: kind for file in reversed(files) if file.format == "parquet"
-                   for name, kind in _types(file).items()}
+                   for name, kind in types_in(file).items()}
         )  # fmt: skip
     try:
         looked_at = survey(alike, wanted, alone=bool(wanted), form=form, ids=ids)
@@ -296,286 +105,3 @@ def _read_as(
     except DataError as error:
         found.add_error(error)
         return ColumnTypes()
-
-
-@dataclass
-class _Column:
-    """A column as all blocks have shown it."""
-
-    nulls: int = 0
-    first_null: str = ""
-    error: str = ""
-    """The first value that does not conform, as `conform` says it."""
-    errors: int = 0
-    """Blocks that have one."""
-    low: float = np.inf
-    high: float = -np.inf
-    values: int = 0
-    unknown: int = 0
-    """Values outside of the vocabulary."""
-
-    def merge(self, other: _Column) -> None:
-        self.first_null = self.first_null or other.first_null
-        self.error = self.error or other.error
-        self.nulls += other.nulls
-        self.errors += other.errors
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        self.values += other.values
-        self.unknown += other.unknown
-
-
-@dataclass
-class _Look:
-    """A column as one block has shown it."""
-
-    rows: int
-    columns: dict[str, _Column]
-    misfits: list[Misfit]
-    equal: frozenset[tuple[str, str]]
-    """Columns that are equal in all of its rows."""
-
-
-class _Reading:
-    """One reading of the files' rows."""
-
-    def __init__(
-        self,
-        found: Checked,
-        schema: ForeignSchema | None,
-        read_as: ColumnTypes,
-        absent: Collection[str],
-    ) -> None:
-        self._absent = absent
-        self._found = found
-        self._schema = schema
-        self._dropping = schema and _dropping(schema)
-        self._bare = {one.name: one for one in schema.sparse if _is_bare(one)} if schema else {}
-        """The features whose vocabularies an import would make."""
-        self._read_as = read_as
-        self._columns: dict[str, _Column] = {}
-        self._misfits: set[str] = set()
-        self._equal: frozenset[tuple[str, str]] | None = None
-        self._wrong: set[str] = set()
-        """The columns of the files that no row can conform in: they are missing, or of a type."""
-
-    def check_types(self, file: ForeignFile, files: Sequence[ForeignFile]) -> None:
-        if self._schema is None:
-            return
-        if file.format == "jsonl":
-            known = self._read_as
-            for name in self._schema.columns if known.types else ():
-                problem = key_problem(name, known)
-                if problem is not None and name not in self._wrong:
-                    self._found.add(file.path, name, *problem)
-                    self._wrong.add(name)
-            return
-        kinds = _types(file) if file.format == "parquet" else self._read_as.types
-        lacked = [name for name in self._absent if name not in file.columns]
-        arrow = pa.schema(
-            [(name, kinds.get(name, pa.string())) for name in file.columns]
-            + [(name, self._read_as.types.get(name, pa.null())) for name in lacked]
-        )
-        for name, what, cure in column_problems(arrow, self._schema):
-            if name not in self._wrong:
-                if name not in file.columns and any(name in one.columns for one in files):
-                    cure = (
-                        "Other files have it: if it came later or went, `absent` of the dataset, "
-                        f"or `--absent {name}`, takes nulls for it."
-                    )
-                self._found.add(file.path, name, what, cure)
-            self._wrong.add(name)
-
-    def columns(self, files: Sequence[ForeignFile]) -> list[str]:
-        """The columns to read."""
-        if self._schema is None:
-            lines = files[0].format == "jsonl"
-            return list(self._read_as.types if lines else files[0].columns)
-        return [name for name in self._schema.columns if name not in self._wrong]
-
-    def read(
-        self, files: Sequence[ForeignFile], columns: Sequence[str], progress: Progress
-    ) -> None:
-        """Look at all rows of the files; one that cannot be read keeps no other from it."""
-        total, before = num_bytes(files), 0
-        for file in files:
-
-            def shown(what: str, done: int, of: int | None, before: int = before) -> None:
-                progress(what, before + done, total)
-
-            try:
-                looks = mapped(
-                    self._look_at,
-                    [file],
-                    columns,
-                    progress=shown,
-                    what="checking rows",
-                    absent=self._absent,
-                )
-                for _, look in looks:
-                    self._add(look)
-            except DataError as error:
-                self._found.add_error(error)
-            before += num_bytes([file])
-
-    def _look_at(self, block: Block) -> _Look:
-        """Look at a block, in any thread."""
-        names = self.columns([block.file])
-        read_as, misfits = self._read_as, list[Misfit]()
-        while True:
-            try:
-                rows = block.rows(names, read_as)
-                break
-            except Misfit as error:
-                name, kind = error.column, None
-                if self._schema is not None:
-                    kind = wider(read_as, error, self._schema.hashed, block.file)
-                if kind is None:
-                    if name in {one.column for one in misfits}:
-                        raise
-                    misfits.append(error)
-                    kind = pa.list_(pa.string()) if name in read_as.parted else pa.string()
-                read_as = read_as.having(name, kind)
-        skip = {one.column for one in misfits}
-        columns = {} if self._schema is None else self._look_at_columns(rows, block, skip)
-        equal = frozenset(
-            pair
-            for pair in combinations(names, 2)
-            if rows.schema.field(pair[0]).type == rows.schema.field(pair[1]).type
-            and rows[pair[0]].equals(rows[pair[1]])
-        )
-        return _Look(rows.num_rows, columns, misfits, equal)
-
-    def _look_at_columns(self, rows: pa.Table, block: Block, skip: set[str]) -> dict[str, _Column]:
-        assert self._schema is not None
-        assert self._dropping is not None
-        found = {}
-        for name, role in _checked_roles(self._schema).items():
-            if self._wrong & set(role.sources) or skip & set(role.sources):
-                continue
-            one = found[name] = _Column()
-            for source, nulls in zip(role.sources, role.nulls, strict=True):
-                parts = [np.zeros(0, np.bool_)]
-                parts += [role.missing(chunk) for chunk in rows[source].chunks]
-                missing = np.concatenate(parts)
-                if nulls == "error" and missing.any():
-                    one.nulls += int(missing.sum())
-                    row = block.first + int(missing.argmax())
-                    one.first_null = one.first_null or f"{block.file.path}, row {row:,}"
-            try:
-                made = conform(
-                    rows,
-                    self._dropping,
-                    str(block.file.path),
-                    columns=[name],
-                    first_row=block.first,
-                )[name]
-                if name in self._bare and block.file.format == "parquet":  # which may have bytes
-                    spot = Spot(str(block.file.path), name)
-                    counted(rows[name].chunks, spot, self._bare[name].missing)
-            except DataError as error:
-                one.error, one.errors = str(error), 1
-                continue
-            self._measure(name, made, one)
-        return found
-
-    def _measure(self, name: str, made: pa.ChunkedArray, one: _Column) -> None:
-        assert self._schema is not None
-        whole = self._schema.conformed
-        if name in (whole.timestamp, *whole.label_names):
-            bounds = pc.min_max(made).as_py()
-            if bounds["min"] is not None:
-                one.low, one.high = bounds["min"], bounds["max"]
-        feature = next((each for each in self._schema.sparse if each.name == name), None)
-        if feature is not None and feature.vocabulary is not None:
-            ids = pc.list_flatten(made).to_numpy()
-            one.values = ids.size
-            one.unknown = int((ids < load_vocabulary(feature.vocabulary).others).sum())
-
-    def _add(self, look: _Look) -> None:
-        self._found.rows += look.rows
-        for name, one in look.columns.items():
-            self._columns.setdefault(name, _Column()).merge(one)
-        self._equal = look.equal if self._equal is None else self._equal & look.equal
-        for misfit in look.misfits:
-            if misfit.column not in self._misfits:
-                self._misfits.add(misfit.column)
-                self._found.add_error(misfit)
-
-    def conclude(self, where: Location) -> None:
-        """The findings of all of the rows together."""
-        if not self._found.rows and not self._found.problems:
-            self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
-        for name, one in self._columns.items():
-            self._conclude_column(name, one, where)
-        for first, second in sorted(self._equal or ()) if self._found.rows > 1 else ():
-            self._found.add(
-                where,
-                second,
-                f"equals column {first!r} in every row",
-                "One of them says nothing more: take it out of the schema.",
-            )
-
-    def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
-        assert self._schema is not None
-        whole = self._schema.conformed
-        if one.nulls:
-            share = f"{one.nulls:,} of {so_many(self._found.rows, 'row')}"
-            self._found.add(
-                one.first_null,
-                name,
-                f"is null, or not a finite number, in {share}",
-                "Say what stands for it: `nulls: {value: 0}` or `nulls: drop` in its entry of the "
-                f"schema, or `nulls: {{{name}: drop}}` beside a plain one.",
-            )
-        if one.error:
-            place, _, what = one.error.partition(": ")
-            more = f" (and in {one.errors - 1:,} other blocks)" if one.errors > 1 else ""
-            self._found.add(place, None, what.removesuffix("."), more.strip())
-        if name == whole.timestamp and one.low <= one.high:
-            self._check_times(name, one, where)
-        if name in whole.label_names and one.low == one.high:
-            self._found.add(
-                where,
-                name,
-                f"is {one.low:g} in every row",
-                "There is nothing to learn from it: name another label; for data of clicks alone "
-                "`recd data import --negatives` makes the other class.",
-            )
-        if one.values and one.unknown > MANY_UNKNOWN * one.values:
-            self._found.add(
-                where,
-                name,
-                f"has {one.unknown / one.values:.0%} values that its vocabulary does not know",
-                "Is it of other data, or of texts for integers? Have `recd data import` make one.",
-            )
-
-    def _check_times(self, name: str, one: _Column, where: Location) -> None:
-        assert self._schema is not None
-        latest = (datetime.datetime.now(datetime.UTC) + AHEAD).timestamp() * 1e3
-        earliest = EARLIEST.timestamp() * 1e3
-        if earliest <= one.low and one.high <= latest:
-            return
-        stated = UNITS.get(self._schema.timestamp_unit)
-        fits = [
-            unit
-            for unit, ms in UNITS.items()
-            if stated and earliest <= one.low / stated * ms and one.high / stated * ms <= latest
-        ]
-        if stated and not fits:
-            ends = pa.array([round(one.low / stated), round(one.high / stated)])
-            fits = [unit] if (unit := date_digits(ends)) else []
-        cure = (
-            f"In {fits[0]} they are of our time: say `timestamp_unit: {fits[0]}`."
-            if fits
-            else "Mend the rows, or leave them out, if their time counts."
-        )
-        self._found.add(
-            where, name, f"holds times from {_shown(one.low)} to {_shown(one.high)}", cure
-        )
-
-
-def _shown(ms: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):
-        return f"{ms:g} ms since 1970"

@@ -1,0 +1,362 @@
+"""The rows of foreign files, each looked at once: what of them does not conform to a schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.conform.dates import date_digits
+from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, conform, roles_of
+from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.alike_files import types_in
+from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
+from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
+from recd_plugins.data.importing.reading import Block, mapped
+from recd_plugins.data.importing.table_problems import Checked
+from recd_plugins.data.schema import Label, Nulls
+from recd_plugins.data.table import Progress
+from recd_plugins.errors import DataError, so_many
+from recd_plugins.storage.uri import Location
+
+__all__ = ["RowCheck"]
+
+E = TypeVar("E", Label, DenseColumn, ForeignFeature)
+
+EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
+AHEAD = datetime.timedelta(days=366)
+UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+"""Milliseconds of each."""
+
+
+def _checked_roles(schema: ForeignSchema) -> dict[str, Role]:
+    """The columns that are looked at; the weights of scored ids are with these."""
+    roles = roles_of(schema)
+    return {name: role for name, role in roles.items() if not isinstance(role, ScoreRole)}
+
+
+def _dropping(schema: ForeignSchema) -> ForeignSchema:
+    """The same, but that rows are left out where a null is an error: nulls are counted apart."""
+    mended: dict[str, Nulls] = {
+        name: "drop"
+        for role in _checked_roles(schema).values()
+        for name, nulls in zip(role.sources, role.nulls, strict=True)
+        if nulls == "error"
+    }
+    entries = {
+        one.name
+        for one in (*schema.labels, *schema.dense, *schema.sparse)
+        if not isinstance(one, str)
+    }
+
+    def entry(one: E) -> E:
+        return dataclasses.replace(one, nulls="drop") if one.name in mended else one
+
+    def feature(one: ForeignFeature) -> ForeignFeature:
+        """An import would make the vocabulary that is not there yet: of any values."""
+        return entry(dataclasses.replace(one, ids="hash") if _is_bare(one) else one)
+
+    return dataclasses.replace(
+        schema,
+        labels=tuple(map(entry, schema.labels)),
+        dense=tuple(one if isinstance(one, str) else entry(one) for one in schema.dense),
+        sparse=tuple(map(feature, schema.sparse)),
+        nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
+    )
+
+
+def _is_bare(feature: ForeignFeature) -> bool:
+    """Whether an import would make the feature's vocabulary."""
+    return feature.ids == "vocabulary" and feature.vocabulary is None
+
+
+@dataclass
+class _Column:
+    """A column as all blocks have shown it."""
+
+    nulls: int = 0
+    first_null: str = ""
+    error: str = ""
+    """The first value that does not conform, as `conform` says it."""
+    errors: int = 0
+    """Blocks that have one."""
+    low: float = np.inf
+    high: float = -np.inf
+    values: int = 0
+    unknown: int = 0
+    """Values outside of the vocabulary."""
+
+    def merge(self, other: _Column) -> None:
+        self.first_null = self.first_null or other.first_null
+        self.error = self.error or other.error
+        self.nulls += other.nulls
+        self.errors += other.errors
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.values += other.values
+        self.unknown += other.unknown
+
+
+@dataclass
+class _Look:
+    """A column as one block has shown it."""
+
+    rows: int
+    columns: dict[str, _Column]
+    misfits: list[Misfit]
+    equal: frozenset[tuple[str, str]]
+    """Columns that are equal in all of its rows."""
+
+
+class RowCheck:
+    """One reading of the files' rows, and all that is wrong with them."""
+
+    def __init__(
+        self,
+        found: Checked,
+        schema: ForeignSchema | None,
+        read_as: ColumnTypes,
+        absent: Collection[str],
+    ) -> None:
+        self._absent = absent
+        self._found = found
+        self._schema = schema
+        self._dropping = schema and _dropping(schema)
+        self._bare = {one.name: one for one in schema.sparse if _is_bare(one)} if schema else {}
+        """The features whose vocabularies an import would make."""
+        self._read_as = read_as
+        self._columns: dict[str, _Column] = {}
+        self._misfits: set[str] = set()
+        self._equal: frozenset[tuple[str, str]] | None = None
+        self._wrong: set[str] = set()
+        """The columns of the files that no row can conform in: they are missing, or of a type."""
+
+    def check_types(self, file: ForeignFile, files: Sequence[ForeignFile]) -> None:
+        if self._schema is None:
+            return
+        if file.format == "jsonl":
+            known = self._read_as
+            for name in self._schema.columns if known.types else ():
+                problem = key_problem(name, known)
+                if problem is not None and name not in self._wrong:
+                    self._found.add(file.path, name, *problem)
+                    self._wrong.add(name)
+            return
+        kinds = types_in(file) if file.format == "parquet" else self._read_as.types
+        lacked = [name for name in self._absent if name not in file.columns]
+        arrow = pa.schema(
+            [(name, kinds.get(name, pa.string())) for name in file.columns]
+            + [(name, self._read_as.types.get(name, pa.null())) for name in lacked]
+        )
+        for name, what, cure in column_problems(arrow, self._schema):
+            if name not in self._wrong:
+                if name not in file.columns and any(name in one.columns for one in files):
+                    cure = (
+                        "Other files have it: if it came later or went, `absent` of the dataset, "
+                        f"or `--absent {name}`, takes nulls for it."
+                    )
+                self._found.add(file.path, name, what, cure)
+            self._wrong.add(name)
+
+    def columns(self, files: Sequence[ForeignFile]) -> list[str]:
+        """The columns to read."""
+        if self._schema is None:
+            lines = files[0].format == "jsonl"
+            return list(self._read_as.types if lines else files[0].columns)
+        return [name for name in self._schema.columns if name not in self._wrong]
+
+    def read(
+        self, files: Sequence[ForeignFile], columns: Sequence[str], progress: Progress
+    ) -> None:
+        """Look at all rows of the files; one that cannot be read keeps no other from it."""
+        total, before = num_bytes(files), 0
+        for file in files:
+
+            def shown(what: str, done: int, of: int | None, before: int = before) -> None:
+                progress(what, before + done, total)
+
+            try:
+                looks = mapped(
+                    self._look_at,
+                    [file],
+                    columns,
+                    progress=shown,
+                    what="checking rows",
+                    absent=self._absent,
+                )
+                for _, look in looks:
+                    self._add(look)
+            except DataError as error:
+                self._found.add_error(error)
+            before += num_bytes([file])
+
+    def _look_at(self, block: Block) -> _Look:
+        """Look at a block, in any thread."""
+        names = self.columns([block.file])
+        read_as, misfits = self._read_as, list[Misfit]()
+        while True:
+            try:
+                rows = block.rows(names, read_as)
+                break
+            except Misfit as error:
+                name, kind = error.column, None
+                if self._schema is not None:
+                    kind = wider(read_as, error, self._schema.hashed, block.file)
+                if kind is None:
+                    if name in {one.column for one in misfits}:
+                        raise
+                    misfits.append(error)
+                    kind = pa.list_(pa.string()) if name in read_as.parted else pa.string()
+                read_as = read_as.having(name, kind)
+        skip = {one.column for one in misfits}
+        columns = {} if self._schema is None else self._look_at_columns(rows, block, skip)
+        equal = frozenset(
+            pair
+            for pair in combinations(names, 2)
+            if rows.schema.field(pair[0]).type == rows.schema.field(pair[1]).type
+            and rows[pair[0]].equals(rows[pair[1]])
+        )
+        return _Look(rows.num_rows, columns, misfits, equal)
+
+    def _look_at_columns(self, rows: pa.Table, block: Block, skip: set[str]) -> dict[str, _Column]:
+        assert self._schema is not None
+        assert self._dropping is not None
+        found = {}
+        for name, role in _checked_roles(self._schema).items():
+            if self._wrong & set(role.sources) or skip & set(role.sources):
+                continue
+            one = found[name] = _Column()
+            for source, nulls in zip(role.sources, role.nulls, strict=True):
+                parts = [np.zeros(0, np.bool_)]
+                parts += [role.missing(chunk) for chunk in rows[source].chunks]
+                missing = np.concatenate(parts)
+                if nulls == "error" and missing.any():
+                    one.nulls += int(missing.sum())
+                    row = block.first + int(missing.argmax())
+                    one.first_null = one.first_null or f"{block.file.path}, row {row:,}"
+            try:
+                made = conform(
+                    rows,
+                    self._dropping,
+                    str(block.file.path),
+                    columns=[name],
+                    first_row=block.first,
+                )[name]
+                if name in self._bare and block.file.format == "parquet":  # which may have bytes
+                    spot = Spot(str(block.file.path), name)
+                    counted(rows[name].chunks, spot, self._bare[name].missing)
+            except DataError as error:
+                one.error, one.errors = str(error), 1
+                continue
+            self._measure(name, made, one)
+        return found
+
+    def _measure(self, name: str, made: pa.ChunkedArray, one: _Column) -> None:
+        assert self._schema is not None
+        whole = self._schema.conformed
+        if name in (whole.timestamp, *whole.label_names):
+            bounds = pc.min_max(made).as_py()
+            if bounds["min"] is not None:
+                one.low, one.high = bounds["min"], bounds["max"]
+        feature = next((each for each in self._schema.sparse if each.name == name), None)
+        if feature is not None and feature.vocabulary is not None:
+            ids = pc.list_flatten(made).to_numpy()
+            one.values = ids.size
+            one.unknown = int((ids < load_vocabulary(feature.vocabulary).others).sum())
+
+    def _add(self, look: _Look) -> None:
+        self._found.rows += look.rows
+        for name, one in look.columns.items():
+            self._columns.setdefault(name, _Column()).merge(one)
+        self._equal = look.equal if self._equal is None else self._equal & look.equal
+        for misfit in look.misfits:
+            if misfit.column not in self._misfits:
+                self._misfits.add(misfit.column)
+                self._found.add_error(misfit)
+
+    def conclude(self, where: Location) -> None:
+        """The findings of all of the rows together."""
+        if not self._found.rows and not self._found.problems:
+            self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
+        for name, one in self._columns.items():
+            self._conclude_column(name, one, where)
+        for first, second in sorted(self._equal or ()) if self._found.rows > 1 else ():
+            self._found.add(
+                where,
+                second,
+                f"equals column {first!r} in every row",
+                "One of them says nothing more: take it out of the schema.",
+            )
+
+    def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
+        assert self._schema is not None
+        whole = self._schema.conformed
+        if one.nulls:
+            share = f"{one.nulls:,} of {so_many(self._found.rows, 'row')}"
+            self._found.add(
+                one.first_null,
+                name,
+                f"is null, or not a finite number, in {share}",
+                "Say what stands for it: `nulls: {value: 0}` or `nulls: drop` in its entry of the "
+                f"schema, or `nulls: {{{name}: drop}}` beside a plain one.",
+            )
+        if one.error:
+            place, _, what = one.error.partition(": ")
+            more = f" (and in {one.errors - 1:,} other blocks)" if one.errors > 1 else ""
+            self._found.add(place, None, what.removesuffix("."), more.strip())
+        if name == whole.timestamp and one.low <= one.high:
+            self._check_times(name, one, where)
+        if name in whole.label_names and one.low == one.high:
+            self._found.add(
+                where,
+                name,
+                f"is {one.low:g} in every row",
+                "There is nothing to learn from it: name another label; for data of clicks alone "
+                "`recd data import --negatives` makes the other class.",
+            )
+        if one.values and one.unknown > MANY_UNKNOWN * one.values:
+            self._found.add(
+                where,
+                name,
+                f"has {one.unknown / one.values:.0%} values that its vocabulary does not know",
+                "Is it of other data, or of texts for integers? Have `recd data import` make one.",
+            )
+
+    def _check_times(self, name: str, one: _Column, where: Location) -> None:
+        assert self._schema is not None
+        latest = (datetime.datetime.now(datetime.UTC) + AHEAD).timestamp() * 1e3
+        earliest = EARLIEST.timestamp() * 1e3
+        if earliest <= one.low and one.high <= latest:
+            return
+        stated = UNITS.get(self._schema.timestamp_unit)
+        fits = [
+            unit
+            for unit, ms in UNITS.items()
+            if stated and earliest <= one.low / stated * ms and one.high / stated * ms <= latest
+        ]
+        if stated and not fits:
+            ends = pa.array([round(one.low / stated), round(one.high / stated)])
+            fits = [unit] if (unit := date_digits(ends)) else []
+        cure = (
+            f"In {fits[0]} they are of our time: say `timestamp_unit: {fits[0]}`."
+            if fits
+            else "Mend the rows, or leave them out, if their time counts."
+        )
+        self._found.add(
+            where, name, f"holds times from {_shown(one.low)} to {_shown(one.high)}", cure
+        )
+
+
+def _shown(ms: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms:g} ms since 1970"

@@ -1,0 +1,39 @@
+"""What is wrong with a table, or with foreign files, and with which cure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recd_plugins.errors import DataError
+
+__all__ = ["Checked", "TableProblem"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableProblem:
+    """Something that is wrong, where, and what to do."""
+
+    where: str
+    column: str | None
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else f"column {self.column!r} "
+        return f"{self.where}: {column}{self.what}. {self.cure}".strip()
+
+
+@dataclass(kw_only=True)
+class Checked:
+    """The rows that were looked at, and what was found."""
+
+    rows: int = 0
+    problems: list[TableProblem] = field(default_factory=list)
+
+    def add(self, where: object, column: str | None, what: str, cure: str) -> None:
+        self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
+
+    def add_error(self, error: DataError) -> None:
+        """What a reader would have raised."""
+        where, _, what = str(error).partition(": ")
+        self.add(where, None, what.removesuffix("."), "")
