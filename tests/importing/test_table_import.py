@@ -21,7 +21,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing import reading, table_import, whole_lines
+from recd_plugins.data.importing import parting, reading, table_import, whole_lines
 from recd_plugins.data.importing.negatives import Catalogue, Negatives, with_negatives
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
@@ -142,7 +142,7 @@ def killed_amid(
     monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, changes: dict[str, Any]
 ) -> None:
     """Import, and end at the 17th block, as Ctrl-C does."""
-    made, calls = table_import.conform, []
+    made, calls = parting.conform, []
 
     def dies(*arguments: Any, **keywords: Any) -> pa.Table:
         calls.append(1)
@@ -151,7 +151,7 @@ def killed_amid(
         return made(*arguments, **keywords)
 
     with monkeypatch.context() as dying:
-        dying.setattr(table_import, "conform", dies)
+        dying.setattr(parting, "conform", dies)
         with pytest.raises(KeyboardInterrupt):
             imported(path, folder, changes)
 
@@ -452,7 +452,7 @@ def test_an_import_that_widened_a_column_goes_on_when_it_was_killed(
     item = {"name": "item_id", "num_ids": 5000, "ids": "vocabulary"}
     bare = {"session_id": None, "timestamp": None, "dense": [], "sparse": [item]}
     schema = parse(ForeignSchema, SCHEMA | bare, "schema")
-    made, calls = table_import.conform, []
+    made, calls = parting.conform, []
 
     def dies(*arguments: Any, **keywords: Any) -> pa.Table:
         calls.append(1)
@@ -463,10 +463,10 @@ def test_an_import_that_widened_a_column_goes_on_when_it_was_killed(
     def job() -> Imported:
         return TableImport(files, tmp_path / "t", schema, read_as, workers=1).run()
 
-    monkeypatch.setattr(table_import, "conform", dies)
+    monkeypatch.setattr(parting, "conform", dies)
     with pytest.raises(KeyboardInterrupt):
         job()
-    monkeypatch.setattr(table_import, "conform", made)
+    monkeypatch.setattr(parting, "conform", made)
     found = job()
     assert found.resumed >= 1
     assert [note.split(",")[0] for note in found.notes] == ["item_id: read as text"]

@@ -8,39 +8,31 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
-from unicodedata import normalize
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from recd_plugins.data.conform.rows import conform, rows_left
+from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.values import missing
 from recd_plugins.data.conform.vocabulary import (
-    MANY_UNKNOWN,
     Counted,
     VocabularyCounts,
-    counted,
-    load_vocabulary,
     vocabulary_digest,
 )
 from recd_plugins.data.dataset import SPLITS, Split
 from recd_plugins.data.files import VOCABULARIES
-from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.import_folder import (
-    JOURNAL,
     IdCounts,
     ImportFolder,
     Segment,
     write_json,
 )
+from recd_plugins.data.importing.made_vocabularies import MadeVocabularies
 from recd_plugins.data.importing.negatives import (
     Catalogue,
     CatalogueBuilder,
@@ -48,11 +40,13 @@ from recd_plugins.data.importing.negatives import (
     item_columns,
     with_negatives,
 )
+from recd_plugins.data.importing.parting import Parting
 from recd_plugins.data.importing.reading import Block, Position, mapped
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.table_files import absent_errors
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.importing.unknown_values import id_counts, notes_of_unknown
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
@@ -117,6 +111,12 @@ class TableImport:
         self._read_as = read_as.naming(schema.hashed, files[0], schema.timestamp)
         self._split = split
         self._folder = ImportFolder(destination, self._splits)
+        self._vocabularies = MadeVocabularies(
+            asked=schema,
+            folder=self._folder.path / VOCABULARIES,
+            least_count=least_count,
+            others=others,
+        )
         self._negatives = negatives
         self._progress = progress
         self._workers = workers
@@ -186,7 +186,7 @@ class TableImport:
             if problem:
                 raise Spot(_together(self._files), name).error(*problem)
         self._check_labels()
-        self._check_vocabulary_files()
+        self._vocabularies.check_files()
         for error in absent_errors(self._absent, self._files, self._schema, self._read_as.types):
             raise error
 
@@ -201,25 +201,6 @@ class TableImport:
                     "the schema. Name the label there; or, where each row is a click, say "
                     f"`--negatives 4`. {nearest(label.name, names)}"
                 )
-
-    def _check_vocabulary_files(self) -> None:
-        """Vocabularies of two tables are two files, wherever the table may be copied to."""
-        seen: dict[str, str] = {}
-        for table in (one.table_name for one in self._bare):
-            file = _file_of(table)
-            other = seen.setdefault(normalize("NFC", file).casefold(), table)
-            if other != table:
-                raise DataError(
-                    f"the vocabularies of tables {other!r} and {table!r} would be the files "
-                    f"{VOCABULARIES}/{_file_of(other)} and {file}, which many file systems take "
-                    f"for one. Rename a table: `table: {table}_2` in the schema's entry of each "
-                    f"feature of {table!r}."
-                )
-
-    @property
-    def _bare(self) -> list[ForeignFeature]:
-        """The features whose vocabularies this import makes."""
-        return [one for one in self._asked.sparse if one.ids == "vocabulary" and not one.vocabulary]
 
     @property
     def _made(self) -> Schema:
@@ -241,6 +222,10 @@ class TableImport:
         return self._negatives is not None and not any(
             self._schema.label in file.columns for file in self._files
         )
+
+    @property
+    def _parting(self) -> Parting:
+        return Parting(split=self._split, schema=self._schema, cut=self._cut)
 
     @property
     def _splits(self) -> tuple[Split, ...]:
@@ -269,7 +254,7 @@ class TableImport:
             if not rows[split]:
                 raise self._no_rows(split, dropped)
         self._note_share(rows)
-        self._note_unknown(done)
+        self._notes += notes_of_unknown(self._asked, self._schema, done, self._splits)
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -291,43 +276,6 @@ class TableImport:
             self._notes.append(
                 f"{share:.1%} of the rows are for testing, not {asked:.1%}: {name} has few values, "
                 "or many rows share one, and rows of one value stay together"
-            )
-
-    def _id_counts(self, parts: Mapping[Split, pa.Table]) -> IdCounts:
-        """The values of features that have a vocabulary, and those that it does not know."""
-        found: dict[Split, dict[str, tuple[int, int]]] = {}
-        for split, rows in parts.items():
-            found[split] = {}
-            for one in self._schema.sparse:
-                if one.vocabulary is not None:
-                    others = load_vocabulary(one.vocabulary).others
-                    ids = pc.list_flatten(rows[one.name]).to_numpy()
-                    found[split][one.name] = (ids.size, int((ids < others).sum()))
-        return found
-
-    def _note_unknown(self, done: Sequence[Mapping[str, Any]]) -> None:
-        """Say which vocabularies do not know many values of rows that they were not made of; one
-        made in this import, many more than of the train rows, for `num_ids` cuts these alike."""
-        made = {one.name for one in self._asked.sparse if one.vocabulary is None}
-        for split, one in product(self._splits, self._schema.sparse):
-            name = one.name
-            if one.vocabulary is None or (name in made and split == "train"):
-                continue
-            share = _unknown(done, split, name)
-            trained = _unknown(done, "train", name) if name in made else 0.0
-            if share - trained <= MANY_UNKNOWN:
-                continue
-            where = f" of the {split} rows" if self._split else ""
-            beside = f" (of the train rows {trained:.0%})" if trained else ""
-            why = "new values since it was made, or other data"
-            if trained or name not in made:
-                why = (
-                    "new values since it was made, other data, or such as num_ids or "
-                    "--least-count left out"
-                )
-            self._notes.append(
-                f"{name}: the vocabulary does not know {share:.0%} of its values{where}{beside}, "
-                f"which share the ids of the others: {why}"
             )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
@@ -383,103 +331,33 @@ class TableImport:
         return int(json.loads(file.read_text())["cut"])
 
     def _with_vocabularies(self) -> ForeignSchema:
-        """The schema, with a vocabulary for each feature that has none: of the train rows.
+        """The schema, with a vocabulary for each feature that has none: of the train rows."""
+        made = self._vocabularies
+        if made.features:
+            if not made.are_there:
+                made.save(self._counted_values())
+            self._notes = made.notes
+        return made.schema
 
-        Features that share a table share a vocabulary.
-        """
-        bare = self._bare
-        if not bare:
-            return self._asked
-        folder = self._folder.path / VOCABULARIES
-        journal = folder / JOURNAL
-        if not journal.exists():
-            counts = self._counted_values(bare)
-            sizes = {}
-            for table, one in counts.items():
-                most = max(each.num_ids for each in bare if each.table_name == table)
-                sizes[table] = one.save(
-                    folder / _file_of(table),
-                    most=most,
-                    least_count=self._least_count,
-                    others=self._others,
-                )
-                left = one.num_values + self._others - sizes[table]
-                if left:
-                    self._notes.append(
-                        f"{table}: {left:,} of {one.num_values:,} values have no id of their own "
-                        f"(num_ids {most:,}, least count {self._least_count:,})"
-                    )
-            write_json(journal, {"sizes": sizes, "notes": self._notes})
-        saved = json.loads(journal.read_text())
-        self._notes = saved["notes"]
-        return dataclasses.replace(
-            self._asked,
-            sparse=tuple(
-                dataclasses.replace(
-                    one,
-                    vocabulary=folder / _file_of(one.table_name),
-                    num_ids=saved["sizes"][one.table_name],
-                )
-                if one in bare
-                else one
-                for one in self._asked.sparse
-            ),
-        )
-
-    def _counted_values(self, bare: Sequence[ForeignFeature]) -> dict[str, VocabularyCounts]:
-        """The values of these features in the train rows, by table."""
-        counts = {one.table_name: VocabularyCounts(one.name) for one in bare}
-        wanted = [one.name for one in bare]
-        parting = self._parting_column
-        read = list(dict.fromkeys([*wanted, *([parting] if parting else [])]))
+    def _counted_values(self) -> dict[str, VocabularyCounts]:
+        """The values in the train rows of the features without a vocabulary, by table."""
+        vocabularies, parting = self._vocabularies, self._parting
+        counts = vocabularies.begun()
+        wanted = [one.name for one in vocabularies.features]
+        read = list(dict.fromkeys([*wanted, *([parting.column] if parting.column else [])]))
 
         def count(block: Block) -> dict[str, list[Counted]]:
             rows = block.rows(read, self._read_as)
-            tested = self._tested(rows, block)
+            tested = parting.tested(rows, block)
             if tested is not None:
                 rows = rows.filter(pa.array(~tested))
-            where = str(block.file.path)
-            # Features of one table may be of several types.
-            return {
-                table: [
-                    counted(rows[one.name].chunks, Spot(where, one.name), one.missing)
-                    for one in bare
-                    if one.table_name == table and rows[one.name].num_chunks
-                ]
-                for table in counts
-            }
+            return vocabularies.counted(rows, str(block.file.path))
 
         for _, found in self._mapped(count, read, Position(), "counting values"):
             for table, parts in found.items():
                 for part in parts:
                     counts[table].add(part)
         return counts
-
-    @property
-    def _parting_column(self) -> str | None:
-        """The column of the files by which rows are parted into train and test."""
-        if self._split is None:
-            return None
-        return self._split.column or self._asked.timestamp
-
-    def _tested(self, raw: pa.Table, block: Block) -> npt.NDArray[np.bool_] | None:
-        """[N] which rows as they were read are for testing, or are left out since they have no
-        time; None where nothing is parted."""
-        if self._split is None:
-            return None
-        if self._split.column is not None:
-            return self._split.tested(raw[self._split.column], str(block.file.path), block.first)
-        name, source = self._made.timestamp, self._asked.timestamp
-        assert name is not None
-        assert source is not None
-        where = str(block.file.path)
-        found = conform(raw, self._asked, where, columns=[name], first_row=block.first)
-        there = np.ones(raw.num_rows, np.bool_)
-        if found.num_rows < raw.num_rows:
-            there = ~np.concatenate([missing(chunk) for chunk in raw[source].chunks])
-        tested = ~there
-        tested[there] = found[name].to_numpy() >= self._cut
-        return tested
 
     def _items(self) -> Catalogue:
         assert self._negatives is not None
@@ -533,7 +411,7 @@ class TableImport:
     def _rows(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str], IdCounts]:
         """A block's rows of each split, as they are written."""
         parts, dropped = self._parted(block)
-        counts = self._id_counts(parts)
+        counts = id_counts(self._schema, parts)
         if self._negatives is None or self._catalogue is None:
             return parts, dropped, counts
         columns = item_columns(self._made, self._negatives)
@@ -560,28 +438,7 @@ class TableImport:
         if self._makes_label:
             ones = pa.chunked_array([pa.array(np.ones(raw.num_rows, np.float32))])
             raw = raw.append_column(self._schema.label, ones)
-        dropped: Counter[str] = Counter()
-
-        def conformed(rows: pa.Table) -> pa.Table:
-            where = str(block.file.path)
-            return conform(
-                rows, self._schema, where, first_row=block.first, dropped=dropped
-            ).select(list(self._made.columns))
-
-        split = self._split
-        if split is None:
-            return {"train": conformed(raw)}, dropped
-        if split.column is None:
-            rows = conformed(raw)
-            assert self._made.timestamp is not None
-            tested = rows[self._made.timestamp].to_numpy() >= self._cut
-        else:
-            tested = split.tested(raw[split.column], str(block.file.path), block.first)
-            rows = conformed(raw)
-            left = rows_left(raw, self._schema)
-            tested = tested if left is None else tested[left]
-        train, test = (rows.filter(pa.array(one)) for one in (~tested, tested))
-        return {"train": train, "test": test}, dropped
+        return self._parting.parts(raw, block)
 
     def _mapped(
         self, make: Callable[[Block], R], columns: Sequence[str], start: Position, what: str
@@ -621,18 +478,6 @@ class TableImport:
                 self._read_as.form(self._form, self._files[0], self._schema.columns),
             )
         )
-
-
-def _file_of(table: str) -> str:
-    """The file of a table's vocabulary: a name may have a slash."""
-    return f"{table.replace('%', '%25').replace('/', '%2F')}.parquet"
-
-
-def _unknown(done: Sequence[Mapping[str, Any]], split: Split, name: str) -> float:
-    """The share of a feature's values that its vocabulary does not know."""
-    values: int = sum(one["values"][split].get(name, 0) for one in done)
-    unknown: int = sum(one["unknown"][split].get(name, 0) for one in done)
-    return unknown / max(values, 1)
 
 
 def _together(files: Sequence[ForeignFile]) -> str:

@@ -1,0 +1,80 @@
+"""The rows of foreign files parted into those to train on and those to test on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recd_plugins.data.conform.rows import conform, rows_left
+from recd_plugins.data.conform.values import missing
+from recd_plugins.data.dataset import Split
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.reading import Block
+from recd_plugins.data.importing.splits import SplitBy
+
+__all__ = ["Parting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """How the rows of an import are parted."""
+
+    split: SplitBy | None
+    """The rule; with none all rows are to train on."""
+    schema: ForeignSchema
+    cut: int | None
+    """The time from which on rows are for testing, where time parts them."""
+
+    @property
+    def column(self) -> str | None:
+        """The column of the files by which rows are parted."""
+        if self.split is None:
+            return None
+        return self.split.column or self.schema.timestamp
+
+    def tested(self, raw: pa.Table, block: Block) -> npt.NDArray[np.bool_] | None:
+        """[N] which rows as they were read are for testing, or are left out since they have no
+        time; None where nothing is parted."""
+        if self.split is None:
+            return None
+        if self.split.column is not None:
+            return self.split.tested(raw[self.split.column], str(block.file.path), block.first)
+        name, source = self.schema.conformed.timestamp, self.schema.timestamp
+        assert name is not None
+        assert source is not None
+        where = str(block.file.path)
+        found = conform(raw, self.schema, where, columns=[name], first_row=block.first)
+        there = np.ones(raw.num_rows, np.bool_)
+        if found.num_rows < raw.num_rows:
+            there = ~np.concatenate([missing(chunk) for chunk in raw[source].chunks])
+        tested = ~there
+        tested[there] = found[name].to_numpy() >= self.cut
+        return tested
+
+    def parts(self, raw: pa.Table, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
+        """The rows of each split as they conform to the schema; those that were left out, by the
+        column whose null did it."""
+        dropped: Counter[str] = Counter()
+        made, where = self.schema.conformed, str(block.file.path)
+
+        def conformed(rows: pa.Table) -> pa.Table:
+            found = conform(rows, self.schema, where, first_row=block.first, dropped=dropped)
+            return found.select(list(made.columns))
+
+        if self.split is None:
+            return {"train": conformed(raw)}, dropped
+        if self.split.column is None:
+            rows = conformed(raw)
+            assert made.timestamp is not None
+            tested = rows[made.timestamp].to_numpy() >= self.cut
+        else:
+            tested = self.split.tested(raw[self.split.column], where, block.first)
+            rows = conformed(raw)
+            left = rows_left(raw, self.schema)
+            tested = tested if left is None else tested[left]
+        train, test = (rows.filter(pa.array(one)) for one in (~tested, tested))
+        return {"train": train, "test": test}, dropped
