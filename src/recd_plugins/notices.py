@@ -30,6 +30,7 @@ __all__ = [
     "Otherwise",
     "Outdated",
     "PutBack",
+    "Replaced",
     "RunsOn",
     "Slower",
     "TooLarge",
@@ -195,6 +196,13 @@ class PutBack(Notice):
     """It changes on import what is the whole process's."""
 
     verdict = "is put back"
+    refused = False
+
+
+class Replaced(Notice):
+    """An override writes it anew, and settings that it had are gone."""
+
+    verdict = "is replaced whole"
     refused = False
 
 

@@ -142,6 +142,26 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     assert (told.exit_code, "sharding has nothing behind it" in told.stderr) == (2, True)
 
 
+def test_an_override_says_which_settings_it_drops(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text("plugins: []\ntrain:\n  ranks: 2\n  steps: 9\n  optimizer: {tables_lr: 1}\n")
+    given = ["train={steps: 5, log_every: 2, optimizer: {dense_lr: 0.5}}", "train.ranks=2"]
+    with pytest.warns(NoticeWarning) as found:
+        Usage(Registry.load(path, given)).as_written(2)
+    assert [(str(one.message), one.lineno) for one in found] == [
+        (
+            f"train is replaced whole: override '{given[0]}' drops train.optimizer.tables_lr. "
+            "Write `train.steps=5 train.optimizer.dense_lr=0.5 train.log_every=2`, and the rest "
+            "stays.",
+            2,
+        )
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for said in (["train={ranks: 1, steps: 2, optimizer: {tables_lr: 2}}"], ["train=null"]):
+            Usage(Registry.load(path, said)).as_written(2)
+
+
 def test_a_command_gives_a_notice_as_a_line_on_standard_error(tmp_path: Path) -> None:
     """Nobody who runs `recd` asks for a file of ours and a line of it."""
     (tmp_path / "registry.yaml").write_text(

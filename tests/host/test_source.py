@@ -347,6 +347,23 @@ def test_keys_with_nothing_behind_them_are_known_at_any_depth(tmp_path: Path) ->
     assert read(tmp_path, written, *changes).empty == ()
 
 
+def test_what_an_override_drops_of_a_mapping_is_known_unless_a_later_one_says_it() -> None:
+    values = {"a": {"b": 1, "c": {"d": 2, "e": 3}}, "m": {"use": "x", "y": 1}, "l": [{"n": 1}]}
+
+    def dropped(*overrides: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        found = Source.read(values, overrides).rewritten
+        return [(one.override, one.dropped, one.instead) for one in found]
+
+    assert dropped("a={c: {d: 4}}") == [("a={c: {d: 4}}", ("a.b", "a.c.e"), ("a.c.d=4",))]
+    assert dropped("a.f=1", "a={b: 1, c: {}}") == [
+        ("a={b: 1, c: {}}", ("a.c.d", "a.c.e", "a.f"), ())
+    ]
+    assert dropped("l.0={o: 2}") == [("l.0={o: 2}", ("l.0.n",), ("l.0.o=2",))]
+    assert dropped("a={b: 1}", "a.c={d: 0}", "a.c.e=1") == []
+    assert dropped("m={use: z}", "a={b: 1, c: {d: 1, e: 1}}", "l=[]", "m.use=q", "new={k: 1}") == []
+    assert dropped("m={use: x}", "a=null") == [("m={use: x}", ("m.y",), ())]
+
+
 def test_an_override_with_nothing_behind_it_is_known_unless_a_later_one_says_it(
     tmp_path: Path,
 ) -> None:

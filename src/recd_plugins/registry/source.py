@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,7 +12,19 @@ from typing import Any
 from recd_plugins.config.yaml_text import Document, read_yaml, text_of, to_yaml
 from recd_plugins.errors import RegistryError, shown
 
-__all__ = ["Source", "as_of_yaml", "overrides_between"]
+__all__ = ["Rewritten", "Source", "as_of_yaml", "overrides_between"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """A mapping in whose place an override writes another one, which has less."""
+
+    key: str
+    override: str
+    dropped: tuple[str, ...]
+    """The paths of the settings that went with it."""
+    instead: tuple[str, ...]
+    """The overrides that change what it changes, and leave the rest as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +39,8 @@ class Source:
     """The paths of keys that a file or an override has with nothing behind them, not even `null`,
     and no later override fills."""
     overrides: Sequence[str] = ()
+    rewritten: tuple[Rewritten, ...] = ()
+    """The mappings that lost settings to an override which no later one brings back."""
     folder: Path | None = None
     """The folder of values that no file has."""
 
@@ -39,11 +53,26 @@ class Source:
         else:
             path = Path(registry)
             values, lines, empty = _read_file(path)
+        rewritten = []
         for index, override in enumerate(overrides):
+            key, before = _key_of(override), as_of_yaml(values)
             behind = _apply(values, override, overrides[:index])
             left = (key for key in empty if not _touched(_dotted(key), _key_of(override)))
             empty = (*left, *behind)
-        return cls(values=values, path=path, lines=lines, empty=empty, overrides=tuple(overrides))
+            was, now = _value_at(before, key), _value_at(values, key)
+            if lost := tuple(_dropped(key, was, now)):
+                instead = tuple(_between(key, was, _merged(was, now)))
+                rewritten.append(
+                    Rewritten(key=key, override=override, dropped=lost, instead=instead)
+                )
+        return cls(
+            values=values,
+            path=path,
+            lines=lines,
+            empty=empty,
+            overrides=tuple(overrides),
+            rewritten=tuple(_still_lacking(rewritten, values)),
+        )
 
     @property
     def base(self) -> Path:
@@ -171,6 +200,48 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> tupl
     if document.values is None and not text.partition("#")[0].strip():
         return (key,)
     return tuple(f"{key}{'' if one.startswith('[') else '.'}{one}" for one in document.empty)
+
+
+def _value_at(values: Any, key: str) -> Any:
+    """What is there under a key with dots; None where nothing is."""
+    for name in key.split("."):
+        if isinstance(values, list) and name.isdigit() and int(name) < len(values):
+            values = values[int(name)]
+        else:
+            values = values.get(name) if isinstance(values, Mapping) else None
+    return values
+
+
+def _dropped(key: str, before: Any, after: Any) -> Iterator[str]:
+    """The paths of settings that a mapping has before and not after; none of another record's,
+    which takes other options."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return
+    if "use" in after and after["use"] != before.get("use"):
+        return
+    for name, value in before.items():
+        if name in after:
+            yield from _dropped(f"{key}.{name}", value, after[name])
+        elif value is not None:
+            yield f"{key}.{name}"
+
+
+def _merged(before: Any, after: Any) -> Any:
+    """What a mapping has after, and before it."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return after
+    if "use" in after and after["use"] != before.get("use"):
+        return after
+    return {**before, **{name: _merged(before.get(name), one) for name, one in after.items()}}
+
+
+def _still_lacking(
+    rewritten: Sequence[Rewritten], values: Mapping[str, Any]
+) -> Iterator[Rewritten]:
+    """The mappings, with those settings alone that the values have no more."""
+    for one in rewritten:
+        if lost := tuple(each for each in one.dropped if _value_at(values, each) is None):
+            yield replace(one, dropped=lost)
 
 
 def _put(

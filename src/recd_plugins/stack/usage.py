@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import listed, nearest, so_many
+from recd_plugins.errors import listed, nearest, shown, so_many
 from recd_plugins.notices import (
     Empty,
     Missed,
     Notice,
     Notices,
     Otherwise,
+    Replaced,
     TooLarge,
     Unchecked,
     Unneeded,
@@ -25,6 +26,7 @@ from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.source import Rewritten
 from recd_plugins.slots import SLOTS
 
 if TYPE_CHECKING:
@@ -65,11 +67,12 @@ class Usage:
     def as_written(self, world_size: int) -> None:
         """Look at what registry.yaml says by itself: keys of it, or of a topology's file, with
         nothing behind them, which may be what was commented out; overrides with nothing behind
-        them, as of a variable of the shell that is not set; settings of what others switch off; and
-        what its plugins change of the process."""
+        them, as of a variable of the shell that is not set; settings that an override drops, or of
+        what others switch off; and what its plugins change of the process."""
         source = self._registry.source
         self._give(*_idle_settings(self._registry, world_size))
         self._give(*self._registry.catalog.put_back, *self._registry.empty)
+        self._give(*map(_replaced, source.rewritten))
         for key in source.empty:
             why = "its defaults hold"
             if "." in key:
@@ -265,6 +268,17 @@ class Usage:
         import torch.distributed as dist
 
         self._notices.give(notices, dist.get_rank(self.group) if dist.is_initialized() else 0)
+
+
+def _replaced(one: Rewritten) -> Replaced:
+    """The notice of a mapping that an override writes anew."""
+    overrides = " ".join(f"'{each}'" if " " in each else each for each in one.instead)
+    cure = f"Write `{overrides}`, and the rest stays."
+    return Replaced(
+        what=one.key,
+        why=f"override {shown(one.override)} drops {listed(one.dropped, 6)}",
+        cure=cure if overrides else "Take the override out, and they hold.",
+    )
 
 
 def _idle_settings(registry: Registry, world_size: int) -> Iterator[Unused]:
