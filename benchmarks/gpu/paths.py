@@ -86,7 +86,7 @@ class TrainedPath:
             "device": device,
             "batch_size": 32,
             "steps": steps,
-            "optimizer": dataclasses.asdict(self.optimizer),
+            "optimizer": self.optimizer.options,
         }
         own = {"folder": folder, "model": dict(self.model), "topology": topology, "train": train}
         return {**BASE, **own, **self.slots}

@@ -20,6 +20,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.optimizers import Adagrad
 
+from recd_plugins.config.parsing import parse
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.planning.sharders import (
     check_planned,
@@ -135,6 +136,14 @@ def test_registry_yaml_may_say_the_same_and_nothing_else() -> None:
     check_registry_agrees(model, mine, said, slower)  # SGD has no epsilon
     with pytest.raises(RegistryError, match=r"table 'a' has EXACT_SGD, learning_rate 0\.01"):
         check_registry_agrees(model, get_default_sharders(), ["tables_lr"], slower)
+
+
+def test_a_registry_says_of_tables_what_their_optimizer_has() -> None:
+    sgd = OptimizerSettings(tables="sgd", tables_lr=0.2)
+    kept = {"tables": "sgd", "tables_lr": 0.2, "dense": "adam", "dense_lr": 1e-3}
+    assert sgd.options == {**kept, "dense_options": {}}
+    adagrad = OptimizerSettings(tables="adagrad", tables_eps=1e-3)
+    assert parse(OptimizerSettings, adagrad.options, "optimizer") == adagrad
 
 
 def test_what_was_planned_must_be_sharded() -> None:

@@ -24,7 +24,7 @@ from recd_plugins.notices import NoticeWarning
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["agreed", "from_rank_0", "planning_by", "ranks_where", "together"]
+__all__ = ["agreed", "from_rank_0", "on_every_rank", "planning_by", "ranks_where", "together"]
 
 T = TypeVar("T")
 
@@ -205,3 +205,34 @@ def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
     if isinstance(found, RecdError):
         raise found
     return found
+
+
+def on_every_rank(attempt: Callable[[], T]) -> list[T]:
+    """The results of all ranks, by rank; every rank must call it.
+
+    Where ranks fail, all raise what the first of them did: an error of a user, or of the system.
+    An error of others' code is raised as it is where it happened; the other ranks learn what it
+    says.
+    """
+    import torch.distributed as dist
+
+    mine: T | Exception
+    failure: Exception | None = None
+    try:
+        mine = attempt()
+    except (RecdError, OSError) as error:
+        mine = error
+    except Exception as error:
+        failure = error
+        mine = RecdError(
+            f"rank {dist.get_rank()} ended with {type(error).__name__}: {error} Its traceback is "
+            "there; no rank goes on without it."
+        )
+    every: list[T | Exception] = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    if failure is not None:
+        raise failure
+    for one in every:
+        if isinstance(one, Exception):
+            raise one
+    return cast("list[T]", every)

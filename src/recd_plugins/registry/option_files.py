@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.outdated import first_outdated
 from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.whole_file import write_whole
 
@@ -19,10 +20,10 @@ __all__ = [
     "NOTE",
     "FileStat",
     "changed_file",
-    "changed_files",
     "files_of_steps",
     "note_files",
     "note_less_files",
+    "outdated_by_files",
     "paths_of",
     "stats_of_files",
 ]
@@ -99,20 +100,15 @@ def note_less_files(
             write_whole(folder / NOTE, json.dumps(left, indent=1) + "\n")
 
 
-def changed_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
+def outdated_by_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
     """The first of the choices of whose files one holds something else than its tables were made
-    of, if any; all tables behind it were made of these."""
-    for at, (choice, folder) in enumerate(zip(choices, folders, strict=True)):
-        if (file := changed_file(choice, folder)) is None:
-            continue
-        behind = " ".join(str(one) for one in folders[at:])
-        yield Outdated(
-            what=choice.what,
-            why=f"{file} has changed since {folder} was written, whose rows are taken as they are",
-            cure=f"Have them written anew, `rm -r {behind}`; or, where the change makes no other "
-            f"rows, `rm {folder / NOTE}`.",
-        )
-        return
+    of, if any."""
+
+    def changed(choice: Choice, folder: Path) -> str | None:
+        file = changed_file(choice, folder)
+        return None if file is None else f"{file} has changed since {folder} was written"
+
+    return first_outdated(choices, folders, NOTE, changed)
 
 
 def changed_file(choice: Choice, folder: Path) -> Path | None:

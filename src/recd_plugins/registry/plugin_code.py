@@ -15,6 +15,7 @@ from pathlib import Path
 from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.outdated import first_outdated
 from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
     "is_by_other_code",
     "made_by",
     "note_code",
-    "outdated",
+    "outdated_by_code",
 ]
 
 NOTE = "code.sha256"
@@ -70,25 +71,19 @@ def is_by_other_code(choice: Choice, folder: Path) -> bool:
         return True
 
 
-def outdated(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
-    """The first of the choices whose code has changed since its tables were written, if any; all
-    tables behind it were made of these."""
-    for at, (choice, folder) in enumerate(zip(choices, folders, strict=True)):
+def outdated_by_code(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
+    """The first of the choices whose code has changed since its tables were written, if any."""
+
+    def changed(choice: Choice, folder: Path) -> str | None:
         try:
             noted = (folder / NOTE).read_text()
         except OSError:
-            continue  # nobody noted it
+            return None  # nobody noted it
         if noted == _digest_of(choice):
-            continue
-        behind = " ".join(str(one) for one in folders[at:])
-        yield Outdated(
-            what=choice.what,
-            why=f"the code of {choice.provider} has changed since it wrote {folder}, whose rows "
-            "are taken as they are",
-            cure=f"Have them written anew, `rm -r {behind}`; or, where the change makes no other "
-            f"rows, `rm {folder / NOTE}`.",
-        )
-        return
+            return None
+        return f"the code of {choice.provider} has changed since it wrote {folder}"
+
+    return first_outdated(choices, folders, NOTE, changed)
 
 
 def _digest_of(choice: Choice) -> str | None:

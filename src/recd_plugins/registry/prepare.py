@@ -36,13 +36,13 @@ from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.option_files import NOTE as NOTE_OF_FILES
 from recd_plugins.registry.option_files import (
     changed_file,
-    changed_files,
     note_files,
     note_less_files,
+    outdated_by_files,
     stats_of_files,
 )
 from recd_plugins.registry.plugin_code import NOTE as NOTE_OF_CODE
-from recd_plugins.registry.plugin_code import is_by_other_code, note_code, outdated
+from recd_plugins.registry.plugin_code import is_by_other_code, note_code, outdated_by_code
 from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.storage.whole_file import of_path
@@ -119,8 +119,8 @@ def _written(
     choices = (choice, *registry.chosen("etl"))
     with _while_written(registry, folders, progress):
         _drop_others_halves(choices, folders)
-        found(outdated(choices, folders))
-        found(changed_files(choices, folders))
+        found(outdated_by_code(choices, folders))
+        found(outdated_by_files(choices, folders))
         with (
             _begun(choice, folders[0], dataset),
             choice.named("when it wrote its tables"),

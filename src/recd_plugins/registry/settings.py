@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,15 @@ class OptimizerSettings(Config):
     """Its learning rate."""
     dense_options: Mapping[str, Any] = field(default_factory=dict)
     """Its other keyword arguments, say {weight_decay: 0.01}."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `train.optimizer` by which a registry has these: SGD has no epsilon, and
+        a registry that gives it one is asked to take it out."""
+        found = dataclasses.asdict(self)
+        if self.tables == "sgd":
+            del found["tables_eps"]
+        return found
 
     def fused_params(self) -> dict[str, Any]:
         """The tables' optimizer as TorchRec's sharders take it."""

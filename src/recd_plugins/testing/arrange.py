@@ -63,10 +63,7 @@ class ByRegistry:
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         from recd_plugins.stack import load
 
-        settings = dataclasses.asdict(optimizer)
-        if optimizer.tables == "sgd":  # which has no epsilon, and a registry with one says so
-            del settings["tables_eps"]
-        train = {**self.registry.get("train", {}), "optimizer": settings}
+        train = {**self.registry.get("train", {}), "optimizer": optimizer.options}
         if self.batches is None:
             stack = load({**self.registry, "train": train})
             model = stack.adapt(model)

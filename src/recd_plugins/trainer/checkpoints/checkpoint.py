@@ -19,11 +19,11 @@ import errno
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.errors import DataError, RecdError, RegistryError, listed
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.together import on_every_rank
 from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
@@ -525,35 +526,3 @@ def _bytes(tensors: Mapping[str, Tensor | ShardedTensor]) -> int:
         else value.nbytes * first
         for value in tensors.values()
     )
-
-
-T = TypeVar("T")
-
-
-def on_every_rank(attempt: Callable[[], T]) -> list[T]:
-    """The results of all ranks, by rank; every rank must call it.
-
-    Where ranks fail, all raise what the first of them did: an error of a user, or of the system.
-    An error of others' code is raised as it is where it happened; the other ranks learn what it
-    says.
-    """
-    mine: T | Exception
-    failure: Exception | None = None
-    try:
-        mine = attempt()
-    except (RecdError, OSError) as error:
-        mine = error
-    except Exception as error:
-        failure = error
-        mine = RecdError(
-            f"rank {dist.get_rank()} ended with {type(error).__name__}: {error} Its traceback is "
-            "there; no rank goes on without it."
-        )
-    every: list[T | Exception] = [mine] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    if failure is not None:
-        raise failure
-    for one in every:
-        if isinstance(one, Exception):
-            raise one
-    return cast("list[T]", every)
