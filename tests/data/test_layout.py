@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import recd_plugins as rp
 from recd_plugins.cli.main import app
 from recd_plugins.data import rewrite as rewriting
-from recd_plugins.data.layout import coalesced, layout_of
+from recd_plugins.data.layout import coalesced_ios, layout_of
 from recd_plugins.data.read_log import note_reading, popularity, with_digest
 from recd_plugins.data.rewrite import RewriteConfig, columns_after, flattened, rewrite
 from recd_plugins.errors import DataError
@@ -63,7 +63,7 @@ def test_coalesced_reads_hold_every_span_and_no_gap_beyond_the_hole(
     for gap, size in spans:
         apart.append((at + gap, size))
         at += gap + size
-    ios = coalesced(apart, hole=hole, most=most)
+    ios = coalesced_ios(apart, hole=hole, most=most)
     for first, size in apart:
         assert sum(begin <= first and first + size <= end for begin, end in ios) == 1
     for (_, end), (begin, _) in itertools.pairwise(ios):

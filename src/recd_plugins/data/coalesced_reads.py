@@ -16,7 +16,7 @@ from typing import Any
 
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["FetchedFile", "coalesced"]
+__all__ = ["FetchedFile", "coalesced_ios"]
 
 HOLE, MOST = 1 << 20, 16 << 20
 """Bytes: 20 ms a request at 50 to 100 MB/s are as much as 1 to 2 MiB; an I/O has no more than the
@@ -41,7 +41,7 @@ class FetchedFile(io.RawIOBase):
 
     def fetch(self, spans: Iterable[tuple[int, int]]) -> None:
         """Bring spans of (first byte, size); those of before are given up."""
-        ios = coalesced(spans, hole=LOCAL_HOLE if self._uri is None else HOLE, most=MOST)
+        ios = coalesced_ios(spans, hole=LOCAL_HOLE if self._uri is None else HOLE, most=MOST)
         self._starts, self._spans = [], []
         asked = map if self._uri is None else _requests(os.getpid()).map
         found = list(asked(lambda one: self._ask(*one), ios))
@@ -93,7 +93,9 @@ class FetchedFile(io.RawIOBase):
         super().close()
 
 
-def coalesced(spans: Iterable[tuple[int, int]], *, hole: int, most: int) -> list[tuple[int, int]]:
+def coalesced_ios(
+    spans: Iterable[tuple[int, int]], *, hole: int, most: int
+) -> list[tuple[int, int]]:
     """I/Os [first, end) for spans of (first byte, size): those within `hole` of each other are one,
     as long as it has at most `most` bytes."""
     ios: list[tuple[int, int]] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from recd_plugins.data.coalesced_reads import coalesced
+from recd_plugins.data.coalesced_reads import coalesced_ios
 from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.parquet_file import first_byte
@@ -108,7 +108,7 @@ class TableLayout:
         for stripe in self.chunks:
             spans = [(first, size) for name, first, size in stripe if name in columns and size]
             wanted += sum(size for _, size in spans)
-            for first, end in coalesced(spans, hole=hole, most=MOST):
+            for first, end in coalesced_ios(spans, hole=hole, most=MOST):
                 ios += 1
                 read += end - first
         names = tuple(one.name for one in self.columns if one.name in columns)

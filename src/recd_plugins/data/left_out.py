@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from recd_plugins.errors import DataError
 
-__all__ = ["LEFT_OUT", "LeavingOut", "expanded", "expanded_batches", "held_once", "left_out"]
+__all__ = ["LEFT_OUT", "LeavingOut", "expanded", "expanded_batches", "held_once", "lists_left_out"]
 
 LEFT_OUT = b"recd_left_out"
 
 
-def left_out(footer: pq.FileMetaData, file: object) -> Mapping[str, int]:
+def lists_left_out(footer: pq.FileMetaData, file: object) -> Mapping[str, int]:
     """The columns of a file that leave out lists, and how many ids each has with them."""
     text = (footer.metadata or {}).get(LEFT_OUT)
     if text is None:

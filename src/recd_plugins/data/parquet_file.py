@@ -19,7 +19,13 @@ from pyarrow.fs import LocalFileSystem
 from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
-from recd_plugins.data.left_out import LEFT_OUT, expanded, expanded_batches, held_once, left_out
+from recd_plugins.data.left_out import (
+    LEFT_OUT,
+    expanded,
+    expanded_batches,
+    held_once,
+    lists_left_out,
+)
 from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
@@ -155,7 +161,7 @@ class OpenedFile(pq.ParquetFile):
         self.location = location
         self.digest = footer.digest
         self.partitions = {} if facts is None else dict(facts.partitions)
-        self.left_out = left_out(footer.metadata, location)
+        self.left_out = lists_left_out(footer.metadata, location)
         """The features of which the file leaves out lists, and how many ids each has with them."""
         self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
@@ -282,7 +288,7 @@ def arrow_schema(
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
         raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
-    if lacking := left_out(footer, file):
+    if lacking := lists_left_out(footer, file):
         whole = (one.with_nullable(one.nullable and one.name not in lacking) for one in schema)
         rest = {key: value for key, value in schema.metadata.items() if key != LEFT_OUT}
         schema = pa.schema(whole, rest)

@@ -15,7 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.floats import check_finite, check_label, check_weight, check_whole
+from recd_plugins.data.conform.floats import (
+    check_finite,
+    check_label,
+    check_weight,
+    check_whole_numbers,
+)
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.files import UNFINISHED
@@ -217,4 +222,4 @@ def _check_values(chunk: pa.Table, schema: Schema, where: str, first_row: int) -
         name = schema.sample_weight
         check_weight(chunk[name], Spot(where, name, chunk=first_row))
     for name in schema.key_columns:
-        check_whole(chunk[name], Spot(where, name, chunk=first_row))
+        check_whole_numbers(chunk[name], Spot(where, name, chunk=first_row))

@@ -64,7 +64,7 @@ class PeriodBatches:
         loader = None if lacks else self._read(tables, split)
         if loader is not None and split == "train":
             read = len(loader) * self._registry.train.batch_size * self._world_size
-            self._usage.left_out(self._registry.one("reader"), tables.train.num_rows, read)
+            self._usage.untrained(self._registry.one("reader"), tables.train.num_rows, read)
         return OpenPeriod(loader, period.fingerprint())
 
     def _verify(self, number: int) -> str | None:

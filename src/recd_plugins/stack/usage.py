@@ -138,7 +138,7 @@ class Usage:
                 )
             )
 
-    def left_out(self, reader: Choice, rows: int, read: int) -> None:
+    def untrained(self, reader: Choice, rows: int, read: int) -> None:
         """Rows of a period may be in no batch: no later epoch has them."""
         if read < rows:
             self._give(

@@ -17,7 +17,7 @@ __all__ = [
     "check_finite",
     "check_label",
     "check_weight",
-    "check_whole",
+    "check_whole_numbers",
     "finite",
     "float_type_problem",
     "floats_of",
@@ -140,7 +140,7 @@ def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
         first += len(chunk)
 
 
-def check_whole(column: pa.ChunkedArray, spot: Spot) -> None:
+def check_whole_numbers(column: pa.ChunkedArray, spot: Spot) -> None:
     """`DataError` where a session's or a time's number, be it a float, is none of 64 bits."""
     if not pa.types.is_floating(column.type):
         return

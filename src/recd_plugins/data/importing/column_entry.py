@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from recd_plugins.data.importing.column_survey import ColumnSurvey
 
-__all__ = ["ColumnEntry", "Part", "empty_share", "entries_of", "left_out"]
+__all__ = ["ColumnEntry", "Part", "empty_share", "entries_of", "omitted"]
 
 Part = Literal["session", "time", "label", "weight", "dense", "sparse", "out"]
 
@@ -31,7 +31,7 @@ class ColumnEntry:
         self.to_settle.append(doubt)
 
 
-def left_out(column: ColumnSurvey, why: str) -> ColumnEntry:
+def omitted(column: ColumnSurvey, why: str) -> ColumnEntry:
     return ColumnEntry(column=column, part="out", doubts=[why])
 
 

@@ -16,7 +16,7 @@ from recd_plugins.data.importing.column_entry import (
     ColumnEntry,
     empty_share,
     entries_of,
-    left_out,
+    omitted,
 )
 from recd_plugins.data.importing.column_names import (
     COUNT_WORDS,
@@ -80,7 +80,7 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
             entry.doubts.append(doubt)
         return entry
     if column.unique and not column.is_list and column.ascending:
-        return left_out(column, "another number in each row, ascending: the number of the row")
+        return omitted(column, "another number in each row, ascending: the number of the row")
     entry = _sparse(column, survey)
     if _are_amounts(column):
         entry.doubts.append(
@@ -95,43 +95,41 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
 def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
     """Why a column is left out whatever its values would be taken for."""
     if is_variant(column.type):
-        return left_out(
+        return omitted(
             column, "a variant, whose values are of any type: write a column of each field that is "
             "a feature (in Spark: variant_get(NAME, '$.FIELD', 'string'))"
         )  # fmt: skip
     if column.seems == "unknown" and not pa.types.is_null(column.type):
-        return left_out(column, f"is {str(column.type)[:80]}, which is no feature as it is")
+        return omitted(column, f"is {str(column.type)[:80]}, which is no feature as it is")
     if not column.values and column.seems != "scored ids":
-        return left_out(column, "no value in the sample")
+        return omitted(column, "no value in the sample")
     if is_index(column, survey.files[0].names):
-        return left_out(column, "the index of a data frame, which numbers its rows")
+        return omitted(column, "the index of a data frame, which numbers its rows")
     if is_split(column) and column.distinct <= MOST_EVENTS and not column.is_list:
-        return left_out(
+        return omitted(
             column, "says which rows are for a test: `recd data import --split-by` parts rows"
         )
     if column.seems == "texts" and (answer := answer_in(column)):
-        return left_out(column, answer)
+        return omitted(column, answer)
     if column.is_list and column.seems == "texts" and have_labels(column):
         why = (
             "elements end in -0 and -1, as labels do: write a row for each, the label as a column "
             "(docs/own-data.md has the lines)"
         )
-        return left_out(column, why)
+        return omitted(column, why)
     if column.seems == "times" or column.dates or is_since(column):
-        return left_out(
-            column, "is a time beside the one above; make hours or days of it to use it"
-        )
+        return omitted(column, "is a time beside the one above; make hours or days of it to use it")
     if is_date(column):
-        return left_out(
+        return omitted(
             column, "is a date beside the time above; make hours or days of it to use it"
         )
     if are_times(column):
-        return left_out(column, "lists of times, which are no ids")
+        return omitted(column, "lists of times, which are no ids")
     if column.distinct == 1 and not column.is_list and column.nulls:
         shown = f"{column.examples[0]}; {empty_share(column)} empty"
-        return left_out(column, f"the same value in every row of the sample that has one ({shown})")
+        return omitted(column, f"the same value in every row of the sample that has one ({shown})")
     if column.distinct == 1 and not column.is_list:
-        return left_out(column, f"the same value in every row of the sample ({column.examples[0]})")
+        return omitted(column, f"the same value in every row of the sample ({column.examples[0]})")
     return None
 
 
@@ -139,7 +137,7 @@ def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
     """Why a column is left out whose values would be ids, or count."""
     named = is_called(column, ID_WORDS)
     if column.seems == "numbers" and named and column.high is not None and column.high > MOST_EXACT:
-        return left_out(
+        return omitted(
             column, "ids in floats beyond 2^53, where several are one: write them as integers"
         )
     user = is_called(column, USER_WORDS)
@@ -150,22 +148,22 @@ def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
         and is_called(column, TIME_WORDS)
     ):
         shown = f"is called a time, but {column.examples[0]} is none that is read"
-        return left_out(column, f"{shown}: write it as ISO 8601, or in seconds since 1970")
+        return omitted(column, f"{shown}: write it as ISO 8601, or in seconds since 1970")
     if parts := _controls(column):
-        return left_out(
+        return omitted(
             column, f"has features within it, parted by {parts}: write a column of each feature, "
             "or `id:weight`s with | between them"
         )  # fmt: skip
     if column.seems == "texts" and not column.is_list and column.unique and not user:
-        return left_out(column, "another text in each row: a key, or prose")
+        return omitted(column, "another text in each row: a key, or prose")
     if _are_printed(column):
         shown = column.examples[0]
-        return left_out(
+        return omitted(
             column, f"objects or lists as a program printed them, as {shown}, whose parts would be "
             "ids: write a column of each, or lists of ids"
         )  # fmt: skip
     if _is_prose(column):
-        return left_out(column, "long texts: prose?")
+        return omitted(column, "long texts: prose?")
     return None
 
 
@@ -174,7 +172,7 @@ def _of_lists(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     may_be_ids = column.whole and not column.two_valued and column.seems != "booleans"
     if column.width is None:
         if not may_be_ids and column.seems != "integers":
-            return left_out(
+            return omitted(
                 column, f"lists of {column.seems} that differ in length are no feature as they are"
             )
         entry = _sparse(column, survey)
@@ -343,7 +341,7 @@ def unless_weights(entry: ColumnEntry, entries: Sequence[ColumnEntry]) -> Column
             weights = SparseFeature(name=name, num_ids=1).weights_name
             if one.value.get("scored") and weights == entry.column.name:
                 why = f"a table has the weights of {name!r} under this name: rename one of the two"
-                return left_out(entry.column, why)
+                return omitted(entry.column, why)
     return entry
 
 

@@ -31,7 +31,7 @@ from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.storage.whole_file import of_path, write_whole
 
-__all__ = ["JOURNAL", "IdCounts", "ImportFolder", "Segment", "write_json"]
+__all__ = ["JOURNAL", "IdCounts", "ImportFolder", "Segment", "write_whole_json"]
 
 JOURNAL = "done.json"
 JOB = "import.json"
@@ -84,7 +84,7 @@ class ImportFolder:
         self._forget()
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
-        write_json(self.path / JOB, {"key": key, "widened": widened})
+        write_whole_json(self.path / JOB, {"key": key, "widened": widened})
 
     def done(self) -> list[dict[str, Any]]:
         """The journals of the segments that are whole."""
@@ -195,14 +195,14 @@ class Segment:
             "values": self._values,
             "unknown": self._unknown,
         }
-        write_json(self._folder / JOURNAL, journal)
+        write_whole_json(self._folder / JOURNAL, journal)
 
     def abort(self) -> None:
         for writer in self._writers.values():
             writer.abort()
 
 
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
+def write_whole_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write a file that is there as a whole, or not at all."""
     write_whole(file, json.dumps(values))
 

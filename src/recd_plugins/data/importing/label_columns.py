@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.importing.column_entry import ColumnEntry, left_out
+from recd_plugins.data.importing.column_entry import ColumnEntry, omitted
 from recd_plugins.data.importing.column_names import (
     EVENT_WORDS,
     EVENTS,
@@ -169,7 +169,7 @@ def unless_grades(entry: ColumnEntry) -> ColumnEntry:
     """The entry of a feature, left out if it may be the label that was not found."""
     if entry.part not in ("dense", "sparse") or not _are_grades(entry.column):
         return entry
-    return left_out(
+    return omitted(
         entry.column, "may be grades, which as a feature would tell the answer: name it as the "
         f"label, or under `{entry.part}` if it is known before"
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.importing.column_entry import ColumnEntry, entries_of, left_out
+from recd_plugins.data.importing.column_entry import ColumnEntry, entries_of, omitted
 from recd_plugins.data.importing.column_names import (
     AFTER_FLAGS,
     BEFORE_WORDS,
@@ -40,7 +40,7 @@ def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Surv
         return entry
     label = next(entries_of(entries, "label"), None)
     if label is not None and _is_after(column):
-        return left_out(
+        return omitted(
             column, "is measured after the answer, by its name, which as a feature would tell it: "
             "name it under `dense` if it is known before"
         )  # fmt: skip
@@ -51,7 +51,7 @@ def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Surv
         labels = survey.sample.get(label.column.name)
         single = column.is_number and not is_called(column, ID_WORDS) and rows is not None
         if single and labels is not None and tells(labels, rows):
-            return left_out(
+            return omitted(
                 column, f"alone tells {label.column.name!r} in the sample: name it under "
                 f"`{entry.part}` if it is known before"
             )  # fmt: skip
@@ -61,7 +61,7 @@ def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Surv
             continue
         only = _filled_by(beside, rows)
         if only is not None and (not answer.two_valued or only == 1):
-            return left_out(
+            return omitted(
                 column, f"has values only where {answer.name!r} is {only}, so it tells the answer: "
                 f"name it under `{entry.part}` if it is known before"
             )  # fmt: skip

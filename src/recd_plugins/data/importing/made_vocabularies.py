@@ -23,7 +23,7 @@ from recd_plugins.data.files import VOCABULARIES
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,
-    write_json,
+    write_whole_json,
 )
 from recd_plugins.errors import DataError
 
@@ -99,7 +99,7 @@ class MadeVocabularies:
                     f"{table}: {left:,} of {one.num_values:,} values have no id of their own "
                     f"(num_ids {most:,}, least count {self.least_count:,})"
                 )
-        write_json(self._journal, {"sizes": sizes, "notes": notes})
+        write_whole_json(self._journal, {"sizes": sizes, "notes": notes})
 
     @property
     def notes(self) -> list[str]:

@@ -15,7 +15,7 @@ from recd_plugins.data.importing.column_entry import (
     Part,
     empty_share,
     entries_of,
-    left_out,
+    omitted,
 )
 from recd_plugins.data.importing.column_names import SESSION_WORDS, WEIGHT_WORDS, is_called
 from recd_plugins.data.importing.column_survey import ColumnSurvey
@@ -107,7 +107,7 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             entries.append(label_entry(column, sole=is_sole(column, columns)))
         elif column in labels:
             entries.append(
-                left_out(
+                omitted(
                     column, "looks like another label, which as a feature would tell the answer; "
                     "name it under `labels` to train on it too"
                 )

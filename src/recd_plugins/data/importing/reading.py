@@ -19,13 +19,13 @@ from recd_plugins.data.importing.json_rows import json_rows
 from recd_plugins.data.importing.struct_fields import field_at
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines
-from recd_plugins.data.left_out import expanded_batches, left_out
+from recd_plugins.data.left_out import expanded_batches, lists_left_out
 from recd_plugins.data.parquet_file import OPTIONS, footer_in
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.storage.uri import Location, input_file
 
-__all__ = ["Block", "Position", "blocks", "damaged", "mapped", "opened_parquet"]
+__all__ = ["Block", "Position", "blocks", "damaged_group", "mapped", "opened_parquet"]
 
 R = TypeVar("R")
 BATCH_ROWS = 65_536
@@ -201,7 +201,7 @@ def _parquet_blocks(
                     )
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
-                raise damaged(file, group, error) from error
+                raise damaged_group(file, group, error) from error
 
 
 class WholeLists(pq.ParquetFile):
@@ -215,7 +215,7 @@ class WholeLists(pq.ParquetFile):
         """The rows of some row groups, each from its first row on."""
         batches, columns = (
             super().iter_batches(*args, **options),
-            left_out(self.metadata, self._path),
+            lists_left_out(self.metadata, self._path),
         )
         return expanded_batches(batches, columns, str(self._path))
 
@@ -228,7 +228,7 @@ def opened_parquet(source: pa.NativeFile, file: ForeignFile) -> WholeLists:
     return WholeLists(source, file.path, metadata=footer, **OPTIONS)
 
 
-def damaged(file: ForeignFile, group: int, error: Exception) -> DataError:
+def damaged_group(file: ForeignFile, group: int, error: Exception) -> DataError:
     """The error for a row group that cannot be read."""
     return DataError(
         f"{file.path}, row group {group}: cannot be read ({error}). It was cut short or damaged: "

@@ -16,7 +16,7 @@ from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
 from recd_plugins.data.importing.json_sample import JsonKeys, json_sample
-from recd_plugins.data.importing.reading import blocks, damaged, opened_parquet
+from recd_plugins.data.importing.reading import blocks, damaged_group, opened_parquet
 from recd_plugins.data.importing.struct_fields import of_fields
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines, first_lines
@@ -205,7 +205,7 @@ def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]
                 try:
                     batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
                 except (pa.ArrowException, OSError) as error:
-                    raise damaged(file, group, error) from error
+                    raise damaged_group(file, group, error) from error
                 if batch is not None:
                     table = pa.table(batch.columns, names=list(file.roots))
                     parts.append(without_views(table))

@@ -30,7 +30,7 @@ from recd_plugins.data.importing.import_folder import (
     IdCounts,
     ImportFolder,
     Segment,
-    write_json,
+    write_whole_json,
 )
 from recd_plugins.data.importing.made_vocabularies import MadeVocabularies
 from recd_plugins.data.importing.negatives import (
@@ -327,7 +327,7 @@ class TableImport:
 
             for _, found in self._mapped(times, [name], Position(), "reading times"):
                 quantile.add(found[timestamp].to_numpy())
-            write_json(file, {"cut": quantile.cut(self._split.share, name)})
+            write_whole_json(file, {"cut": quantile.cut(self._split.share, name)})
         return int(json.loads(file.read_text())["cut"])
 
     def _with_vocabularies(self) -> ForeignSchema:

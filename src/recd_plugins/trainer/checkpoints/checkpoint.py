@@ -40,7 +40,7 @@ from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
 from recd_plugins.trainer.checkpoints.files import (
     FileDigest,
     check_whole,
-    damaged,
+    damaged_file,
     digest_of,
     read_job,
     read_rank,
@@ -353,12 +353,12 @@ class Checkpoints:
                 set_random_state(random, job.device)
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 file = path / f"rank-{dist.get_rank()}.json"
-                raise damaged(file, f"its random state is none: {error}") from error
+                raise damaged_file(file, f"its random state is none: {error}") from error
         states = {name: mine.get(name, {}) for name in ("callbacks", "so_far")}
         for name, state in states.items():
             if not isinstance(state, dict):
                 file = path / f"rank-{dist.get_rank()}.json"
-                raise damaged(file, f"its {name!r} is no mapping")
+                raise damaged_file(file, f"its {name!r} is no mapping")
         states["callbacks"] = states_by_options(states["callbacks"], before, now)
         return Reached(
             step=saved["step"],

@@ -23,7 +23,7 @@ __all__ = [
     "FileDigest",
     "check_whole",
     "checkpoint_of",
-    "damaged",
+    "damaged_file",
     "digest_of",
     "read_digest",
     "read_job",
@@ -60,12 +60,12 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
     try:
         held = json.loads(file.read_text())
         if held["digest"] != _digest(held["files"]):
-            raise damaged(file, "its digest is not that of the files it names")
+            raise damaged_file(file, "its digest is not that of the files it names")
         return {name: FileDigest(*one) for name, one in held["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        raise damaged(file, str(error)) from error
+        raise damaged_file(file, str(error)) from error
 
 
 def _check_digest(folder: Path, part: int, parts: int) -> None:
@@ -77,15 +77,15 @@ def _check_digest(folder: Path, part: int, parts: int) -> None:
         try:
             found = digest_of(folder / name)
         except OSError as error:
-            raise damaged(folder / name, str(error)) from error
+            raise damaged_file(folder / name, str(error)) from error
         if found.bytes != files[name].bytes:
             why = f"it has {found.bytes:,} bytes, of {files[name].bytes:,} that were written"
-            raise damaged(folder / name, why)
+            raise damaged_file(folder / name, why)
         if found != files[name]:
-            raise damaged(folder / name, "its bytes are not those that were written")
+            raise damaged_file(folder / name, "its bytes are not those that were written")
 
 
-def damaged(file: Path, why: str) -> DataError:
+def damaged_file(file: Path, why: str) -> DataError:
     return DataError(
         f"{file}: cannot be read ({why}). The checkpoint is damaged: remove its folder, and "
         "--resume takes the one before, as it does by itself with train.on_damaged=go_back."
@@ -122,13 +122,13 @@ def read_job(path: Path) -> dict[str, Any]:
     file = path / "job.json"
     saved = _read(file, {"step": int, "world_size": int, "registry": dict})
     if saved["step"] < 0 or saved["world_size"] < 1:
-        raise damaged(file, f"step {saved['step']} of {so_many(saved['world_size'], 'rank')}")
+        raise damaged_file(file, f"step {saved['step']} of {so_many(saved['world_size'], 'rank')}")
     for name, part in (
         ("registry.train", saved["registry"].get("train", {})),
         ("optimizers", saved.get("optimizers", {})),
     ):
         if not isinstance(part, dict):
-            raise damaged(file, f"{name} is no mapping")
+            raise damaged_file(file, f"{name} is no mapping")
     return saved
 
 
@@ -141,12 +141,12 @@ def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(), object_hook=from_items)
     except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise damaged(file, str(error)) from error
+        raise damaged_file(file, str(error)) from error
     if not isinstance(value, dict):
-        raise damaged(file, "it holds no mapping")
+        raise damaged_file(file, "it holds no mapping")
     for name, kind in fields.items():
         if type(value.get(name)) is not kind:
-            raise damaged(file, f"its {name!r} is missing, or no {kind.__name__}")
+            raise damaged_file(file, f"its {name!r} is missing, or no {kind.__name__}")
     return value
 
 
@@ -156,4 +156,4 @@ def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
     _check_digest(path, rank, world_size)
     step = read_job(path)["step"]
     if step_of(path) not in (-1, step):
-        raise damaged(path / "job.json", f"it is of step {step}")
+        raise damaged_file(path / "job.json", f"it is of step {step}")
