@@ -166,7 +166,12 @@ def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
     return "Write it."
 
 
+UNFIT = object()
+"""Stands for what a value of another kind becomes."""
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as the type of an option has it; `RegistryError` where it is of another kind."""
     hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -174,46 +179,68 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_union(args, value, where)
     if origin is Literal:
-        # For Python, 1 is True.
-        for arg in args:
-            if value == arg and isinstance(value, bool) == isinstance(arg, bool):
-                return arg
-        raise RegistryError(
-            f"unknown value {shown(value)}; {nearest(str(value), map(str, args))}", where
-        )
+        return _one_of(args, value, where)
     if origin is tuple or hint is tuple:
-        if isinstance(value, list | tuple):
-            hints = _of_parts((Any, ...) if hint is tuple else args, value)
-            if len(hints) == len(value):
-                parts = enumerate(zip(hints, value, strict=True))
-                return tuple(_convert(part, item, f"{where}[{i}]") for i, (part, item) in parts)
+        found = _tuple((Any, ...) if hint is tuple else args, value, where)
     elif origin in (dict, Mapping):
-        if isinstance(value, Mapping):
-            made = {
-                _key(args[0], key, where): _convert(args[1], item, f"{where}.{key}")
-                for key, item in value.items()
-            }
-            if len(made) < len(value):
-                raise RegistryError("has a key twice, as a number and as a text of it.", where)
-            return made
+        found = _mapping(args, value, where)
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if isinstance(value, Mapping):
-            return parse(hint, value, where)
-    elif hint is Any:
+        found = _config(hint, value, where)
+    else:
+        found = _plain(hint, value, where)
+    if found is UNFIT:
+        raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.", where)
+    return found
+
+
+def _one_of(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    # For Python, 1 is True.
+    for arg in args:
+        if value == arg and isinstance(value, bool) == isinstance(arg, bool):
+            return arg
+    raise RegistryError(
+        f"unknown value {shown(value)}; {nearest(str(value), map(str, args))}", where
+    )
+
+
+def _tuple(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if not isinstance(value, list | tuple) or len(hints := _of_parts(args, value)) != len(value):
+        return UNFIT
+    parts = enumerate(zip(hints, value, strict=True))
+    return tuple(_convert(hint, part, f"{where}[{i}]") for i, (hint, part) in parts)
+
+
+def _mapping(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        return UNFIT
+    made = {
+        _key(args[0], key, where): _convert(args[1], one, f"{where}.{key}")
+        for key, one in value.items()
+    }
+    if len(made) < len(value):
+        raise RegistryError("has a key twice, as a number and as a text of it.", where)
+    return made
+
+
+def _config(hint: type, value: Any, where: str) -> Any:
+    if isinstance(value, hint):
         return value
-    elif hint is Path and isinstance(value, str | Path):
+    return parse(hint, value, where) if isinstance(value, Mapping) else UNFIT
+
+
+def _plain(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is Path and isinstance(value, str | Path):
         return path_of(value, where)
-    elif hint is Uri and (isinstance(value, Uri) or (isinstance(value, str) and is_uri(value))):
+    if hint is Uri and (isinstance(value, Uri) or (isinstance(value, str) and is_uri(value))):
         return _uri_of(value, where)
-    elif hint is float:
+    if hint is float:
         number = _number(value)
-        if number is not None:
-            return number
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return _whole(value, where) if hint is int else value
-    raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.", where)
+        return UNFIT if number is None else number
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        return UNFIT
+    return _whole(value, where) if hint is int else value
 
 
 def _key(hint: Any, key: Any, where: str) -> Any:
