@@ -77,6 +77,20 @@ def printed_by(program: str) -> list[str]:
     return done.stdout.split()
 
 
+CHATTERS = """
+import logging
+from recd_plugins.launch.fork_server import fork_server
+process = fork_server().Process(target=logging.getLogger("torch.fx").warning, args=("chatter",))
+process.start()
+process.join()
+print(process.exitcode)
+"""
+
+
+def test_what_torch_logs_in_its_processes_is_errors_alone() -> None:
+    assert printed_by(CHATTERS) == ["0"]
+
+
 def test_one_that_ends_leaves_none_either() -> None:
     forked, folder = printed_by(STARTS)
     assert forked == "forked"

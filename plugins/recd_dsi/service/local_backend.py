@@ -16,7 +16,7 @@ from typing import Any
 
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
 from recd_plugins.api import CapabilityError, RecdError, so_many
-from recd_plugins.api.reading import Delivery, die_with_parent, fork_server
+from recd_plugins.api.reading import Delivery, die_with_parent, fork_server, notices_as_lines
 
 __all__ = ["LocalBackend"]
 
@@ -188,6 +188,7 @@ def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
 
     die_with_parent(only=True)
     settle()
+    notices_as_lines(on_errors=True)
     sys.stdout = sys.stderr  # what plugins print is no part of what the command says
     try:
         worker = Worker(Delivery.from_text(text), options)

@@ -9,6 +9,7 @@ from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
 from recd_plugins.data.stripes import DamagedStripe
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.launch.fork_server import fork_server
+from recd_plugins.notices import notices_as_lines
 from recd_plugins.registry.delivery import Delivery, OpenDelivery
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Tail",
     "die_with_parent",
     "fork_server",
+    "notices_as_lines",
     "parse",
     "table_digest",
 ]
