@@ -153,16 +153,15 @@ def measured_sizings(
         sides = {WITH: every, **sides}
     local = _reader({"use": "local", **options})
     ranks = stack.registry.train.ranks
-    with closing(load(registry, [*sides[WITHOUT], local]).read(0, ranks)) as loader:
+    with closing(load(registry, [*sides[WITHOUT], *local]).read(0, ranks)) as loader:
         held = max(1, min(HELD, len(loader)))
     show(f"training from memory, {rounds} x {steps} steps of each side", 0, None)
-    seconds = step_seconds(
-        registry, [[*side, local] for side in sides.values()], rounds=rounds, steps=steps, held=held
-    )
+    fed = [[*side, *local] for side in sides.values()]
+    seconds = step_seconds(registry, fed, rounds=rounds, steps=steps, held=held)
     service = _reader({"use": "recd_dsi:service", "workers": 1, "shared_memory_mib": 0, **options})
     train, found = stack.registry.train, {}
     for (name, side), each in zip(sides.items(), seconds, strict=True):
-        one = load(registry, [*side, service])
+        one = load(registry, [*side, *service])
         supply = _measured_supply(one, batches, partial(show, f"batches {name}"))
         found[name] = Sizing(
             ranks=train.ranks,
@@ -249,8 +248,10 @@ def _enabled(plugins: Sequence[str]) -> list[str]:
     return [] if "recd_dsi" in plugins else [f"plugins={json.dumps([*plugins, 'recd_dsi'])}"]
 
 
-def _reader(values: dict[str, Any]) -> str:
-    return f"reader={json.dumps(values)}"
+def _reader(values: dict[str, Any]) -> list[str]:
+    """The overrides by which a registry has this reader: that its own goes, options and all, is
+    meant, and needs no notice."""
+    return ["reader=null", f"reader={json.dumps(values)}"]
 
 
 def sizing_lines(found: Sizings) -> Iterator[str]:
