@@ -360,6 +360,7 @@ def test_what_an_override_drops_of_a_mapping_is_known_unless_a_later_one_says_it
     ]
     assert dropped("l.0={o: 2}") == [("l.0={o: 2}", ("l.0.n",), ("l.0.o=2",))]
     assert dropped("a={b: 1}", "a.c={d: 0}", "a.c.e=1") == []
+    assert dropped("a={b: 1}", "a={b: 1, c: null}") == []
     assert dropped("m={use: z}", "a={b: 1, c: {d: 1, e: 1}}", "l=[]", "m.use=q", "new={k: 1}") == []
     assert dropped("m={use: x}", "a=null") == [("m={use: x}", ("m.y",), ())]
 

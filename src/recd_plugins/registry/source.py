@@ -202,13 +202,17 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> tupl
     return tuple(f"{key}{'' if one.startswith('[') else '.'}{one}" for one in document.empty)
 
 
+ABSENT = object()
+"""Stands for a value that is not there."""
+
+
 def _value_at(values: Any, key: str) -> Any:
-    """What is there under a key with dots; None where nothing is."""
+    """What is there under a key with dots."""
     for name in key.split("."):
-        if isinstance(values, list) and name.isdigit() and int(name) < len(values):
+        if isinstance(values, list) and name.isdecimal() and int(name) < len(values):
             values = values[int(name)]
         else:
-            values = values.get(name) if isinstance(values, Mapping) else None
+            values = values.get(name, ABSENT) if isinstance(values, Mapping) else ABSENT
     return values
 
 
@@ -240,7 +244,7 @@ def _still_lacking(
 ) -> Iterator[Rewritten]:
     """The mappings, with those settings alone that the values have no more."""
     for one in rewritten:
-        if lost := tuple(each for each in one.dropped if _value_at(values, each) is None):
+        if lost := tuple(each for each in one.dropped if _value_at(values, each) is ABSENT):
             yield replace(one, dropped=lost)
 
 
