@@ -185,6 +185,24 @@ def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run("init", "table", "--test", "table", "--force")
 
 
+def test_a_table_with_a_dot_in_its_name_is_named_before_a_model_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("user.city,label\n1,0\n2,1\n")
+    (tmp_path / "schema.yaml").write_text(
+        "session_id: null\ntimestamp: null\nlabel: label\nsparse: [{name: user.city, num_ids: 3}]\n"
+    )
+    command = ["data", "import", "rows.csv", "table", "--schema", "schema.yaml"]
+    made = CliRunner().invoke(app, command)
+    assert made.exit_code == 0, made.output
+    assert "note: table 'user.city' has a dot in its name" in made.stderr
+    assert "next: recd init table --test TABLE, which names a table to test on" in made.stdout
+    refused = CliRunner().invoke(app, ["init", "table", "--test", "table"])
+    assert (refused.exit_code, "Say `table: user_city`" in refused.stderr) == (2, True)
+    assert not (tmp_path / "registry.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [

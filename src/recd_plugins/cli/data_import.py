@@ -254,4 +254,6 @@ def _show(table: Path, imported: Imported, as_json: bool) -> None:
         print(f"left out: {so_many(count, 'row')} without {column}")
     if imported.resumed:
         print("an import that had been killed went on where it was")
-    print(f"next: {shlex.join(['recd', 'init', str(table)])}")
+    following = shlex.join(["recd", "init", str(table)])
+    test = "" if "test" in imported.tables else " --test TABLE, which names a table to test on"
+    print(f"next: {following}{test}")

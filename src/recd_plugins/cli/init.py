@@ -125,6 +125,13 @@ def registry_of_table(
             "columns of ids under the schema's `sparse`; or write a registry.yaml by hand, with a "
             "model of your own: `recd plugins new NAME --slot model` begins one."
         )
+    for name in opened.schema.table_sizes():
+        if "." in name:
+            raise DataError(
+                f"{train}: table {name!r} has a dot in its name, and PyTorch names no module so. "
+                f"Say `table: {name.replace('.', '_')}` of its features in the schema, and import "
+                "again what was imported by it."
+            )
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened
 

@@ -255,6 +255,7 @@ class TableImport:
                 raise self._no_rows(split, dropped)
         self._note_share(rows)
         self._notes += notes_of_unknown(self._asked, self._schema, done, self._splits)
+        self._note_dots()
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -277,6 +278,16 @@ class TableImport:
                 f"{share:.1%} of the rows are for testing, not {asked:.1%}: {name} has few values, "
                 "or many rows share one, and rows of one value stay together"
             )
+
+    def _note_dots(self) -> None:
+        """Say which tables no module can be named after, before a model is made of them."""
+        self._notes.extend(
+            f"table {name!r} has a dot in its name, and PyTorch names no module so: say "
+            f"`table: {name.replace('.', '_')}` of its features in the schema and import anew, or "
+            "no model of `recd train` takes it"
+            for name in self._schema.conformed.table_sizes()
+            if "." in name
+        )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
         if split == "train" and dropped:
