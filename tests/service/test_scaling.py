@@ -75,6 +75,7 @@ def test_bounds_that_are_none_are_refused(tables: Path) -> None:
             "--workers 5 --most-workers 2",
             "--most-workers: 2 is fewer than the 5 of --workers. Raise it, or lower --workers.",
         ),
+        ("--registry right.yaml --host 0.0.0.0", "--host: '0.0.0.0' stands for all addresses"),
     ],
 )
 def test_a_coordinator_says_where_it_serves_once_what_it_is_given_is_right(
@@ -82,6 +83,7 @@ def test_a_coordinator_says_where_it_serves_once_what_it_is_given_is_right(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("no-dataset.yaml").write_text("plugins: [recd_dsi]\n")
+    Path("right.yaml").write_text("plugins: [recd_dlrm, recd_dsi]\ndataset: sessions\n")
     refused = CliRunner().invoke(serve, ["coordinator", *options.split()])
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert says in refused.stderr

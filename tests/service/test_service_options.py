@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from recd_dsi.service.addresses import host_and_port
-from recd_dsi.service.calls import HOST, Refused, answered, credentials_of, flight_error, reason
+from recd_dsi.service.addresses import address_of, check_callable, host_and_port
+from recd_dsi.service.calls import (
+    HOST,
+    Caller,
+    Refused,
+    answered,
+    credentials_of,
+    flight_error,
+    reason,
+)
 from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.ray_backend import joined
 from recd_dsi.service.reader import ServiceReaderConfig
@@ -30,6 +38,33 @@ from recd_plugins.errors import (
 )
 def test_an_address_is_host_and_port(address: str, parts: tuple[str, int]) -> None:
     assert host_and_port(address) == parts
+    assert address_of(*parts) == address
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_a_server_at_an_address_of_ipv6_says_where_as_callers_name_it(host: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = Coordinator(host)
+    try:
+        assert server.address == f"[::1]:{server.port}"
+        caller = Caller(server.address, credentials_of(None, None, None))
+        assert "workers" in caller.act("workers", {}, 60.0)
+        caller.close()
+    finally:
+        server.shutdown()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", ""])
+def test_a_worker_at_all_addresses_of_its_machine_is_refused_for_nobody_could_call_it(
+    host: str,
+) -> None:
+    for callable_host in ("127.0.0.1", "[::1]", "node-7.cluster.local"):
+        check_callable(callable_host)
+    with pytest.raises(CapabilityError, match=r"--host: .* Name one by which ranks reach"):
+        check_callable(host)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +123,22 @@ def test_what_is_no_pem_is_named(tmp_path: Path, which: str) -> None:
         credentials_of(None, **(files | {which: tmp_path / "other"}))
 
 
+@pytest.mark.parametrize(
+    "held",
+    [
+        "-----BEGIN PRIVATE KEY-----\nMC4CAQ==\n-----END PRIVATE KEY-----\n",
+        "-----BEGIN CERTIFICATE-----\nMIIgarbage\n-----END CERTIFICATE-----\n",
+        "-----BEGIN CERTIFICATE-----\n",
+    ],
+)
+def test_who_calls_by_no_certificate_hears_so_before_the_call(held: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a token\n")
+    (tmp_path / "cert.pem").write_text(held)
+    given = credentials_of(tmp_path / "token", tmp_path / "cert.pem", None)
+    with pytest.raises(CapabilityError, match=r"cert\.pem: is named as .* but holds none"):
+        Caller("127.0.0.1:9", given)
+
+
 def test_who_listens_and_is_no_ray_is_not_waited_for() -> None:
     pytest.importorskip("ray", reason="needs the extra `ray`")
     with socket.create_server((HOST, 0)) as server:
@@ -108,6 +159,8 @@ def test_a_reason_is_without_what_grpc_says_of_itself() -> None:
     told = "Flight error: no route. gRPC client debug context: UNKNOWN. Client context: OK"
     assert reason(OSError(told)) == "Flight error: no route"
     assert reason(OSError("a token is needed. Detail: Unauthenticated")) == "a token is needed"
+    spoken = "Ssl handshake failed: SSL routines::wrong version number"
+    assert reason(OSError(spoken)).startswith(f"{spoken}: who listens there does so without TLS")
 
 
 class Unknown(DataError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from recd_plugins.api import RegistryError
+from recd_plugins.api import CapabilityError, RegistryError
 
-__all__ = ["host_and_port"]
+__all__ = ["address_of", "check_callable", "host_and_port", "without_brackets"]
 
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 """A host's name, or its address of IPv4."""
@@ -19,13 +19,37 @@ def host_and_port(address: str) -> tuple[str, int]:
     """The host, without the brackets of IPv6, and the port; `RegistryError` where one lacks."""
     host, _, port = address.rpartition(":")
     known = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
-    host = host.removeprefix("[").removesuffix("]")
+    host = without_brackets(host)
     if not known or not (NAME.fullmatch(host) or _is_ipv6(host)):
         raise RegistryError(
             f"{address[:MOST_SHOWN]!r} is no HOST:PORT. Write both, as 10.0.0.7:8815, and nothing "
             "before them."
         )
     return host, int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """What `host_and_port` reads: an address of IPv6 has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def without_brackets(host: str) -> str:
+    """An address of IPv6 as sockets and certificates have it."""
+    return host.removeprefix("[").removesuffix("]")
+
+
+def check_callable(host: str) -> None:
+    """`CapabilityError` for a worker's host by which no rank could call it."""
+    try:
+        everywhere = not host or ipaddress.ip_address(without_brackets(host)).is_unspecified
+    except ValueError:
+        return
+    if everywhere:
+        raise CapabilityError(
+            f"--host: {host!r} stands for all addresses of this machine, and ranks call workers by "
+            "their host. Name one by which ranks reach this machine, as its name; the certificate "
+            "has it, too."
+        )
 
 
 def _is_ipv6(host: str) -> bool:

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import re
 import socket
+import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from recd_dsi.service.addresses import host_and_port
+from recd_dsi.service.addresses import address_of, host_and_port
 from recd_dsi.service.job import read_json
 from recd_plugins.api import CapabilityError, DataError, PluginError, RecdError, RegistryError
 from recd_plugins.api.reading import DamagedStripe
@@ -56,6 +57,15 @@ LARGEST_ANSWER = 1 << 30
 """Bytes of a message: the largest batch."""
 
 
+CURES = {
+    "wrong version number": "who listens there does so without TLS: start it with `--certificate` "
+    "and `--key`, or call it without `certificate`",
+    "failed to connect.*Socket closed": "if who listens there has TLS, name its `certificate`",
+    "not in peer certificate": "give it a certificate whose subjectAltName has that",
+    "certificate has expired": "make a new one for all processes of the service",
+    "certificate verify failed": "name the `certificate` that the server has, or that signed it",
+}
+"""What to do, by a pattern of what gRPC says of a call that failed; the first that it has."""
 STRIPE = re.compile("[0-9]{1,18}")
 """The number of a stripe, as an error names it."""
 
@@ -122,6 +132,20 @@ def _pem(path: Path, what: str) -> bytes:
     return found
 
 
+def _trusted(path: Path) -> bytes:
+    """The file of the certificates that who calls trusts: without one, gRPC says that there is an
+    `empty address list`."""
+    found = _pem(path, "certificate")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise CapabilityError(
+            f"{path}: is named as `certificate`, but holds none that can be read. Name the "
+            "certificate of the servers, which begins `-----BEGIN CERTIFICATE-----`."
+        ) from None
+    return found
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine hears what is sent to it; `localhost` where it is known as such."""
     try:
@@ -134,8 +158,8 @@ def is_loopback(host: str) -> bool:
 
 def listening(host: str, port: int, credentials: Credentials) -> str:
     """The location of a server."""
-    host = f"[{host}]" if ":" in host else host
-    return f"{'grpc+tls' if credentials.certificate else 'grpc'}://{host}:{port}"
+    scheme = "grpc+tls" if credentials.certificate else "grpc"
+    return f"{scheme}://{address_of(host, port)}"
 
 
 def server_options(credentials: Credentials) -> dict[str, Any]:
@@ -172,7 +196,7 @@ def starting(host: str, port: int, credentials: Credentials) -> Iterator[None]:
         if credentials.certificate is not None:
             cure += f"; and see whether {credentials.key} is the key of {credentials.certificate}"
         raise CapabilityError(
-            f"no server starts at {host}:{port} ({reason(error)}). {cure}."
+            f"no server starts at {address_of(host, port)} ({reason(error)}). {cure}."
         ) from None
 
 
@@ -219,9 +243,11 @@ def answered(error: BaseException) -> RecdError | None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a call failed, without what gRPC says of itself behind it."""
+    """Why a call failed, without what gRPC says of itself behind it; and a cure that is known."""
     first = str(error).partition("\n")[0]
-    return re.split(r"\.? (gRPC client debug|Client) context|\. Detail", first)[0].rstrip(". ")
+    found = re.split(r"\.? (gRPC client debug|Client) context|\. Detail", first)[0].rstrip(". ")
+    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, found)), "")
+    return f"{found}: {cure}" if cure else found
 
 
 def json_result(found: Any) -> list[flight.Result]:
@@ -240,7 +266,7 @@ class Caller:
         own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         options: dict[str, Any] = {"generic_options": own}
         if credentials.certificate is not None:
-            options["tls_root_certs"] = _pem(credentials.certificate, "certificate")
+            options["tls_root_certs"] = _trusted(credentials.certificate)
         host, port = host_and_port(address)
         credentials.check(host)
         self._client = flight.FlightClient(listening(host, port, credentials), **options)

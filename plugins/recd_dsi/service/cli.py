@@ -108,6 +108,7 @@ def coordinator(
 ) -> None:
     """Hear workers, and tell trainers of them; start workers, as many as trainers need."""
     with reported(debug):
+        from recd_dsi.service.addresses import check_callable
         from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.coordinator import Coordinator
         from recd_dsi.service.scaling import Bounds, Scaler, Scaling
@@ -122,6 +123,8 @@ def coordinator(
                 "it, or lower --workers."
             )
         stack = None if registry is None else _checked(registry, overrides or ())
+        if stack is not None:
+            check_callable(host)  # its workers listen there, too
         bounds = None if most_workers is None else Bounds(fewest=workers, most=most_workers)
         credentials = credentials_of(token_file, certificate, key)
         server = Coordinator(host, port, credentials)

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import pyarrow.flight as flight
 
-from recd_dsi.service.addresses import host_and_port
+from recd_dsi.service.addresses import address_of, host_and_port, without_brackets
 from recd_dsi.service.calls import (
     HOST,
     NO_CREDENTIALS,
@@ -171,6 +171,7 @@ class Coordinator(Server):
     def __init__(
         self, host: str = HOST, port: int = 0, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
+        host = without_brackets(host)
         credentials.check(host)
         self.members = Members(time.monotonic())
         self.scaling: Scaling | None = None
@@ -181,7 +182,7 @@ class Coordinator(Server):
         options = server_options(credentials)
         with starting(host, port, credentials):
             super().__init__(listening(host, port, credentials), **options)
-        self.address = f"{host}:{self.port}"
+        self.address = address_of(host, self.port)
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
         """`heartbeat` of a worker; `workers` for a client."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import torch
 
+from recd_dsi.service.addresses import address_of, check_callable, without_brackets
 from recd_dsi.service.buffer import Buffer, DiskCache
 from recd_dsi.service.calls import (
     HOST,
@@ -92,7 +93,9 @@ class Worker(Server):
     """Serves the batches of one registry's tables."""
 
     def __init__(self, delivery: Delivery, options: WorkerOptions) -> None:
-        options.credentials.check(options.host)
+        host = without_brackets(options.host)
+        options.credentials.check(host)
+        check_callable(host)
         self._opened = delivery.open()
         self._digests = {
             split: table_digest(self._opened.tables[split]) for split in ("train", "test")
@@ -106,11 +109,11 @@ class Worker(Server):
         self.buffer = Buffer(options.buffer_bytes, disk)
         self._maker = Maker(self.buffer)
         self._shared = SharedRing(options.shared_bytes)
-        location = listening(options.host, options.port, options.credentials)
+        location = listening(host, options.port, options.credentials)
         serves = server_options(options.credentials)
-        with starting(options.host, options.port, options.credentials):
+        with starting(host, options.port, options.credentials):
             super().__init__(location, **serves)
-        self.address = f"{options.host}:{self.port}"
+        self.address = address_of(host, self.port)
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
         """The batches of a request one after another, each made now if it was not yet."""
