@@ -127,7 +127,7 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
 def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
     """Each split of a registry's dataset: where it lies, or once it is prepared."""
     from recd_plugins.data.dataset import SPLITS
-    from recd_plugins.data.importing.carried_schema import as_foreign
+    from recd_plugins.data.foreign import as_foreign
     from recd_plugins.data.importing.checking import check_files
     from recd_plugins.data.parquet import ParquetConfig, files_of_split
     from recd_plugins.patterns import matching
@@ -192,7 +192,8 @@ def _tables(
 
 
 def _of_footer(file: Location) -> ForeignSchema | None:
-    from recd_plugins.data.importing.carried_schema import as_foreign, schema_in_footer
+    from recd_plugins.data.foreign import as_foreign
+    from recd_plugins.data.importing.carried_schema import schema_in_footer
 
     own = schema_in_footer(file)
     return None if own is None else as_foreign(own)

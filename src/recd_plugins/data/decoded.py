@@ -15,7 +15,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.conform.floats import check_finite, check_label, check_weight, finite
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.foreign import ForeignSchema, as_foreign
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import (
@@ -66,18 +66,23 @@ def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRo
     )
 
 
-def batch_of(rows: pa.Table, schema: ForeignSchema, where: str = "rows") -> Batch:
+def batch_of(rows: pa.Table, schema: Schema | ForeignSchema, where: str = "rows") -> Batch:
     """The rows of a request as a model takes them: by the schema by which it was trained.
 
     Ids, times and floats become what they became in training, by the same vocabularies and hashes.
-    Rows need no labels, which are then 0, nor sessions, times and weights. No row is left out: of a
-    column that says `nulls: drop`, a null is an error.
+    By the schema of a table rows are such as the table has: ids are rows of embedding tables
+    already, and the weights of scored ids have columns of their own. Rows need no labels, which are
+    then 0, nor sessions, times and weights. No row is left out: of a column that says `nulls:
+    drop`, a null is an error.
     """
-    schema = schema.keeping_all
-    whole = schema.conformed
+    foreign = as_foreign(schema) if isinstance(schema, Schema) else schema.keeping_all
+    whole = schema if isinstance(schema, Schema) else foreign.conformed
     labels = [name for name in whole.label_names if name in rows.column_names]
-    columns = [*labels, *whole.dense, *whole.sparse_names, *whole.weights_names]
-    found = conform(rows, schema, where, columns=columns, drops=False)
+    columns = [*labels, *whole.dense, *whole.sparse_names, *foreign.conformed.weights_names]
+    found = conform(rows, foreign, where, columns=columns, drops=False)
+    for name in whole.weights_names:
+        if name not in found.column_names:
+            found = found.append_column(name, _weights(rows, name, where))
     for name in whole.label_names:
         if name not in labels:
             found = found.append_column(name, pa.array(np.zeros(rows.num_rows, np.float32)))
@@ -96,6 +101,15 @@ def batch_of(rows: pa.Table, schema: ForeignSchema, where: str = "rows") -> Batc
         labels=decoded.labels,
         weights=decoded.weights,
     )
+
+
+def _weights(rows: pa.Table, name: str, where: str) -> pa.ChunkedArray:
+    """The column with the weights of a scored feature, as a table has it."""
+    if name not in rows.column_names:
+        raise DataError(
+            f"{where}: has no column {name!r}, the weights of a scored feature. Add it."
+        )
+    return rows[name].cast(pa.list_(pa.float32()))
 
 
 def decode_rows(

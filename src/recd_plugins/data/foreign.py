@@ -28,7 +28,15 @@ from recd_plugins.data.schema import (
 from recd_plugins.errors import DataError, RegistryError, nearest
 from recd_plugins.storage.uri import Location
 
-__all__ = ["DateDigits", "DenseColumn", "ForeignFeature", "ForeignSchema", "TextDates", "TimeUnit"]
+__all__ = [
+    "DateDigits",
+    "DenseColumn",
+    "ForeignFeature",
+    "ForeignSchema",
+    "TextDates",
+    "TimeUnit",
+    "as_foreign",
+]
 
 DateDigits = Literal[
     "yymmdd", "yymmddhh", "yyyymmdd", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss"
@@ -328,3 +336,25 @@ def _free(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_key"
     return name
+
+
+def as_foreign(schema: Schema) -> ForeignSchema:
+    """A table's own schema, as one of files whose columns are such already."""
+    names = [one.name for one in dataclasses.fields(SparseFeature)]
+    return ForeignSchema(
+        label=schema.label,
+        labels=schema.labels,
+        sample_weight=schema.sample_weight,
+        session_id=schema.session_id,
+        timestamp=schema.timestamp,
+        dense=tuple(
+            DenseColumn(name=name, width=width) if (width := schema.width(name)) else name
+            for name in schema.dense
+        ),
+        sparse=tuple(
+            ForeignFeature(
+                **{name: getattr(one, name) for name in names if name != "scored"}, nulls="error"
+            )
+            for one in schema.sparse
+        ),
+    )
