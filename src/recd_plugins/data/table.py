@@ -43,7 +43,7 @@ from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.patterns import matching
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = [
     "Progress",
@@ -124,7 +124,7 @@ class Table:
     @classmethod
     def open(
         cls,
-        path: Location | Sequence[Location],
+        path: str | Location | Sequence[str | Location],
         schema: Schema | ForeignSchema | None = None,
         *,
         absent: Sequence[str] = (),
@@ -137,7 +137,9 @@ class Table:
         statistics name lie in their feature's range. Columns that `absent` has, by name or glob,
         some files may lack. `cache` is a folder that keeps footers.
         """
-        return cls.of(path, found_files(path), schema, absent=absent, cache=cache)
+        given = (path,) if isinstance(path, str | Path | Uri) else path
+        paths = [location_of(one) for one in given]
+        return cls.of(paths, found_files(paths), schema, absent=absent, cache=cache)
 
     @classmethod
     def of(

@@ -29,7 +29,7 @@ from recd_plugins.data.parquet_file import FileWriter
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, check_columns, silent
 from recd_plugins.errors import DataError, so_many
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = ["ChunkError", "TableWriter", "write_table"]
 
@@ -49,7 +49,7 @@ class TableWriter:
 
     def __init__(
         self,
-        folder: Location,
+        folder: str | Location,
         schema: Schema,
         *,
         rows_per_stripe: int = 16_384,
@@ -58,7 +58,7 @@ class TableWriter:
         leave_out: Collection[str] = (),
     ) -> None:
         """Of the features `leave_out` the files have no list that equals the row before's."""
-        self.folder = folder
+        self.folder = folder = location_of(folder)
         self.schema = schema
         self.num_rows = 0
         self._arrow = schema.in_files()
@@ -169,7 +169,7 @@ def _clear(folder: Uri) -> None:
 
 
 def write_table(
-    folder: Location,
+    folder: str | Location,
     schema: Schema,
     chunks: Iterable[pa.Table],
     *,
@@ -178,9 +178,9 @@ def write_table(
 ) -> Table:
     """Stream chunks into a new table and open it."""
     with TableWriter(folder, schema) as writer:
-        for chunk in _reported(chunks, f"writing {folder.name}", progress, total):
+        for chunk in _reported(chunks, f"writing {writer.folder.name}", progress, total):
             writer.write(chunk)
-    return Table.open(folder)
+    return Table.open(writer.folder)
 
 
 def _reported(

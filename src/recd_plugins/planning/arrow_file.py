@@ -21,7 +21,7 @@ __all__ = ["read_arrow", "write_arrow"]
 DIGEST = b"recd.digest"
 
 
-def write_arrow(path: Path, table: pa.Table) -> None:
+def write_arrow(path: str | Path, table: pa.Table) -> None:
     """An Arrow IPC file, there whole or not at all; what was there before is replaced, or, where
     that is a link, what it leads to."""
     metadata = dict(table.schema.metadata or {}) | {DIGEST: _digest(table)}
@@ -34,11 +34,12 @@ def write_arrow(path: Path, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def read_arrow(path: Path, key: bytes, schema: pa.Schema, what: str) -> pa.Table:
+def read_arrow(path: str | Path, key: bytes, schema: pa.Schema, what: str) -> pa.Table:
     """The table of an Arrow IPC file whose metadata has `key`, with the columns of `schema`.
 
     `what` says what that makes it, and how one is made.
     """
+    path = Path(path)
     if other := no_file(path):
         raise DataError(f"{path}: is {other}, not a file. {what}")
     if not path.exists():

@@ -234,7 +234,7 @@ class TierPlan:
         homes = [f"in mapped files: {', '.join(self.mapped)}"] if self.mapped else []
         return "\n".join([f"{cluster}, {so_many(len(self.tables), 'table')}", *tables, *homes])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """One Arrow IPC file: a row per table with replicas, the rest in its metadata."""
         rest = {
             "n_nodes": self.n_nodes,
@@ -253,7 +253,7 @@ class TierPlan:
         write_arrow(path, pa.table(columns, schema=schema))
 
     @classmethod
-    def load(cls, path: Path) -> TierPlan:
+    def load(cls, path: str | Path) -> TierPlan:
         """The plan that `save` wrote; anything else raises `DataError`."""
         rows = read_arrow(
             path, METADATA_KEY, SCHEMA, "A tier plan is meant: `recd plan --save` writes one."

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = ["of_path", "whole_file", "write_whole"]
 
@@ -29,14 +29,14 @@ def of_path(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: str | Path) -> Iterator[Path]:
     """A path to write to, which becomes `path` once it is whole, and on the disk.
 
     What was there before is replaced, or, where that is a link, what it leads to; where writing
     fails, it stays as it was, and nothing else is left. Of processes that write it at a time, the
     last one's is there.
     """
-    path = path.resolve()
+    path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     # A picture's suffix says what it is.
     # Processes of two containers that share a folder may have one number.
@@ -56,8 +56,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Location, text: str) -> None:
+def write_whole(path: str | Location, text: str) -> None:
     """Write a text file that is there whole, or as it was before."""
+    path = location_of(path)
     if isinstance(path, Uri):
         path.write_text(text)  # stores have it so
         return

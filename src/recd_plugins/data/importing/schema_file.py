@@ -13,7 +13,7 @@ from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, RegistryError, shown
 from recd_plugins.notices import Notices
-from recd_plugins.storage.uri import Location, Uri
+from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = [
     "as_yaml",
@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 
-def load_schema(path: Location) -> ForeignSchema:
+def load_schema(path: str | Location) -> ForeignSchema:
     """The schema that a person or `recd data schema` wrote."""
-    return load_schema_and_form(path)[0]
+    return load_schema_and_form(location_of(path))[0]
 
 
 def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:

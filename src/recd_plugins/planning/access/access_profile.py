@@ -74,7 +74,7 @@ class Profile:
             raise DataError(f"profile: has no {name!r}; {nearest(name, self.rows)}")
         return self.rows[name]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """One Arrow IPC file: a row per distribution, its runs as lists."""
         schema = WITH_BAGS.with_metadata(
             {
@@ -95,7 +95,7 @@ class Profile:
         write_arrow(path, pa.table(columns, schema=schema))
 
     @classmethod
-    def load(cls, path: Path) -> Profile:
+    def load(cls, path: str | Path) -> Profile:
         """The profile that `save` wrote; anything else raises `DataError`."""
         table = read_arrow(
             path, METADATA_KEY, SCHEMA, "A profile is meant: `recd data profile` writes one."
