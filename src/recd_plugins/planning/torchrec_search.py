@@ -277,7 +277,8 @@ class BestOptions:
         count, placed = len(self._proposals.compared), len(self._proposals.placed)
         head = f"plan: cheapest of {so_many(count, 'proposal')} by TorchRec's performance model"
         if placed < count:
-            head += f"; {placed:,} were placed on ranks, the others are no faster wherever they are"
+            were = "was" if placed == 1 else "were"
+            head += f"; {placed:,} {were} placed on ranks, the others are no faster anywhere"
         return "\n".join([head, *lines])
 
 
