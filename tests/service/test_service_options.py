@@ -159,6 +159,13 @@ def test_a_reason_is_without_what_grpc_says_of_itself() -> None:
     told = "Flight error: no route. gRPC client debug context: UNKNOWN. Client context: OK"
     assert reason(OSError(told)) == "Flight error: no route"
     assert reason(OSError("a token is needed. Detail: Unauthenticated")) == "a token is needed"
+    raw = "Flight returned unavailable error, with message: failed to connect to all addresses; "
+    raw += "last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+    assert reason(OSError(raw)) == "ipv4:127.0.0.1:1: Connection refused"
+    closed = raw.replace("Connection refused", "Socket closed")
+    assert reason(OSError(closed)).endswith(
+        "Socket closed: if who listens there has TLS, name its `certificate`"
+    )
     spoken = "Ssl handshake failed: SSL routines::wrong version number"
     assert reason(OSError(spoken)).startswith(f"{spoken}: who listens there does so without TLS")
 

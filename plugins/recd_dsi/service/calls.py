@@ -66,6 +66,11 @@ CURES = {
     "certificate verify failed": "name the `certificate` that the server has, or that signed it",
 }
 """What to do, by a pattern of what gRPC says of a call that failed; the first that it has."""
+BEFORE = re.compile(
+    r"^Flight returned \w+ error, with message: "
+    r"(failed to connect to all addresses; last error: (UNKNOWN|UNAVAILABLE): )?"
+)
+"""What stands before the reason of a call that failed."""
 STRIPE = re.compile("[0-9]{1,18}")
 """The number of a stripe, as an error names it."""
 
@@ -243,10 +248,11 @@ def answered(error: BaseException) -> RecdError | None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a call failed, without what gRPC says of itself behind it; and a cure that is known."""
+    """Why a call failed, without what gRPC says of itself around it; and a cure that is known."""
     first = str(error).partition("\n")[0]
     found = re.split(r"\.? (gRPC client debug|Client) context|\. Detail", first)[0].rstrip(". ")
     cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, found)), "")
+    found = BEFORE.sub("", found)
     return f"{found}: {cure}" if cure else found
 
 
