@@ -21,6 +21,7 @@ import torch.distributed as dist
 from full_disk import files_of_at_most
 from jobs import REGISTRY, metrics
 
+import recd_plugins
 from recd_plugins.api.batch import Batch, read_batch
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.stack import load
@@ -215,6 +216,58 @@ def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool
         assert says in found[0]
 
 
+def written_before(checkpoint: Path) -> None:
+    """Make it one that a version wrote which named tables in another way, and not itself."""
+    names = ["job.json", "rank-0.json", "rank-1.json"]
+    for name in names:
+        held = json.loads((checkpoint / name).read_text())
+        if name == "job.json":
+            del held["recd_plugins"]
+        else:
+            held["loader"]["made_for"]["table"] = "a0c74b51dcfc6e1e"
+        (checkpoint / name).write_text(json.dumps(held))
+    now = {name: digest_of(checkpoint / name) for name in names}
+    write_digest(checkpoint, read_digest(checkpoint) | now)
+
+
+def test_an_older_version_that_wrote_what_is_refused_is_named(
+    runs: Path, folder: Path, gloo_pool: GlooPool
+) -> None:
+    shutil.copytree(runs / "2-5", folder / "run")
+    saved = json.loads((folder / "run/checkpoints/step-00000005/job.json").read_text())
+    assert saved["recd_plugins"] == recd_plugins.__version__
+    message = gloo_pool.run(run, str(folder), [*SHORT, "model.embedding_dim=16"], True)[0]
+    assert "wrote the checkpoint" not in message  # it is this version
+    written_before(folder / "run/checkpoints/step-00000005")
+    message = gloo_pool.run(run, str(folder), SHORT, True)[0]
+    assert "was made for table a0c74b51dcfc6e1e, but here is table " in message
+    assert "an older version of recd-plugins wrote the checkpoint, and this is " in message
+    (folder / "run/pins.json").write_text(
+        (folder / "run/pins.json").read_text().replace('"footer": "', '"footer": "other')
+    )
+    message = gloo_pool.run(run, str(folder), SHORT, True)[0]
+    assert "is not what it was when the run began" in message
+    assert "an older version of recd-plugins wrote the checkpoint" in message
+
+
+def test_a_checkpoint_of_before_digests_is_not_taken_for_damaged(
+    runs: Path, folder: Path, gloo_pool: GlooPool
+) -> None:
+    shutil.copytree(runs / "2-10", folder / "run")
+    checkpoints = folder / "run/checkpoints"
+    before = sorted(path.name for path in checkpoints.iterdir())
+    for name in before:
+        (checkpoints / name / "digest.json").unlink()
+    for options in (SHORT, [*SHORT, "train.on_damaged=go_back"]):
+        message = gloo_pool.run(run, str(folder), options, True)[0]
+        assert isinstance(message, str)
+        assert "has no digest.json" in message
+        assert "an older version of recd-plugins wrote it" in message
+        assert "damaged" not in message
+        assert "remove" not in message.replace("was removed", "")
+        assert sorted(path.name for path in checkpoints.iterdir()) == before
+
+
 def test_a_run_goes_on_at_other_rates(
     folder: Path, gloo_pool: GlooPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,7 +397,10 @@ def test_a_byte_of_any_file_is_missed(runs: Path, folder: Path) -> None:
                 check_whole(checkpoint)
             assert "The checkpoint is damaged: remove its folder" in str(caught.value)
         file.unlink()
-        with pytest.raises(DataError, match=f"{file.name}: cannot be read .*No such file"):
+        missing = f"{file.name}: cannot be read .*No such file"
+        if file.name == "digest.json":  # without it nothing says that files are damaged
+            missing = "has no digest.json, .* Go on with that version, or put the file back"
+        with pytest.raises(DataError, match=missing):
             check_whole(checkpoint)
         file.write_bytes(whole)
     other = checkpoint.rename(checkpoint.with_name("step-00000008"))

@@ -26,12 +26,14 @@ from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
+from recd_plugins.trainer.checkpoints.files import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import (
     OtherRanks,
     resumed_position,
     shared_streams,
 )
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
+from recd_plugins.trainer.checkpoints.version_before import naming_version
 from recd_plugins.trainer.elastic import (
     Launchers,
     own_place,
@@ -157,24 +159,29 @@ def _resumed(
     kept = _checkpoints(stack, None)
     latest, lost = kept.whole(settings.on_damaged)
     kept.tidy()
+    saved = read_job(latest)
     stack, other = _on_ranks_there_are(stack, latest) if restarted else (stack, None)
     settings = stack.registry.train
     checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)
-    check_pins(settings.run, stack.prepare(), files_of_steps(stack.registry))
+    tables = stack.prepare()
+    with naming_version(saved):
+        check_pins(settings.run, tables, files_of_steps(stack.registry))
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)
         watchdog.mark(f"loading {latest.name}", starting=True)
-        reached = checkpoints.load(job, latest, other)
+        with naming_version(saved):
+            reached = checkpoints.load(job, latest, other)
         if reached.step > settings.steps:
             raise RegistryError(
                 f"train.steps: {latest} is past step {settings.steps} already; raise "
                 "train.steps to train on."
             )
-        loader.load_state_dict(resumed_position(loader.state_dict(), reached.loader))
+        with naming_version(saved):
+            loader.load_state_dict(resumed_position(loader.state_dict(), reached.loader))
         report = _report(stack, reached)
         keep_provenance(report, stack, job)
         for one in lost:

@@ -6,7 +6,7 @@
                                    what it has counted for the lines that come next, and what its
                                    model has beside tensors
         job.json                   step, world size, plan, registry, digests of plugins' code,
-                                   rates and numbers of optimizers
+                                   rates and numbers of optimizers, the version that wrote it
         digest.json                what each of these files was when it was written
 
 A folder is written under another name and renamed when whole, so no checkpoint is ever torn; what
@@ -31,6 +31,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torchrec.distributed.types import ShardedTensor
 
+from recd_plugins import __version__
 from recd_plugins.errors import DataError, RecdError, RegistryError, listed
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.together import on_every_rank
@@ -70,6 +71,7 @@ from recd_plugins.trainer.checkpoints.registry_before import (
     rates_of,
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
+from recd_plugins.trainer.checkpoints.version_before import VERSION
 from recd_plugins.trainer.run_folder import checkpoints_in, remove_parts
 from recd_plugins.trainer.training import states_by_options
 
@@ -259,6 +261,7 @@ class Checkpoints:
             return
         about: dict[str, Any] = {
             "step": step,
+            VERSION: __version__,
             "world_size": dist.get_world_size(),
             "registry": self._registry,
             "code": self._code,

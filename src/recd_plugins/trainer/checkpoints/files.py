@@ -62,6 +62,14 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
         if held["digest"] != _digest(held["files"]):
             raise damaged_file(file, "its digest is not that of the files it names")
         return {name: FileDigest(*one) for name, one in held["files"].items()}
+    except FileNotFoundError as error:
+        if not (folder / "job.json").exists():
+            raise damaged_file(file, str(error)) from error
+        raise DataError(
+            f"{folder}: has no {NAME}, by which its files are known to be whole: an older version "
+            "of recd-plugins wrote it, from before checkpoints had one, or the file was removed. "
+            "Go on with that version, or put the file back."
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
