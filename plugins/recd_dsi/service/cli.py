@@ -19,6 +19,7 @@ from recd_plugins.api.cli import (
     Debug,
     Overrides,
     RegistryFile,
+    ended_by_signals,
     progress,
     reported,
 )
@@ -224,7 +225,7 @@ def advise(
     Both are measured here, one after the other: the trainer takes batches that lie in memory, and
     one worker makes batches as fast as it can.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         from recd_dsi.service.sizing import measured_sizings, sizing_lines
 
         with progress() as show:

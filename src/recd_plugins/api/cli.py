@@ -1,6 +1,7 @@
 """The parts that the host's commands share, so that a plugin's look like them."""
 
 from recd_plugins.cli.commands import Commands
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -26,6 +27,7 @@ __all__ = [
     "TableFolder",
     "check_of_use",
     "check_writable",
+    "ended_by_signals",
     "progress",
     "reported",
 ]

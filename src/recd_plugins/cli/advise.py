@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.init import SchemaFile, Test, registry_of_table
 from recd_plugins.cli.options import (
     REGISTRY,
@@ -136,7 +137,7 @@ def advise(
     FILE` runs as it is, or which your own --trainer loads. Tables are prepared first if they are
     not there.
     """
-    with reported(debug), ExitStack() as ranks_to_try:
+    with reported(debug), ended_by_signals(), ExitStack() as ranks_to_try:
         server = ranks_to_try.enter_context(server_of_ranks()) if tries else None
         from recd_plugins.advise.advice import advise as advice_on
         from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -87,7 +88,7 @@ def vocabulary(
     same ids in an import, in Parquet files that are read where they are, and in serving. Count the
     files that are trained on: what a test alone holds is not known in training.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         check_writable(save, "--save")
         _check_holds_nothing_else(save)
 

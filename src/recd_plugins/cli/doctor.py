@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile
 from recd_plugins.errors import RecdError, RegistryError, shortened, so_many
 
@@ -48,7 +49,8 @@ def doctor(
         "collectives": lambda: _collectives(ranks),
         "registry": lambda: _registry(registry),
     }
-    found = {name: _tried(check, debug) for name, check in checks.items()}
+    with ended_by_signals():
+        found = {name: _tried(check, debug) for name, check in checks.items()}
     well = all(fit for fit, _ in found.values())
     if as_json:
         print(

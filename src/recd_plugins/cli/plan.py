@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     DPI,
     AsJson,
@@ -90,7 +91,7 @@ def plan(
 
     Tables are profiled on the train split, which is prepared first if it is not there.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         given = overrides_with_ranks(overrides, ranks)
         stack = loaded(registry, given)
         if ranks is not None and (misfit := _streams_misfit(stack)):

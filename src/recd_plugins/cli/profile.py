@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -86,7 +87,7 @@ def profile(
     On batches from all over the train split, of every rank's share, as the model looks up; or on a
     trace, which is taken as it is.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         from recd_plugins.errors import RegistryError
         from recd_plugins.planning.explain.words import in_share
         from recd_plugins.planning.model_tables import model_tables

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import AsJson, Debug, reported
 from recd_plugins.cli.output_paths import PICTURES, check_writable
 from recd_plugins.notices import NoticeWarning
@@ -47,7 +48,7 @@ def report(
     Of runs: what they learned, where their steps' time goes, what moves, repeats and is hot, whose
     memory it is, forecast beside fact, the registry and the machine; several are laid side by side.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         from recd_plugins.report.page import naming_source, page
         from recd_plugins.report.repeats import not_drawn
         from recd_plugins.report.sources import read_sources

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     REGISTRY,
     AsJson,
@@ -55,7 +56,7 @@ def reshard(
     those evenly. The command that is printed has the overrides by which the registry that is read
     becomes the run's.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
         from recd_plugins.trainer.run_folder import (
             check_free,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     DPI,
     REGISTRY,
@@ -72,7 +73,7 @@ def stats(
     plugins have. Where no schema says what the columns mean, it takes the one that
     `recd data schema` would suggest.
     """
-    with reported(debug):
+    with reported(debug), ended_by_signals():
         from recd_plugins.registry.measured import drawn
         from recd_plugins.trainer.run_report import defined
 

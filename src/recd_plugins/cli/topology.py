@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from recd_plugins.cli.commands import Commands
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
 from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.errors import so_many
@@ -83,7 +84,7 @@ def measure(
     Starts its ranks itself, once no other measures on this machine; under torchrun (`torchrun -m
     recd_plugins topology measure`) it is one rank of the running cluster.
     """
-    with reported(debug), server_of_ranks() as server:
+    with reported(debug), ended_by_signals(), server_of_ranks() as server:
         from recd_plugins.errors import RegistryError
         from recd_plugins.stack import load
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.commands import Commands
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -74,7 +75,7 @@ def batch(
     Each trial trains some steps on fresh ranks. Memory: on CUDA all that torch has allocated, on
     the CPU what a rank's resident set peaks above its level before the first step.
     """
-    with reported(debug), server_of_ranks(registry, overrides) as server:
+    with reported(debug), ended_by_signals(), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())
         if ranks is not None:
             changes.append(f"train.ranks={ranks}")

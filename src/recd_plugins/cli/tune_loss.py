@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import (
     AsJson,
     Debug,
@@ -81,7 +82,7 @@ def loss(
     A larger batch moves fewer bytes for a sample and needs more samples to learn as much: only
     training shows which is best. Learning rates are the registry's for all of them.
     """
-    with reported(debug), server_of_ranks(registry, overrides) as server:
+    with reported(debug), ended_by_signals(), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())
         stack = ready(registry, changes)
         own, ranks = stack.registry.train.batch_size, stack.registry.train.ranks
