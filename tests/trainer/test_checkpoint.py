@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import pickletools
 import random
 import re
@@ -13,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import callback_plugin
 import pytest
@@ -266,6 +270,35 @@ def test_a_checkpoint_of_before_digests_is_not_taken_for_damaged(
         assert "damaged" not in message
         assert "remove" not in message.replace("was removed", "")
         assert sorted(path.name for path in checkpoints.iterdir()) == before
+
+
+def run_that_may_not_read(folder: str, name: str) -> dict[str, Any] | str:
+    """On a rank: `run` where the system refuses the newest checkpoint's file."""
+    refused_file = Path(folder) / "run/checkpoints/step-00000010" / name
+    opened = io.open
+
+    def open_(file: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(file, str | Path) and Path(file) == refused_file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opened(file, *arguments, **options)
+
+    with mock.patch("io.open", open_):
+        try:
+            return run(folder, [*SHORT, "train.on_damaged=go_back"], True)
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+
+
+@pytest.mark.parametrize("name", ["digest.json", "job.json", "__1_0.distcp"])
+def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_damaged(
+    name: str, runs: Path, folder: Path, gloo_pool: GlooPool
+) -> None:
+    """Nor put aside, though a run may go back."""
+    shutil.copytree(runs / "2-10", folder / "run")
+    file = folder / "run/checkpoints/step-00000010" / name
+    for message in gloo_pool.run(run_that_may_not_read, str(folder), name):
+        assert message == f"{file}: Permission denied"
+    assert file.exists()
 
 
 def test_a_run_goes_on_at_other_rates(

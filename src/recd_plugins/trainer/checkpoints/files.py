@@ -8,6 +8,7 @@ change and still be loaded.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -28,11 +29,14 @@ __all__ = [
     "read_digest",
     "read_job",
     "read_rank",
+    "refused",
     "write_digest",
     "write_json",
 ]
 
 NAME = "digest.json"
+REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""The answers of a system to who reads a file, which say nothing of what is in it."""
 
 
 class FileDigest(NamedTuple):
@@ -71,7 +75,7 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
             "Go on with that version, or put the file back."
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, DataError):
+        if isinstance(error, DataError) or refused(error):
             raise
         raise damaged_file(file, str(error)) from error
 
@@ -85,12 +89,19 @@ def _check_digest(folder: Path, part: int, parts: int) -> None:
         try:
             found = digest_of(folder / name)
         except OSError as error:
+            if refused(error):
+                raise
             raise damaged_file(folder / name, str(error)) from error
         if found.bytes != files[name].bytes:
             why = f"it has {found.bytes:,} bytes, of {files[name].bytes:,} that were written"
             raise damaged_file(folder / name, why)
         if found != files[name]:
             raise damaged_file(folder / name, "its bytes are not those that were written")
+
+
+def refused(error: Exception) -> bool:
+    """Whether the system does not let this process read a file, which may be whole."""
+    return isinstance(error, OSError) and error.errno in REFUSALS
 
 
 def damaged_file(file: Path, why: str) -> DataError:
@@ -149,6 +160,8 @@ def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(), object_hook=from_items)
     except (OSError, TypeError, ValueError, RecursionError) as error:
+        if refused(error):
+            raise
         raise damaged_file(file, str(error)) from error
     if not isinstance(value, dict):
         raise damaged_file(file, "it holds no mapping")

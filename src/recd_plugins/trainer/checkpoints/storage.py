@@ -40,7 +40,7 @@ from torch.futures import Future
 
 from recd_plugins.compat.pytorch import StoredBytes, narrow_tensor_by_index
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.checkpoints.files import damaged_file, write_json
+from recd_plugins.trainer.checkpoints.files import damaged_file, refused, write_json
 
 __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
 
@@ -109,6 +109,8 @@ class JsonReader(FileSystemReader):
                 storage_meta=StorageMeta(load_id=self.load_id),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if refused(error):
+                raise
             raise damaged_file(file, str(error)) from error
 
 
