@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 from recd_plugins.cli.main import app
 from recd_plugins.data.importing import reading, whole_lines
 from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.importing.table_files import files_of
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import random_table
@@ -189,6 +191,40 @@ def test_a_table_is_checked_by_its_own_schema(tmp_path: Path) -> None:
     assert "train: 200 rows, 1 problem\n" in wrong.stdout
     assert "'shop' holds id 99 in row 121, outside [0, 7)" in wrong.stdout
     assert "test: 50 rows, no problem" in wrong.stdout
+
+
+@pytest.mark.parametrize("split", [(), ("--split-by", "hash:item_id")])
+def test_what_an_import_has_beside_its_files_is_no_part_of_the_table(
+    split: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its schema and its vocabularies: `recd data check`, `schema` and `import` leave them out."""
+    file, schema = write(tmp_path / "c.csv", clicks()), tmp_path / "schema.yaml"
+    plain = SCHEMA_YAML.replace("dense: [price, cost]", "")  # which has nulls
+    plain = plain.replace("timestamp_unit: ms", "timestamp_unit: s")
+    schema.write_text(plain.replace("num_ids: 40", "num_ids: 40, ids: hash"))
+    table = tmp_path / "t"
+
+    def recd(*arguments: str | Path) -> Result:
+        result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result
+
+    recd("import", file, table, "--schema", schema, *split)
+    assert (table / "schema.yaml").exists()
+    assert [*(table / "vocabularies").iterdir()]
+    there = json.loads(recd("check", table, "--json").stdout)
+    rows = pq.ParquetDataset([*table.glob("**/part-*.parquet")]).read().num_rows
+    assert sum(one["rows"] for one in there.values()) == rows
+    recd("schema", table)
+    recd("import", table, tmp_path / "again", "--accept-doubts")
+    again = pq.ParquetDataset([*(tmp_path / "again").glob("part-*.parquet")]).read()
+    assert again.num_rows == rows
+    # Files of others may have these names.
+    (tmp_path / "other").mkdir()
+    for name in ("a.csv", "schema.yaml"):
+        shutil.copy(file, tmp_path / "other" / name)
+    found = files_of([tmp_path / "other"])
+    assert [one.name for one in found] == ["a.csv", "schema.yaml"]
 
 
 def test_a_key_of_a_schema_with_nothing_behind_it_is_told(tmp_path: Path) -> None:

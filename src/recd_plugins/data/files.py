@@ -22,6 +22,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import GLOB, Location, Stat, Uri
 
 __all__ = [
+    "SCHEMA_FILE",
     "UNFINISHED",
     "VOCABULARIES",
     "FileFacts",
@@ -46,6 +47,8 @@ SnapshotKind = Literal["delta", "iceberg", "spark", "hudi", "paimon", "lance"]
 others, whose logs are not read."""
 UNFINISHED = "_unfinished"
 """A file of a folder on a store that is being written: its last act is to take this away."""
+SCHEMA_FILE = "schema.yaml"
+"""The file beside a table's files that has the schema that it was imported by."""
 VOCABULARIES = "vocabularies"
 """The folder beside a table's files that has the vocabularies of its features."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"

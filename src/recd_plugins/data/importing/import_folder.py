@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.files import UNFINISHED, VOCABULARIES
+from recd_plugins.data.files import SCHEMA_FILE, UNFINISHED, VOCABULARIES
 from recd_plugins.data.importing.reading import Position
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress
@@ -117,7 +117,7 @@ class ImportFolder:
             for file in sorted(made.glob("*.parquet")):
                 (whole / VOCABULARIES).mkdir(exist_ok=True)
                 _link(file, whole / VOCABULARIES / file.name)
-        (whole / "schema.yaml").write_text(schema, encoding="utf-8")
+        (whole / SCHEMA_FILE).write_text(schema, encoding="utf-8")
         if isinstance(self._to, Uri):
             self._copy(whole, self._to, progress)
         else:

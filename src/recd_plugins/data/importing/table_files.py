@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.files import (
+    SCHEMA_FILE,
+    VOCABULARIES,
     FileFacts,
     check_none_left_behind,
     each_once,
@@ -28,6 +30,7 @@ from recd_plugins.data.importing.formats import format_of
 from recd_plugins.data.importing.struct_fields import ELEMENTS, fields_lacked
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.snapshots import snapshot_files
+from recd_plugins.data.table import carries_schema
 from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Stat, Uri
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["absent_errors", "files_of", "foreign_files", "formats_of"]
 
+NOTES = (SCHEMA_FILE, VOCABULARIES)
 MOST_REFUSED = 10
 """Files that cannot be read of which one error tells."""
 
@@ -183,6 +187,7 @@ def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, Fi
         below.update({file: file.relative_to(folder).as_posix() for file in files})
         note_links(folder)
     shown_ = {file: name for file, name in below.items() if not is_hidden(name.split("/"))}
+    shown_ = _without_notes(shown_)
     if not shown_:
         raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
     found: dict[Location, FileFacts] = {}
@@ -192,6 +197,24 @@ def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, Fi
         size, mtime = stats.get(file, (None, None))
         found[file] = FileFacts(size, mtime, folders=in_partitions(name.split("/")[:-1]))
     return found
+
+
+def _without_notes(files: dict[Location, str]) -> dict[Location, str]:
+    """The files without what `recd data import` has beside a table's: its schema, and the
+    vocabularies, which are no rows."""
+    notes = {file for file, name in files.items() if name.partition("/")[0] in NOTES}
+    rows = [file for file in files if file not in notes]
+    if notes and rows and _is_own(rows[0]):
+        return {file: files[file] for file in rows}
+    return files
+
+
+def _is_own(file: Location) -> bool:
+    """Whether a file is of a table that `recd` has written."""
+    try:
+        return file.suffix == ".parquet" and carries_schema(file)
+    except DataError:  # who reads it says so
+        return False
 
 
 def _check_is_file(path: Location) -> None:
