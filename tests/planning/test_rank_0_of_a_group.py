@@ -83,6 +83,27 @@ def batches_of_some() -> list[Any]:
     return found
 
 
+def hot_in_unlike_numbers_of_groups() -> list[bool]:
+    """On a rank: which batches are hot where two ranks of three train, one of which is in a group
+    more than the other."""
+    group = dist.new_group([1, 2])
+    dist.new_group([0, 1])
+    found = []
+    if dist.get_rank() > 0:
+        assert isinstance(group, ProcessGroup)
+        batches = [from_lists({"pages": [[row // 16] * 20 for row in range(64)]})] * 4
+        stack = rp.load(HOT)
+        stack.plan(pages(), process_group=group, batches=batches)
+        found = [mark_of(batch) is not None for batch in stack.order(batches)]
+    dist.barrier()
+    return found
+
+
+def test_ranks_in_unlike_numbers_of_groups_agree_on_hot_batches(gloo_pool: GlooPool) -> None:
+    found = gloo_pool.run(hot_in_unlike_numbers_of_groups, world_size=3)
+    assert found == [[], [True] * 4, [True] * 4]
+
+
 def test_ranks_of_a_group_wait_for_no_others(gloo_pool: GlooPool) -> None:
     first, *others = gloo_pool.run(batches_of_some, world_size=3)
     assert not first

@@ -17,12 +17,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
 from recd_plugins.api import CapabilityError, DataError
 from recd_plugins.api.batch import KeptBatches, OwnBatches, WrappedLoader
-from recd_plugins.api.planning import TierPlan
+from recd_plugins.api.planning import LeastOfRanks, TierPlan
 from recd_scars.hot_batches.batch_window import BatchWindow, Formed
 from recd_scars.hot_batches.hot_rows import HotRows
 
@@ -109,7 +108,7 @@ class HotBatchesWithoutState(WrappedLoader):
         self._world_size = world_size
         self._window = window
         self._rows: HotRows | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._ranks: LeastOfRanks | None = None
         self._start: dict[str, Any] | None = None
         """The loader's state where the window begins; none before the first, in the trainer's."""
         if own is None:
@@ -258,21 +257,13 @@ class HotBatchesWithoutState(WrappedLoader):
                 "no process group. Call torch.distributed.init_process_group before iterating, or "
                 "set hot_batches to false."
             )
-        if self._group is None:
-            # Its own, for the trainer's may be busy; of gloo, for what is counted is on the CPU.
-            ranks = dist.get_process_group_ranks(self._planner.group)
-            self._group = dist.new_group(
-                ranks,
-                backend="gloo",
-                timeout=PATIENCE if failed else None,
-                use_local_synchronization=len(ranks) < dist.get_world_size(),
-            )
+        patience = PATIENCE if failed else None
+        if self._ranks is None:
+            self._ranks = LeastOfRanks(self._planner.group, "hot batches", patience)
         number = int(version[:15], 16)
         failing = -(self._rank + 1) if failed else 0
-        counts = torch.tensor([hot, length, -length, number, -number, failing])
-        agreeing = dist.all_reduce(counts, dist.ReduceOp.MIN, self._group, async_op=True)
-        agreeing.wait(*([PATIENCE] if failed else []))
-        least, fewest, most, lowest, highest, failing = counts.tolist()
+        counts = [hot, length, -length, number, -number, failing]
+        least, fewest, most, lowest, highest, failing = self._ranks.least(counts, patience)
         if failing and not failed:
             raise DataError(
                 f"cache.hot_batches: rank {-failing - 1} could not read its batches, and says why; "
@@ -284,7 +275,7 @@ class HotBatchesWithoutState(WrappedLoader):
                 f"{self._rank} of {length}, or tier plans that differ: all must yield as many "
                 "batches an epoch, and plan alike."
             )
-        return int(least)
+        return least
 
     def _hot_rows(self) -> HotRows | None:
         """The hot rows of the plan as it is now: whoever iterates asks for them, so all ranks

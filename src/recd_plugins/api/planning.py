@@ -36,7 +36,7 @@ from recd_plugins.planning.table_sizes import (
     tier_plan,
 )
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
-from recd_plugins.planning.together import agreed, from_rank_0
+from recd_plugins.planning.together import LeastOfRanks, agreed, from_rank_0
 from recd_plugins.planning.topology import GB, Cluster, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.tiers.chosen_sizes import ChosenSizes
@@ -58,6 +58,7 @@ __all__ = [
     "Frontier",
     "HoldsRowWise",
     "Integers",
+    "LeastOfRanks",
     "Ledger",
     "Link",
     "MergedRows",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -177,11 +178,12 @@ def own_store() -> Store:
     return store
 
 
-def own_gloo(group: ProcessGroup, name: str) -> Any:
+def own_gloo(group: ProcessGroup, name: str, timeout: timedelta | None = None) -> Any:
     """gloo among the ranks of a group, which all call it, each name once. No group of torch's has
-    it, and it is in none of the numbers by which torch names those."""
+    it, and it is in none of the numbers by which torch names those. Ranks wait for each other for
+    `timeout`, by default as in torch's groups."""
     store = PrefixStore(f"recd_plugins/{group.group_name}/{name}", _get_default_store())
-    return dist.ProcessGroupGloo(store, group.rank(), group.size(), default_pg_timeout)
+    return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout or default_pg_timeout)
 
 
 def number_groups_alike(group: ProcessGroup) -> None:

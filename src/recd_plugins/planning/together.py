@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,7 +24,15 @@ from recd_plugins.notices import NoticeWarning
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["agreed", "from_rank_0", "on_every_rank", "planning_by", "ranks_where", "together"]
+__all__ = [
+    "LeastOfRanks",
+    "agreed",
+    "from_rank_0",
+    "on_every_rank",
+    "planning_by",
+    "ranks_where",
+    "together",
+]
 
 T = TypeVar("T")
 
@@ -34,8 +42,8 @@ LOOK = 0.001
 """Seconds between two looks whether all are there."""
 _OWN_GLOO: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
 """By group, the gloo by which its ranks hear of each other."""
-_MADE: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
-"""By group, how many of these there were."""
+_MADE: WeakKeyDictionary[ProcessGroup, dict[str, int]] = WeakKeyDictionary()
+"""By group and purpose, how many gloos its ranks have made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +136,51 @@ def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
 
 
 def _own_gloo(group: ProcessGroup) -> Any:
+    """The one by which its ranks hear of failures, made once."""
+    if group not in _OWN_GLOO:
+        _OWN_GLOO[group] = _made_gloo(group, "failures")
+    return _OWN_GLOO[group]
+
+
+def _made_gloo(group: ProcessGroup, purpose: str, timeout: timedelta | None = None) -> Any:
     """It is none of torch's groups, which ranks name by the number that each has made: ranks that
     made unlike numbers would wait for each other here."""
     from recd_plugins.compat.pytorch import own_gloo
 
-    if group not in _OWN_GLOO:
-        number = _MADE.get(group, 0)
-        _OWN_GLOO[group] = own_gloo(group, f"failures {number}")
-        _MADE[group] = number + 1
-    return _OWN_GLOO[group]
+    made = _MADE.setdefault(group, {})
+    number = made.get(purpose, 0)
+    gloo = own_gloo(group, f"{purpose} {number}", timeout)
+    made[purpose] = number + 1
+    return gloo
+
+
+class LeastOfRanks:
+    """What the ranks of a group have the least of, asked time and again: by a gloo of their own,
+    for the trainer's groups may be busy, and what is asked is on the CPU."""
+
+    def __init__(
+        self, group: ProcessGroup | None, purpose: str, patience: timedelta | None = None
+    ) -> None:
+        """Every rank of the group, by default all of the job, must make one, and those of one
+        `purpose` in one order. It waits for the others for `patience` at most, by default as torch
+        does."""
+        import torch.distributed as dist
+
+        ranks = group or dist.GroupMember.WORLD
+        assert ranks is not None
+        self._gloo = _made_gloo(ranks, purpose, patience)
+
+    def least(self, mine: Sequence[int], patience: timedelta | None = None) -> list[int]:
+        """The least of the ranks' numbers at each place; every rank must ask as often, for as
+        many."""
+        import torch
+        import torch.distributed as dist
+
+        numbers = torch.tensor(mine)
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        self._gloo.allreduce([numbers], options).wait(*([patience] if patience else []))
+        return [int(one) for one in numbers]
 
 
 def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
