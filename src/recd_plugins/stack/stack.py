@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 from recd_plugins.compat.versions import check_age, installed_versions
 from recd_plugins.data.dataset import Split, Tables
@@ -113,6 +113,15 @@ class Stack(LooksAtBatches):
             self._contexts,
             self._usage,
             lambda what: self.waiting(f"waiting for {what}"),
+        )
+
+    def __getstate__(self) -> NoReturn:
+        """Copies and pickles ask for it: neither would know what this stack has built, nor would
+        its models be looked at by them."""
+        raise CapabilityError(
+            "a stack is neither pickled nor copied. Call rp.load in each process, with the same "
+            "registry. For a loader's workers, pickle `stack.convert` or what "
+            "`stack.converting(collate)` returns."
         )
 
     @cached_property

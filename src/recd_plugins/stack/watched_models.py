@@ -122,7 +122,7 @@ class WatchedModels:
 
         def begin(module: nn.Module) -> list[RemovableHandle]:
             nonlocal watching
-            watching = module.register_forward_pre_hook(before, with_kwargs=True)
+            watching = module.register_forward_pre_hook(_Hook(before), with_kwargs=True)
             if isinstance(planner, OrdersBatches):
                 return [watching, self._watch_order(module, planner)]
             return [watching]
@@ -182,7 +182,7 @@ class WatchedModels:
                 counting.remove()
                 self._usage.found(found)
 
-        counting = model.register_forward_hook(trains)
+        counting = model.register_forward_hook(_Hook(trains))
         return counting
 
     def _idle(
@@ -248,6 +248,27 @@ class WatchedModels:
                         f"this trainer asks for none: it never calls {asking}",
                         f"Call it, or take `{slot}` out of registry.yaml.",
                     )
+
+
+class _Hook:
+    """A hook that a copy of its model has for good, and a pickled one no more: what it looks at is
+    in this process."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *given: Any) -> None:
+        self._call(*given)
+
+    def __deepcopy__(self, memo: object) -> _Hook:
+        return self
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
+        return _Hook, (_look_at_nothing,)
+
+
+def _look_at_nothing(*given: object) -> None:
+    """What a hook does in another process."""
 
 
 def _divided_wrongly(model: nn.Module) -> Iterator[Notice]:
