@@ -21,6 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.torchrec import OfParts, freed_early
+from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.errors import CapabilityError
 
 __all__ = ["PartsContext", "ShardedParts"]
@@ -116,6 +117,7 @@ class ShardedParts(
     def create_context(self) -> PartsContext:
         return PartsContext([part.create_context() for part in self.parts])
 
+    @outside_of_graphs
     def input_dist(self, ctx: PartsContext, features: Any) -> KJTListSplitsAwaitable[PartsContext]:
         """Send the ids to the ranks of their rows.
 
@@ -147,6 +149,7 @@ class ShardedParts(
             ctx, [part.output_dist(context, rows) for part, context, rows in parts]
         )
 
+    @outside_of_graphs
     def compute_and_output_dist(self, ctx: PartsContext, input: KJTList) -> LazyAwaitable[Any]:
         """Look up, and send the embeddings back: a part's exchange runs while the next looks up."""
         return self._gathered(

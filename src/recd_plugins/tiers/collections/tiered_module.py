@@ -18,6 +18,7 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.home_weights import report_reads, report_reads_of_shards
 from recd_plugins.compat.torchrec import refuse_trackers, wrap_own_optimizers
+from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Update
@@ -78,6 +79,7 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
             raise self.tiers.blinds_trackers()
         super().register_post_lookup_tracker_fn(record_fn)
 
+    @outside_of_graphs
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor | TensorDict
     ) -> KJTListSplitsAwaitable[Any]:
@@ -112,6 +114,7 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         home = self._nothing_from_home() if ctx.is_hot else super().output_dist(ctx, output)
         return self._output(ctx, home)
 
+    @outside_of_graphs
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
         """Answer the node first: its rows travel while TorchRec looks up its own."""
         own = self._answer_node(ctx, input)
