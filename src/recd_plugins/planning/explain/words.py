@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len
+
 __all__ = ["aligned", "in_bytes", "in_share", "in_us"]
 
 
 def aligned(rows: Sequence[Sequence[str]], *, named: int = 2) -> Iterator[str]:
-    """A line for each, the first `named` columns to the left and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """A line for each, the first `named` columns to the left and numbers to the right, by the width
+    that letters have on a terminal."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        left = map(str.ljust, row[:named], widths[:named])
-        yield "  ".join([*left, *map(str.rjust, row[named:], widths[named:])])
+        room = [" " * (width - cell_len(one)) for one, width in zip(row, widths, strict=True)]
+        left = map(str.__add__, row[:named], room[:named])
+        yield "  ".join([*left, *map(str.__add__, room[named:], row[named:])])
 
 
 def in_bytes(count: float, *, sign: bool = False) -> str:
