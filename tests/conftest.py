@@ -56,7 +56,7 @@ settings.register_profile(
 )
 settings.load_profile("recd")
 
-WORKER_BYTES = 4 << 30
+WORKER_BYTES = 5 << 30
 """The most that a worker of pytest takes, with the ranks, servers and programs of its tests."""
 
 
