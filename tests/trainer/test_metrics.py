@@ -272,11 +272,23 @@ def several(seed: int) -> Step:
     return loss, outputs, torch.stack([dwell, clicks, stars], dim=1), weights
 
 
-def measured_labels(steps: list[Step]) -> dict[str, float]:
-    metrics = LabelMetrics(CPU, LABELS)
+def measured_labels(steps: list[Step], auc_samples: int | None = 1 << 20) -> dict[str, float]:
+    metrics = LabelMetrics(CPU, LABELS, auc_samples=auc_samples)
     for loss, *outputs in steps:
         metrics.add(torch.tensor(loss), *outputs)
     return metrics.metrics()
+
+
+def test_the_loss_of_several_labels_counts_samples_that_lack_the_first(
+    gloo_pool: GlooPool,
+) -> None:
+    """A batch in which no sample has the first label has a loss, by the others."""
+    _, outputs, labels, weights = several(0)
+    lacking = labels.index_fill(1, torch.tensor([0]), math.nan)
+    ones = torch.ones_like(weights)
+    steps = [(1.0, outputs, labels, ones), (4.0, outputs[:5], lacking[:5], ones[:5])]
+    (found,) = gloo_pool.run(measured_labels, steps, None, world_size=1)
+    assert found["loss"] == pytest.approx((20 * 1.0 + 5 * 4.0) / 25)
 
 
 def test_each_label_is_measured_by_its_kind(gloo_pool: GlooPool) -> None:

@@ -110,20 +110,28 @@ class MetricsWindow:
     def _reset(self) -> None:
         self._losses: list[Tensor] = []
         self._sizes: list[Tensor] = []
-        """The samples of weight above 0 that each loss is the mean of, where all are kept."""
+        """The samples that each loss is the mean of, where all are kept."""
         self._outputs: list[tuple[Tensor, Tensor, Tensor]] = []
         self._held = 0
         self._states = torch.zeros(5, dtype=torch.float64, device=self._device)
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """One step's outputs of this rank: a scalar and three [B]."""
+    def add(
+        self,
+        loss: Tensor,
+        logits: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        size: Tensor | None = None,
+    ) -> None:
+        """One step's outputs of this rank: a scalar and three [B]; `size` samples have the loss,
+        by default those of weight above 0."""
         # Doubles first: a float's sigmoid is 1 from a logit of 17 on.
         predictions, labels, weights = logits.double().sigmoid(), labels.double(), weights.double()
-        size = (weights > 0).sum()
-        self._states += torch.stack([*_sums(predictions, labels, weights), size])
+        counted = (weights > 0).sum()
+        self._states += torch.stack([*_sums(predictions, labels, weights), counted])
         self._losses.append(loss.double())
         if self._auc_samples is None:
-            self._sizes.append(size)
+            self._sizes.append(counted if size is None else size)
         self._outputs.append((predictions, labels, weights))
         self._held += predictions.numel()
         while (
@@ -207,6 +215,9 @@ class LabelMetrics:
     def add(self, loss: Tensor, outputs: Tensor, labels: Tensor, weights: Tensor) -> None:
         """One step's outputs of this rank: a scalar, two [B] or [B, T], and [B]."""
         self._samples += (weights > 0).double().sum()
+        # Of several labels a sample may lack some: the loss is of those that have one.
+        lacking_all = labels.reshape(len(weights), -1).isnan().all(1)
+        size = ((weights > 0) & ~lacking_all).sum()
         columns = zip(
             self._labels,
             self._windows,
@@ -224,7 +235,7 @@ class LabelMetrics:
                 error = counted.double() * (output.double() - target.double()).square()
                 self._errors[task] += torch.stack([error.sum(), counted.double().sum()])
                 target = torch.zeros_like(target)
-            window.add(loss, output, target / label.scale, counted)
+            window.add(loss, output, target / label.scale, counted, size)
 
     def state_dict(self) -> dict[str, Any]:
         """The collection of this rank, as JSON takes it: to the bit."""
