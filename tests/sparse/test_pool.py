@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -10,14 +12,15 @@ from hypothesis import strategies as st
 
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged, as_bits
 from recd_plugins.sparse.rows.pool import (
+    FEWEST_SLOTS,
     Picked,
     RowPool,
     gather_blocks,
     join_blocks,
     join_picked,
-    unique_samples,
 )
 from recd_plugins.sparse.rows.unique import hash_row
+from recd_plugins.sparse.rows.unique_samples import unique_samples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ROWS = st.lists(st.lists(st.one_of(st.integers(0, 2), INT64), max_size=3), max_size=12)
@@ -60,6 +63,19 @@ def test_equal_rows_have_one_number_whatever_parts_they_come_in(rows, cut, befor
     assert [held(pool, number) for number in numbers] == rows
     for row, number in zip(rows, numbers, strict=True):
         assert [other == number for other in numbers] == [other == row for other in rows]
+
+
+@pytest.mark.parametrize("longest", [1, 3, 20])
+def test_a_table_of_rows_grows_with_them(longest: int) -> None:
+    """Some 2,500 different rows among 6,000, in parts: more than a table begins with."""
+    draw = random.Random(longest)
+    drawn = [[draw.randrange(2**40)] * draw.randint(1, longest) for _ in range(3000)]
+    rows = [draw.choice(drawn) for _ in range(6000)]
+    pool = pool_for([[7]], rows)
+    pool.add([jagged([[7]])])
+    numbers = pool.add([jagged(rows[:100]), jagged(rows[100:3000]), jagged(rows[3000:])]).tolist()
+    assert [held(pool, number) for number in numbers] == rows
+    assert len({*numbers}) == len({*map(tuple, rows)}) == pool.num_rows - 2 > 2 * FEWEST_SLOTS
 
 
 def test_rows_of_one_hash_stay_different() -> None:

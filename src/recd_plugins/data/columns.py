@@ -13,7 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.rows.pool import Picked, join_picked, unique_samples
+from recd_plugins.sparse.rows.pool import Picked, join_picked
+from recd_plugins.sparse.rows.unique_samples import unique_samples
 
 __all__ = ["ASKABLE", "Columns", "JoinedColumns", "PooledColumns"]
 

@@ -17,8 +17,9 @@ from recd_plugins.notices import hide_logs
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked, unique_samples
+from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked
 from recd_plugins.sparse.rows.take import take_blocks
+from recd_plugins.sparse.rows.unique_samples import unique_samples
 
 __all__ = ["compile_kernels"]
 

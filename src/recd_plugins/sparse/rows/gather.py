@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "Spans",
     "add_up",
     "addresses_of_lengths",
+    "copy_row",
     "gather_each",
     "measure_each",
     "note_spans",
@@ -178,14 +180,28 @@ def _copy_rows(
         prefetch(values, np.uintp(rows[later, 0]), np.uintp(rows[later, 1]))
         start = np.uintp(rows[row, 0])
         length = np.uintp(rows[row, 1]) - start
-        if length <= WHOLE and max(start, at) <= in_reach:
-            for i in range(np.uintp(WHOLE)):
-                out[at + i] = values[start + i]
-        else:
-            for i in range(length):
-                out[at + i] = values[start + i]
+        copy_row(values, start, length, out, at, in_reach)
         at += length
     return np.int64(at)
+
+
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def copy_row(
+    values: npt.NDArray[Any],
+    start: np.uintp,
+    length: np.uintp,
+    out: npt.NDArray[Any],
+    at: np.uintp,
+    in_reach: int,
+) -> None:
+    """Copy a row to where `out` is not filled yet. `in_reach` is the last place in both from which
+    `WHOLE` ids can be copied."""
+    if length <= WHOLE and max(start, at) <= in_reach:
+        for i in range(np.uintp(WHOLE)):
+            out[at + i] = values[start + i]
+    else:
+        for i in range(length):
+            out[at + i] = values[start + i]
 
 
 # Rows are copied between views: indices that count from 0 need no check for negative ones, and

@@ -19,20 +19,19 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
-from recd_plugins.sparse.rows.gather import AHEAD
+from recd_plugins.sparse.rows.gather import AHEAD, WHOLE, copy_row
 from recd_plugins.sparse.rows.memory import array_like, prefetch, prefetch_behind
-from recd_plugins.sparse.rows.unique import HALF, LONG, MIX, hash_row
+from recd_plugins.sparse.rows.unique import LONG, hash_row
 
 __all__ = [
+    "FEWEST_SLOTS",
     "Each",
     "Picked",
     "RowBlock",
     "RowPool",
-    "UniqueSamples",
     "gather_blocks",
     "join_blocks",
     "join_picked",
-    "unique_samples",
 ]
 
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -47,6 +46,10 @@ Column: TypeAlias = "Sequence[Part]"
 """The rows of a feature, in parts: all of them with weights, or none."""
 Each: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 """A call for each number: `map`, or that of an executor."""
+
+FEWEST_SLOTS = 1024
+"""The hash table of a feature's rows begins with so many, and doubles as rows are found: most
+features repeat, and a small table stays in the cache."""
 
 
 class RowBlock(NamedTuple):
@@ -231,17 +234,15 @@ def _copy_rows(
     begins at `begins[r]` of the place. `like` and `into` are of the types of both."""
     values = array_like(place, like)
     for block in range(len(targets)):
-        out, at = array_like(targets[block], into), 0
+        out, at = array_like(targets[block], into), np.uintp(0)
+        in_reach = min(np.int64(len(values)), np.int64(len(out))) - WHOLE
         for n in range(cuts[block], cuts[block + 1]):
             ahead = min(n + AHEAD, len(rows) - 1)
             later = begins[rows[ahead]]
             prefetch(values, np.uintp(later), np.uintp(later + lengths[ahead]))
-            begin = begins[rows[n]]
-            source = values[begin : begin + lengths[n]]
-            target = out[at : at + len(source)]
-            for i in range(len(source)):
-                target[i] = source[i]
-            at += len(source)
+            begin, length = np.uintp(begins[rows[n]]), np.uintp(lengths[n])
+            copy_row(values, begin, length, out, at, in_reach)
+            at += length
 
 
 class RowPool:
@@ -272,7 +273,7 @@ class RowPool:
         """
         num_rows = sum(part.lengths.numel() for part in parts)
         numbers = np.empty(num_rows, self.numbers)
-        slots = np.zeros(2 << num_rows.bit_length(), self.numbers)
+        slots = np.empty(max(FEWEST_SLOTS, 2 << num_rows.bit_length()), self.numbers)
         hashes = np.empty(num_rows, np.uint64)
         done, first = 0, self.num_rows
         scored = _is_scored(parts)
@@ -329,32 +330,6 @@ class Picked(NamedTuple):
         return [Picked(self.pool, rows, self.scored) for rows in split]
 
 
-class UniqueSamples(NamedTuple):
-    """The different ones of S samples, in each of G groups of features."""
-
-    inverse_lookup: I64
-    """[G, S] which of the group's unique samples each sample is."""
-    counts: I64
-    """[G] the unique samples of each group, in order of first appearance."""
-    rows: Numbers
-    """[K, max(counts)] what these have of each feature, group after group; then row 0."""
-
-
-def unique_samples(rows: Numbers, groups: Sequence[Sequence[int]]) -> UniqueSamples:
-    """Samples are one in a group where their rows agree in all its features.
-
-    `rows` [K, S] are those of `Picked`; a group names some of the K, each one feature's.
-    """
-    features = np.array([feature for group in groups for feature in group])
-    bounds = np.cumsum([0, *map(len, groups)])
-    inverse_lookup = np.empty((len(groups), rows.shape[1]), np.int64)
-    firsts = np.empty_like(inverse_lookup)
-    counts = _unique_samples(rows, features, bounds, inverse_lookup, firsts)
-    picked = np.zeros((len(features), counts.max()), rows.dtype)
-    _pick(rows, features, bounds, firsts, counts, picked)
-    return UniqueSamples(inverse_lookup, counts, picked)
-
-
 def join_picked(parts: Sequence[Picked]) -> RowBlock:
     """The rows of all samples, one part's after another's."""
     block = _joined(parts)
@@ -383,8 +358,8 @@ def _joined(parts: Sequence[Picked]) -> RowBlock:
     every = np.stack(numels, axis=1)  # [K, parts]
     starts = every.cumsum().reshape(every.shape) - every
     values = np.empty(every.sum(), np.int64)
-    for part, start in zip(parts, starts.T.copy(), strict=True):
-        _copy_numbered(part.pool.values, part.pool.offsets, part.rows, start, values)
+    for part, *places in zip(parts, starts.T.copy(), (starts + every).T.copy(), strict=True):
+        _copy_numbered(part.pool.values, part.pool.offsets, part.rows, *places, values)
     return RowBlock(values, lengths)
 
 
@@ -426,118 +401,78 @@ def _add_each(
     The feature's rows are numbers `first` and up, in an open hash table that is at most half
     full. A row is taken for a copy only after its ids were compared.
     """
-    mask = np.uint64(len(slots) - 1)
-    stop = length = np.int64(0)
-    for row in range(len(lengths)):
-        start, before = stop, length
-        length = np.int64(lengths[row])
-        stop = start + length
+    size = FEWEST_SLOTS
+    while size < 2 * (num_rows - first + 1):
+        size *= 2
+    if num_rows == first:
+        slots[:size] = 0
+    in_reach = min(np.int64(len(values)), np.int64(len(pool))) - WHOLE
+    number = np.int64(0)
+    before = at = np.uintp(0)
+    for row in range(np.uintp(len(lengths))):
+        length = np.uintp(lengths[row])
+        stop = at + length
         if long:
-            prefetch_behind(values, np.uintp(start), np.uintp(stop))
-        if length == 0:
-            numbers[row] = 0
-            continue
-        ids = values[start:stop]
+            prefetch_behind(values, at, stop)
         # In a clustered table the row before is the likeliest copy: one look, and no hash.
-        if length == before and _equal(ids, values[start - length : start]):
-            numbers[row] = numbers[row - 1]
-            continue
-        row_hash = hash_row(ids)
-        slot = row_hash & mask
-        while True:
-            number = np.int64(slots[slot])
-            if number == 0:
-                number = np.int64(num_rows)
-                slots[slot] = number
-                hashes[number - first] = row_hash
-                begin = offsets[number]
-                num_rows += 1
-                offsets[num_rows] = begin + length
-                copy = pool[begin : begin + length]
-                for i in range(len(ids)):
-                    copy[i] = ids[i]
-                break
-            if hashes[number - first] == row_hash:
-                known = pool[offsets[number] : offsets[number + 1]]
-                if len(known) == length and _equal(ids, known):
+        if not (length == at - before and _equal(values, at, values, before, length)):
+            number = np.int64(0)
+            row_hash = hash_row(values[at:stop])
+            slot = row_hash & np.uint64(size - 1)
+            while length > np.uintp(0):
+                number = np.int64(slots[slot])
+                if number == 0:
+                    number = np.int64(num_rows)
+                    slots[slot] = number
+                    hashes[np.uintp(number - first)] = row_hash
+                    begin = np.uintp(offsets[number])
+                    num_rows += 1
+                    offsets[num_rows] = begin + length
+                    copy_row(values, at, length, pool, begin, in_reach)
                     break
-            slot = (slot + np.uint64(1)) & mask
+                if hashes[np.uintp(number - first)] == row_hash:
+                    begin = np.uintp(offsets[np.uintp(number)])
+                    same = np.uintp(offsets[np.uintp(number + 1)]) - begin == length
+                    if same and _equal(values, at, pool, begin, length):
+                        break
+                slot = (slot + np.uint64(1)) & np.uint64(size - 1)
+            if size < 2 * (num_rows - first + 1):
+                size *= 2
+                _fill(slots[:size], hashes[: num_rows - first], first)
         numbers[row] = number
+        before, at = at, stop
     return num_rows
 
 
-# Rows are handed over as views: indices that count from 0 need no check for negative ones,
-# which would keep the compiler from comparing several ids at a time.
+@kernel
+def _fill(slots: Numbers, hashes: npt.NDArray[np.uint64], first: int) -> None:
+    """Fills a table anew with rows `first` and up, of these hashes."""
+    mask = np.uint64(len(slots) - 1)
+    slots[:] = 0
+    for i in range(len(hashes)):
+        slot = hashes[i] & mask
+        while slots[slot] != 0:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = first + i
+
+
+# Indices are unsigned: the compiler need not ask whether they count from the end, and compares
+# several ids at a time.
 
 
 @kernel
-def _equal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> bool:
-    """Whether two rows are equal, which are of one length, not 0."""
-    if left[0] != right[0]:
-        return False
+def _equal(
+    left: npt.NDArray[Any],
+    left_at: np.uintp,
+    right: npt.NDArray[Any],
+    right_at: np.uintp,
+    length: np.uintp,
+) -> bool:
+    """Whether the `length` ids of `left` from `left_at` on are those of `right` from `right_at`."""
     differ = False
-    for i in range(len(left)):
-        differ |= left[i] != right[i]
+    for i in range(length):
+        differ |= left[left_at + i] != right[right_at + i]
     return not differ
-
-
-@kernel
-def _unique_samples(
-    rows: Numbers, features: I64, bounds: I64, inverse_lookup: I64, firsts: I64
-) -> I64:
-    """[G] the counts; `firsts` [G, S] become the samples where each unique one appears first."""
-    num_groups, num_samples = inverse_lookup.shape
-    size = 2
-    while size < 2 * num_samples:
-        size *= 2
-    mask = np.uint64(size - 1)
-    slots = np.empty(size, np.int32)
-    counts = np.zeros(num_groups, np.int64)
-    for group in range(num_groups):
-        members = features[bounds[group] : bounds[group + 1]]
-        slots[:] = -1
-        count = 0
-        for sample in range(num_samples):
-            if sample > 0 and _agree(rows, members, sample, sample - 1):
-                inverse_lookup[group, sample] = inverse_lookup[group, sample - 1]
-                continue
-            mixed = np.uint64(0)
-            for feature in members:
-                mixed = (mixed ^ np.uint64(rows[feature, sample])) * MIX
-                mixed ^= mixed >> HALF
-            slot = mixed & mask
-            while True:
-                known = np.int64(slots[slot])
-                if known < 0:
-                    slots[slot] = count
-                    known = np.int64(count)
-                    firsts[group, known] = sample
-                    count += 1
-                    break
-                if _agree(rows, members, sample, firsts[group, known]):
-                    break
-                slot = (slot + np.uint64(1)) & mask
-            inverse_lookup[group, sample] = known
-        counts[group] = count
-    return counts
-
-
-@kernel
-def _agree(rows: Numbers, features: I64, left: int, right: int) -> bool:
-    alike = 0
-    while alike < len(features) and rows[features[alike], left] == rows[features[alike], right]:
-        alike += 1
-    return alike == len(features)
-
-
-@kernel
-def _pick(
-    rows: Numbers, features: I64, bounds: I64, firsts: I64, counts: I64, picked: Numbers
-) -> None:
-    for group in range(len(counts)):
-        for k in range(bounds[group], bounds[group + 1]):
-            for i in range(counts[group]):
-                picked[k, i] = rows[features[k], firsts[group, i]]
 
 
 @kernel
@@ -554,14 +489,21 @@ def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
 
 
 @kernel
-def _copy_numbered(values: I64, offsets: I64, rows: Numbers, starts: I64, out: I64) -> None:
-    """Lays each feature's rows end to end in `out`, from its `starts` [K] on."""
+def _copy_numbered(
+    values: I64, offsets: I64, rows: Numbers, starts: I64, stops: I64, out: I64
+) -> None:
+    """Lays each feature's rows end to end in `out`, from its `starts` [K] to its `stops` [K]."""
+    count = rows.shape[1]
     for k in range(len(rows)):
-        at = starts[k]
-        for i in range(rows.shape[1]):
-            row = rows[k, i]
-            source = values[offsets[row] : offsets[row + 1]]
-            target = out[at : at + len(source)]
-            for j in range(len(source)):
-                target[j] = source[j]
-            at += len(source)
+        at = np.uintp(starts[k])
+        in_reach = min(np.int64(len(values)), stops[k]) - WHOLE
+        for i in range(count):
+            row = np.uintp(rows[k, i])
+            if row == 0:  # empty, as all behind the last unique sample are
+                continue
+            later = np.uintp(rows[k, min(i + AHEAD, count - 1)])
+            prefetch(values, np.uintp(offsets[later]), np.uintp(offsets[later + np.uintp(1)]))
+            start = np.uintp(offsets[row])
+            length = np.uintp(offsets[row + np.uintp(1)]) - start
+            copy_row(values, start, length, out, at, in_reach)
+            at += length

@@ -24,6 +24,7 @@ __all__ = [
     "HALF",
     "LONG",
     "MIX",
+    "NEXT",
     "Firsts",
     "LaidRows",
     "RowHash",
