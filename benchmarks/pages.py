@@ -130,6 +130,8 @@ TABLES = (
             "reader, processor time that repeats left out of files save",
             "IKJT conversion, time over the cheapest plain KJT conversion's, sequences alone",
             "IKJT conversion, time over the cheapest plain KJT conversion's",
+            "IKJT conversion in the reader, time over gathering KJTs",
+            "IKJT conversion in the reader, time over gathering KJTs, repeats left out of files",
             "IKJT conversion, speed over memcpy's",
             "conversion vs padded torch.unique(dim=0)",
             "partial conversion, time over exact conversion's",

@@ -17,7 +17,7 @@ import torch
 from benchmarks.harness import Report, main
 from benchmarks.models import SMALL, sessions
 from benchmarks.recd_data.batches import conversions, preprocessing, wire
-from benchmarks.recd_data.reading import reader
+from benchmarks.recd_data.reading import conversion, reader
 from benchmarks.recd_data.storage import clustering, file_sizes, logs
 from benchmarks.wide_ids import with_wide_ids
 from recd_dedup.dedup.advisor import advise
@@ -73,6 +73,7 @@ def compare(
     groups = advice.groups
     figures += reader(wide, by_time, by_session, left_out, groups, batch_size, rounds)
     figures += conversions(by_session, groups, batch_size, rounds)
+    figures += conversion(by_session, left_out, groups, batch_size, rounds)
     figures += preprocessing(by_session, groups, batch_size, rounds)
     figures += wire(by_session, groups, batch_size)
     settings = {

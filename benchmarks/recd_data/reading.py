@@ -6,20 +6,24 @@ import statistics
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+import pyarrow as pa
+
 from benchmarks.harness import Figure, Limit, alternate, spread
 from benchmarks.limits import decoding
 from recd_dedup.dedup.converters import Exact
 from recd_dsi.transforms import FirstX, SigridHash
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.local_loader import LocalLoader
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.order import SessionOrder
+from recd_plugins.data.read_seconds import CONVERT, GATHER
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.slots import Context, Loader, Preprocess
 from recd_plugins.sparse.groups import Groups
 
-__all__ = ["batches", "reader", "steps"]
+__all__ = ["batches", "conversion", "reader", "steps"]
 
 Steps = list[tuple[tuple[str, ...], Preprocess]]
 
@@ -119,15 +123,72 @@ def reader(
     ]
 
 
+def conversion(
+    by_session: Table, left_out: Table, groups: Groups, batch_size: int, rounds: int
+) -> list[Figure]:
+    """What a reader does between decoded columns and batches, on one thread."""
+    sides = {
+        f"{kind}, {name}": _gathering_of(
+            _loader(table, "whole", batch_size, transform, prefetch=False)
+        )
+        for name, table in (("whole", by_session), ("left out", left_out))
+        for kind, transform in (("KJT", None), ("IKJT", BatchTransform((), Exact(groups))))
+    }
+    threads = pa.cpu_count()
+    pa.set_cpu_count(1)
+    try:
+        measured = alternate(sides, rounds, of="IKJT conversion in the reader")
+    finally:
+        pa.set_cpu_count(threads)
+    took = {name: [one.result for one in side] for name, side in measured.items()}
+
+    def figure(name: str, files: str) -> Figure:
+        ours, plain = took[f"IKJT, {files}"], took[f"KJT, {files}"]
+        shares = [one / other for one, other in zip(ours, plain, strict=True)]
+        return Figure(
+            name=f"IKJT conversion in the reader, time over gathering KJTs{name}",
+            value=statistics.median(shares),
+            unit="x",
+            baseline=1.0,
+            target=1.0,
+            at_most=True,
+            spread=spread(shares),
+            note=f"{statistics.median(ours) * 1e3:,.2f} over {statistics.median(plain) * 1e3:,.2f} "
+            "ms a batch: decoded columns of a window to batches, sessions whole, one thread",
+        )
+
+    return [figure("", "whole"), figure(", repeats left out of files", "left out")]
+
+
+def _gathering_of(loader: LocalLoader) -> Callable[[], float]:
+    """Reads an epoch; its result is what gathering and converting took, in seconds a batch."""
+
+    def taken() -> float:
+        seconds = loader.read_seconds
+        return seconds[GATHER] + seconds.get(CONVERT, 0.0)
+
+    def run() -> float:
+        began = taken()
+        count = sum(1 for _ in loader)
+        return (taken() - began) / count
+
+    return run
+
+
 def batches(table: Table, batch_size: int, count: int) -> Iterator[Batch]:
     """The first batches of an epoch, sessions whole, every feature in the KJT."""
     yield from islice(_loader(table, "whole", batch_size, None), count)
 
 
 def _loader(
-    table: Table, sessions: SessionOrder, batch_size: int, transform: BatchTransform | None
-) -> Loader:
-    config = LocalReaderConfig(sessions=sessions)
+    table: Table,
+    sessions: SessionOrder,
+    batch_size: int,
+    transform: BatchTransform | None,
+    *,
+    prefetch: bool = True,
+) -> LocalLoader:
+    config = LocalReaderConfig(sessions=sessions, prefetch=prefetch)
     return build_local_reader(config, Context()).loader(
         table,
         rank=0,

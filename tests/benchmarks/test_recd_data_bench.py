@@ -19,6 +19,11 @@ TARGETS = {
     "O1 shard compression": (1.5, False),
     "reader rows/s, clustered + IKJT + preprocessing": (1.79, False),
     "IKJT conversion, time over the cheapest plain KJT conversion's": (1.25, True),
+    "IKJT conversion in the reader, time over gathering KJTs": (1.0, True),
+    "IKJT conversion in the reader, time over gathering KJTs, repeats left out of files": (
+        1.0,
+        True,
+    ),
     "IKJT conversion, speed over memcpy's": (0.5, False),
     "IKJT conversion, speed over memcpy's, sequences alone": (0.5, False),
     "conversion vs padded torch.unique(dim=0)": (15, False),

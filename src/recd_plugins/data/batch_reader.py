@@ -4,7 +4,7 @@ Memory holds, per stream of the consumer, the window in use and those that are l
 for each thread that loads; one of these twice while it is gathered (decoded, and in its order).
 Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or
 float; of the features that a `dedup` converter takes, each different row once. As decoded, ids have
-4 bytes where the files have so.
+4 bytes where the files have so, and where all that the converter takes have so, in its rows, too.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ Numbers: TypeAlias = npt.NDArray[Any]
 """Numbers of rows: int32, or int64 where there may be too many."""
 
 
+Ids: TypeAlias = npt.NDArray[Any]
+"""Ids of 4 or 8 bytes."""
 F32: TypeAlias = npt.NDArray[np.float32]
 Part: TypeAlias = "Jagged | HeldOnce | WeightedJagged"
 Column: TypeAlias = "Sequence[Part]"
@@ -252,9 +254,10 @@ class RowPool:
     laid end to end; row r is `values[offsets[r] : offsets[r + 1]]`, and row 0 is empty.
     """
 
-    def __init__(self, num_ids: int, num_rows: int) -> None:
-        """Room for so many ids and rows; memory is taken only as far as it is filled."""
-        self.values = np.empty(num_ids, np.int64)
+    def __init__(self, num_ids: int, num_rows: int, ids: npt.DTypeLike = np.int64) -> None:
+        """Room for so many ids, of this type, and rows; memory is taken only as far as it is
+        filled."""
+        self.values: Ids = np.empty(num_ids, ids)
         self.offsets = np.empty(num_rows + 2, np.int64)
         self.offsets[:2] = 0
         self.num_rows = 1
@@ -317,7 +320,10 @@ class Picked(NamedTuple):
         scored = tuple(map(_is_scored, columns))
         numels = [sum(part.values.numel() for part in column) for column in columns]
         numel = sum(numel << pairs for numel, pairs in zip(numels, scored, strict=True))
-        pool = RowPool(numel, sum(part.lengths.numel() for parts in columns for part in parts))
+        parts = [part for column in columns for part in column]
+        narrow = not any(scored) and all(part.values.dtype == torch.int32 for part in parts)
+        ids = np.int32 if narrow else np.int64  # as they were decoded
+        pool = RowPool(numel, sum(part.lengths.numel() for part in parts), ids)
         rows = np.empty((len(columns), len(order)), pool.numbers)
         for column, numbers in zip(columns, rows, strict=True):
             pool.add(column).take(order, out=numbers, mode="clip")  # "raise" would buffer it
@@ -367,7 +373,7 @@ def _joined(parts: Sequence[Picked]) -> RowBlock:
 def _add(
     values: npt.NDArray[Any],
     lengths: npt.NDArray[Any],
-    pool: I64,
+    pool: Ids,
     offsets: I64,
     num_rows: int,
     first: int,
@@ -387,7 +393,7 @@ def _add(
 def _add_each(
     values: npt.NDArray[Any],
     lengths: npt.NDArray[Any],
-    pool: I64,
+    pool: Ids,
     offsets: I64,
     num_rows: int,
     first: int,
@@ -490,7 +496,7 @@ def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
 
 @kernel
 def _copy_numbered(
-    values: I64, offsets: I64, rows: Numbers, starts: I64, stops: I64, out: I64
+    values: Ids, offsets: I64, rows: Numbers, starts: I64, stops: I64, out: I64
 ) -> None:
     """Lays each feature's rows end to end in `out`, from its `starts` [K] to its `stops` [K]."""
     count = rows.shape[1]
