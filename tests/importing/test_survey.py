@@ -135,7 +135,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     path, out = write(tmp_path / "clicks.csv", clicks()), tmp_path / "new" / "schema.yaml"
     result = CliRunner().invoke(app, ["data", "schema", str(path), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert f"{out}: 2 doubts to settle" in result.stderr
+    assert f"{out}: 2 doubts, 0 to settle" in result.stderr
     shown = CliRunner().invoke(app, ["data", "schema", str(path), "--json"])
     assert json.loads(shown.stdout)["schema"] == yaml.safe_load(out.read_text())
     broken = CliRunner().invoke(app, ["data", "schema", str(text(tmp_path / "no", ""))])

@@ -79,5 +79,5 @@ def schema(
         elif out is None:
             print(proposal.text, end="")
         else:
-            doubts = len(proposal.doubts)
-            print(f"{out}: {so_many(doubts, 'doubt')} to settle", file=sys.stderr)
+            doubts, to_settle = len(proposal.doubts), len(proposal.to_settle)
+            print(f"{out}: {so_many(doubts, 'doubt')}, {to_settle} to settle", file=sys.stderr)
