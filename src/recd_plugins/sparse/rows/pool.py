@@ -235,16 +235,30 @@ def _copy_rows(
     """Lays rows `rows[cuts[b] : cuts[b + 1]]`, of `lengths` [N], end to end in target b: row r
     begins at `begins[r]` of the place. `like` and `into` are of the types of both."""
     values = array_like(place, like)
+    if _all_one(lengths):
+        for block in range(len(targets)):
+            out, first = array_like(targets[block], into), np.uintp(cuts[block])
+            for i in range(np.uintp(len(out))):
+                out[i] = values[np.uintp(begins[np.uintp(rows[first + i])])]
+        return
     for block in range(len(targets)):
         out, at = array_like(targets[block], into), np.uintp(0)
         in_reach = min(np.int64(len(values)), np.int64(len(out))) - WHOLE
-        for n in range(cuts[block], cuts[block + 1]):
-            ahead = min(n + AHEAD, len(rows) - 1)
-            later = begins[rows[ahead]]
-            prefetch(values, np.uintp(later), np.uintp(later + lengths[ahead]))
-            begin, length = np.uintp(begins[rows[n]]), np.uintp(lengths[n])
+        for n in range(np.uintp(cuts[block]), np.uintp(cuts[block + 1])):
+            ahead = min(n + np.uintp(AHEAD), np.uintp(len(rows) - 1))
+            later = np.uintp(begins[np.uintp(rows[ahead])])
+            prefetch(values, later, later + np.uintp(lengths[ahead]))
+            begin, length = np.uintp(begins[np.uintp(rows[n])]), np.uintp(lengths[n])
             copy_row(values, begin, length, out, at, in_reach)
             at += length
+
+
+@kernel
+def _all_one(lengths: I32) -> bool:
+    others = 0
+    for length in lengths:
+        others |= length ^ 1
+    return others == 0
 
 
 class RowPool:
