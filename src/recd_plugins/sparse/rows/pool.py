@@ -500,11 +500,13 @@ def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
     """[K] the ids of each feature's rows; `lengths` [K, S] become the rows'."""
     numels = np.zeros(len(rows), np.int64)
     for k in range(len(rows)):
-        for i in range(rows.shape[1]):
-            row = rows[k, i]
-            length = offsets[row + 1] - offsets[row]
-            lengths[k, i] = length
-            numels[k] += length
+        of_feature, into, numel = rows[k], lengths[k], np.int64(0)
+        for i in range(np.uintp(rows.shape[1])):
+            row = np.uintp(of_feature[i])
+            length = offsets[row + np.uintp(1)] - offsets[row]
+            into[i] = length
+            numel += length
+        numels[k] = numel
     return numels
 
 
@@ -513,15 +515,15 @@ def _copy_numbered(
     values: Ids, offsets: I64, rows: Numbers, starts: I64, stops: I64, out: I64
 ) -> None:
     """Lays each feature's rows end to end in `out`, from its `starts` [K] to its `stops` [K]."""
-    count = rows.shape[1]
+    last = np.uintp(rows.shape[1] - 1)
     for k in range(len(rows)):
-        at = np.uintp(starts[k])
+        of_feature, at = rows[k], np.uintp(starts[k])
         in_reach = min(np.int64(len(values)), stops[k]) - WHOLE
-        for i in range(count):
-            row = np.uintp(rows[k, i])
+        for i in range(last + np.uintp(1)):
+            row = np.uintp(of_feature[i])
             if row == 0:  # empty, as all behind the last unique sample are
                 continue
-            later = np.uintp(rows[k, min(i + AHEAD, count - 1)])
+            later = np.uintp(of_feature[min(i + np.uintp(AHEAD), last)])
             prefetch(values, np.uintp(offsets[later]), np.uintp(offsets[later + np.uintp(1)]))
             start = np.uintp(offsets[row])
             length = np.uintp(offsets[row + np.uintp(1)]) - start

@@ -35,11 +35,13 @@ def take_blocks(parts: Sequence[Tensor], rows: I64, sizes: Sequence[int]) -> lis
 @kernel
 def _take(whole: Numbers, rows: I64, places: I64) -> None:
     """Lays the rows [N, width] end to end in one place after another, as `Addresses` has them."""
-    n = 0
+    # Indices are unsigned: the compiler need not ask whether they count from the end.
+    n, width = np.uintp(0), np.uintp(whole.shape[1])
     for place in places:
-        out, at = array_like(place, whole), 0
-        while at < len(out):
-            for number in whole[rows[n]]:
-                out[at] = number
-                at += 1
-            n += 1
+        out, at = array_like(place, whole), np.uintp(0)
+        while at < np.uintp(len(out)):
+            row = np.uintp(rows[n])
+            for i in range(width):
+                out[at + i] = whole[row, i]
+            at += width
+            n += np.uintp(1)

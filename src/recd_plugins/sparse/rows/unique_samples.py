@@ -139,5 +139,6 @@ def _pick(
 ) -> None:
     for group in range(len(counts)):
         for k in range(bounds[group], bounds[group + 1]):
-            for i in range(counts[group]):
-                picked[k, i] = rows[features[k], firsts[group, i]]
+            of_feature, into = rows[features[k]], picked[k]
+            for i in range(np.uintp(counts[group])):
+                into[i] = of_feature[np.uintp(firsts[group, i])]
