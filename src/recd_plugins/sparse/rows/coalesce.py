@@ -55,23 +55,23 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
     for part in range(len(ends) - 1):
         size = _capacity(ends[part + 1] - ends[part])
         mask = np.uint64(size - 1)
-        for free in range(size):
-            slots[free] = FREE
-        for i in range(ends[part], ends[part + 1]):
+        slots[:size] = FREE
+        # Indices are unsigned: the compiler need not ask whether they count from the end.
+        for i in range(np.uintp(ends[part]), np.uintp(ends[part + 1])):
             one = dealt[i]
             slot = ((np.uint64(one) * MIX) << np.uint64(bits)) >> np.uint64(32) & mask
             while True:
                 known = slots[slot]
                 if known == FREE:
-                    unique[count] = one
+                    unique[np.uintp(count)] = one
                     slots[slot] = count
                     known = slots[slot]
                     count += 1
                     break
-                if unique[known] == one:
+                if unique[np.uintp(known)] == one:
                     break
                 slot = (slot + np.uint64(1)) & mask
-            inverse_lookup[places[i]] = known
+            inverse_lookup[np.uintp(places[i])] = known
     return unique, inverse_lookup, count
 
 
@@ -85,15 +85,16 @@ def _deal(
     ends = np.zeros(parts + 1, np.int64)
     shift = np.uint64(63 - bits)  # in two steps: no shift is by 64, which would be none
     for one in ids:
-        ends[np.int64((np.uint64(one) * MIX) >> shift >> np.uint64(1)) + 1] += 1
+        ends[((np.uint64(one) * MIX) >> shift >> np.uint64(1)) + np.uint64(1)] += 1
     following = np.empty(parts, np.int64)
     for part in range(parts):
         ends[part + 1] += ends[part]
         following[part] = ends[part]
     dealt, places = np.empty(len(ids), ids.dtype), np.empty(len(ids), np.int32)
     for place in range(len(ids)):
-        its = np.int64((np.uint64(ids[place]) * MIX) >> shift >> np.uint64(1))
-        dealt[following[its]], places[following[its]] = ids[place], place
+        its = (np.uint64(ids[place]) * MIX) >> shift >> np.uint64(1)
+        to = np.uintp(following[its])
+        dealt[to], places[to] = ids[place], place
         following[its] += 1
     return ends, dealt, places
 

@@ -66,10 +66,11 @@ def _add_rows(
     if not (rows_there and all_below(targets, len(sums))):
         return False
     for i in range(targets.size):
-        target, source = targets[i], sources[i] if sources.size else i
+        target = sums[np.uintp(targets[i])]
+        source = rows[np.uintp(sources[i] if sources.size else i)]
         weight = weights[i] if weights.size else np.float32(1)
-        for column in range(sums.shape[1]):
-            sums[target, column] += weight * rows[source, column]
+        for column in range(len(target)):
+            target[column] += weight * source[column]
     return True
 
 
