@@ -22,6 +22,7 @@ __all__ = [
     "Spans",
     "add_up",
     "addresses_of_lengths",
+    "all_one",
     "copy_row",
     "gather_each",
     "measure_each",
@@ -92,7 +93,7 @@ def note_spans(offsets: I64, single: bool, firsts: I64, bounds: I64) -> np.int64
 
 @kernel
 def _accumulate(lengths: npt.NDArray[Any], offsets: I64) -> bool:
-    if _all_one(lengths):
+    if all_one(lengths):
         return True
     offsets[0] = end = 0
     for row in range(len(lengths)):
@@ -102,7 +103,8 @@ def _accumulate(lengths: npt.NDArray[Any], offsets: I64) -> bool:
 
 
 @kernel
-def _all_one(lengths: npt.NDArray[Any]) -> bool:
+def all_one(lengths: npt.NDArray[Any]) -> bool:
+    """Whether each row has one id."""
     for begin in range(0, len(lengths), CHUNK):
         other = 0
         for length in lengths[begin : begin + CHUNK]:

@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
-from recd_plugins.sparse.rows.gather import AHEAD, WHOLE, copy_row
+from recd_plugins.sparse.rows.gather import AHEAD, WHOLE, all_one, copy_row
 from recd_plugins.sparse.rows.memory import array_like, prefetch, prefetch_behind
 from recd_plugins.sparse.rows.unique import LONG, hash_row
 
@@ -235,7 +235,7 @@ def _copy_rows(
     """Lays rows `rows[cuts[b] : cuts[b + 1]]`, of `lengths` [N], end to end in target b: row r
     begins at `begins[r]` of the place. `like` and `into` are of the types of both."""
     values = array_like(place, like)
-    if _all_one(lengths):
+    if all_one(lengths):
         for block in range(len(targets)):
             out, first = array_like(targets[block], into), np.uintp(cuts[block])
             for i in range(np.uintp(len(out))):
@@ -251,14 +251,6 @@ def _copy_rows(
             begin, length = np.uintp(begins[np.uintp(rows[n])]), np.uintp(lengths[n])
             copy_row(values, begin, length, out, at, in_reach)
             at += length
-
-
-@kernel
-def _all_one(lengths: I32) -> bool:
-    others = 0
-    for length in lengths:
-        others |= length ^ 1
-    return others == 0
 
 
 class RowPool:
