@@ -130,7 +130,7 @@ def test_rows_that_have_replicas_are_not_paged() -> None:
     one = Ledger.of({"t": there}, {"t": sizes}, PRICES).tables["t"]
     touched = rows.part(48, 1000).appearing(B * RANKS)
     assert np.sum(one.entries["home"].cost.paged) == pytest.approx(touched)
-    assert one.copied.paged == 0
+    assert one.replica_cost.paged == 0
     in_memory = dataclasses.replace(there, mapped=False)
     other = Ledger.of({"t": in_memory}, {"t": sizes}, PRICES).tables["t"]
     more = marginal_ms(one.cost.mean, CLUSTER) - marginal_ms(other.cost.mean, CLUSTER)

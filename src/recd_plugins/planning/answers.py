@@ -25,7 +25,6 @@ __all__ = [
     "proposal",
     "sharders_of",
 ]
-__all__ += ["sharders_of"]
 
 
 def proposal(

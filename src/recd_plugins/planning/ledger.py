@@ -147,10 +147,10 @@ class TableLedger:
 
     @cached_property
     def cost(self) -> Cost:
-        return self.copied + self.entries["home"].cost
+        return self.replica_cost + self.entries["home"].cost
 
     @cached_property
-    def copied(self) -> Cost:
+    def replica_cost(self) -> Cost:
         """The cost of its replicas."""
         every = (self.entries[tier] for tier in REPLICAS)
         costs = [one.cost for one in every if one is not NONE]
@@ -235,7 +235,7 @@ class Ledger:
 
     @cached_property
     def cost(self) -> Cost:
-        return self._copied + self._home
+        return self._replica_cost + self._home_cost
 
     @cached_property
     def memory(self) -> float:
@@ -250,7 +250,7 @@ class Ledger:
     @cached_property
     def replica_memory(self) -> float:
         """The part of that which replicas take, and what goes with them."""
-        return float(np.mean(self._copied.static_memory))
+        return float(np.mean(self._replica_cost.static_memory))
 
     @cached_property
     def router_memory(self) -> float:
@@ -397,14 +397,14 @@ class Ledger:
         # All of these operations are of a rank's one thread, where replicas have no stream.
         operations = 0 if cluster.side_stream else self.operations
         return (
-            Lane.of(self._home, cluster, self.home_calls),
-            Lane.of(self._copied, cluster, self.replica_calls, operations),
+            Lane.of(self._home_cost, cluster, self.home_calls),
+            Lane.of(self._replica_cost, cluster, self.replica_calls, operations),
         )
 
     @cached_property
     def home_traffic(self) -> float:
         """Milliseconds that bytes of tables at home are on links between nodes."""
-        return Lane.of(self._home, self.prices.cluster, self.home_calls).traffic
+        return Lane.of(self._home_cost, self.prices.cluster, self.home_calls).traffic
 
     @property
     def handed_over(self) -> float:
@@ -430,12 +430,12 @@ class Ledger:
         return float(summed) * one.table.width / self._shares
 
     @cached_property
-    def _home(self) -> Cost:
+    def _home_cost(self) -> Cost:
         return Cost.of_all(one.entries["home"].cost for one in self.tables.values())
 
     @cached_property
-    def _copied(self) -> Cost:
-        return Cost.of_all(one.copied for one in self.tables.values() if one.has_replicas)
+    def _replica_cost(self) -> Cost:
+        return Cost.of_all(one.replica_cost for one in self.tables.values() if one.has_replicas)
 
 
 def travelling_shares(

@@ -49,6 +49,9 @@ __all__ = [
 UNSAID_BATCH = 512
 """The samples of a batch by which TorchRec's planner goes where a trainer does not say it."""
 
+DATA_PARALLEL = "data_parallel"
+"""TorchRec's sharding type of a table that every rank has whole."""
+
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
 
 
@@ -275,7 +278,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         return tuple(
             name
             for name in unnamed
-            if "data_parallel" in (constraints[name].sharding_types or ())
+            if DATA_PARALLEL in (constraints[name].sharding_types or ())
             and rows[name] <= max(self._batch_size, UNSAID_BATCH)
         )
 
@@ -344,8 +347,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             found = dict(searched(here, batch_size))
             if batch_size != UNSAID_BATCH and named & found.keys():
                 unsaid = searched(here, UNSAID_BATCH)
-                every = (name for name, kind in unsaid.items() if kind == "data_parallel")
-                found |= dict.fromkeys(named.intersection(every), "data_parallel")
+                every = (name for name, kind in unsaid.items() if kind == DATA_PARALLEL)
+                found |= dict.fromkeys(named.intersection(every), DATA_PARALLEL)
             return found
 
         def searched(here: nn.Module, size: int) -> Mapping[str, str]:
@@ -435,26 +438,27 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         """Notices of tables that plain TorchRec would have on every rank, where the trainer's dense
         optimizer would step them, and not the one that is named for them; or may have there, where
         none is."""
-        copied = "data_parallel"
         plain = {
             name: kind
             for name, kind in self._plain().items()
-            if (kind == copied) != (self._kinds.get(name) == copied)
+            if (kind == DATA_PARALLEL) != (self._kinds.get(name) == DATA_PARALLEL)
         }
         differ = [name for name in plain if name not in self._named]
         small = [
-            name for name in self._small if name not in plain and self._kinds.get(name) != copied
+            name
+            for name in self._small
+            if name not in plain and self._kinds.get(name) != DATA_PARALLEL
         ]
         return [
             *self._named_sharded(
-                [name for name in plain if name in self._named and plain[name] == copied]
+                [name for name in plain if name in self._named and plain[name] == DATA_PARALLEL]
             ),
             *self._unnamed(
-                [name for name in differ if plain[name] == copied],
+                [name for name in differ if plain[name] == DATA_PARALLEL],
                 "TorchRec itself, which knows no rates of links, would have each on every rank",
             ),
             *self._unnamed(
-                [name for name in differ if plain[name] != copied],
+                [name for name in differ if plain[name] != DATA_PARALLEL],
                 "each is on every rank, where TorchRec itself, which knows no rates of links, "
                 "would shard it",
             ),
@@ -539,8 +543,10 @@ def _kinds(plan: ShardingPlan) -> dict[str, str]:
 def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
     """Whether a plan that is free in this may have the table on every rank where one that has it of
     this kind does not, or the other way round."""
-    copied = "data_parallel"
-    return any((one == copied) != (kind == copied) for one in free.sharding_types or (copied,))
+    return any(
+        (one == DATA_PARALLEL) != (kind == DATA_PARALLEL)
+        for one in free.sharding_types or (DATA_PARALLEL,)
+    )
 
 
 def _dense(table: str) -> str:
