@@ -347,4 +347,4 @@ def test_a_stack_says_whose_rows_come_as_bags_and_whose_do_not(gloo_pool: GlooPo
 def test_a_stack_brings_such_sharders_unless_it_is_told_not_to(asked: bool) -> None:
     stack = load({"train": {"bags_of_one": asked, "device": "cpu"}})
     shown = {type(one).__name__ for one in stack.sharders()}
-    assert ("ShownSharder" in shown) == asked
+    assert ("AdjustingSharder" in shown) == asked

@@ -47,8 +47,9 @@ from trio import MINOR
 from recd_plugins.compat.mean_division import divided_wrongly
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
-from recd_plugins.embedding.means import MeansSharder, with_means
+from recd_plugins.embedding.means import with_means
 from recd_plugins.embedding.sharded import with_dedup
+from recd_plugins.embedding.wrapped_sharder import AdjustingSharder
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
@@ -489,7 +490,7 @@ def outputs(arrange: InManyWays) -> tuple[list[str], dict[str, list[float]]]:
 
 
 def test_a_sharder_of_torchrec_divides_more(gloo_pool: GlooPool) -> None:
-    """If this fails, TorchRec has mended it: `MeansSharder` may go."""
+    """If this fails, TorchRec has mended it: `with_means` may go."""
     (wrong, found), _ = gloo_pool.run(outputs, InManyWays(alone=False), world_size=2)
     assert wrong == ["seen", "bought", "liked", "heard"]
     assert found["a@seen"][0] == pytest.approx(2.0 / (1 + 1e-6))  # a mean
@@ -557,5 +558,5 @@ def test_a_stack_mends_it_in_a_model_that_the_trainer_plans(gloo_pool: GlooPool)
 
 def test_only_bags_of_models_with_means_are_wrapped() -> None:
     own: Any = EmbeddingBagCollectionSharder()
-    assert isinstance(with_means([own], Poolings())[0], MeansSharder)
+    assert isinstance(with_means([own], Poolings())[0], AdjustingSharder)
     assert with_means([own], nn.Linear(1, 1)) == [own]

@@ -1,4 +1,4 @@
-"""Sharders whose modules look the rows of sequences up as bags of one, on a CPU."""
+"""Sharders whose modules look up the rows of sequences as bags of one, on a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 
 from recd_plugins.compat.bags_of_one import FEWEST_IDS, look_up_as_bags
-from recd_plugins.embedding.wrapped_sharder import ShownSharder, WrappedSharder
+from recd_plugins.embedding.wrapped_sharder import AdjustingSharder, WrappedSharder
 from recd_plugins.errors import listed
 
 __all__ = ["explain_rows", "with_bags_of_one"]
@@ -22,14 +22,15 @@ MOST = 20
 def with_bags_of_one(
     sharders: Iterable[ModuleSharder[nn.Module]], found: dict[str, str] | None = None
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders, whose kernels for the CPU do so where weights are the same; those of bags alone
-    as they are. What becomes of tables is `found` as they are sharded: see `look_up_as_bags`."""
+    """The sharders, wrapped so that their kernels for the CPU look rows up as bags of one where the
+    weights come out the same; sharders of bags alone stay as they are. `found` is filled in as
+    tables are sharded: see `look_up_as_bags`."""
     found = {} if found is None else found
 
     def look_up(module: nn.Module) -> None:
         found.update(look_up_as_bags(module))
 
-    return [ShownSharder(one, look_up) if _yields_rows(one) else one for one in sharders]
+    return [AdjustingSharder(one, look_up) if _yields_rows(one) else one for one in sharders]
 
 
 def explain_rows(found: Mapping[str, str]) -> str:
@@ -46,6 +47,6 @@ def explain_rows(found: Mapping[str, str]) -> str:
 
 
 def _yields_rows(sharder: ModuleSharder[nn.Module]) -> bool:
-    """Whether it shards sequences, or may have the rows of bags travel, as tiers do."""
+    """Whether it shards sequences, or bags whose rows may travel, as behind tiers."""
     sequences = (EmbeddingCollection, ManagedCollisionEmbeddingCollection)
     return issubclass(sharder.module_type, sequences) or isinstance(sharder, WrappedSharder)

@@ -1,73 +1,57 @@
-"""Feature processors, which write into the KJT that they are given: each gets one of its own."""
+"""Sharders of feature processors, whose modules each take a copy of the batch's KJT.
+
+Where a table of a FeatureProcessedEmbeddingBagCollection is row-wise, TorchRec writes the positions
+of ids into the weights of the batch's KJT, and 0 for those of other keys. It would then weight the
+bags of other collections by these. Unique samples, which nobody can write to, are expanded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.embedding.wrapped_sharder import WrappedSharder
+from recd_plugins.embedding.wrapped_sharder import AdjustingSharder
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.keyed import with_ids
 
-__all__ = ["OwnFeaturesSharder", "with_own_features"]
-
-
-class OwnFeaturesSharder(WrappedSharder):
-    """Has what `inner` makes of a FeatureProcessedEmbeddingBagCollection take a KJT of its own.
-
-    Where one of its tables is row-wise, TorchRec writes the positions of ids into the weights of
-    the batch's KJT, and 0 for those of other keys, by which it then weights the bags of other
-    collections. Unique samples, which nobody can write to, are expanded.
-    """
-
-    def shard(
-        self,
-        module: nn.Module,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        sharded: nn.Module = self._inner.shard(module, params, env, device, module_fqn)
-        sharded.__class__ = _taking_its_own(type(sharded))
-        return sharded
+__all__ = ["with_own_features"]
 
 
 def with_own_features(
     sharders: Iterable[ModuleSharder[nn.Module]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders, those of feature processors wrapped so."""
+    """The sharders, with those of feature processors wrapped."""
     return [
-        OwnFeaturesSharder(one)
+        AdjustingSharder(one, _take_a_copy)
         if one.module_type is FeatureProcessedEmbeddingBagCollection
         else one
         for one in sharders
     ]
 
 
-def _taking_its_own(kind: type[Any]) -> type[nn.Module]:
-    """A class of the same name: what a loop calls, and what pipelines call."""
+def _take_a_copy(sharded: nn.Module) -> None:
+    """Have the module take copies, both from a loop that calls it and from a pipeline."""
+    kind: Any = type(sharded)
 
-    class TakesItsOwn(kind):
+    class TakesACopy(kind):
         def input_dist(self, ctx: Any, features: Any) -> Any:
-            return super().input_dist(ctx, _its_own(features))
+            return super().input_dist(ctx, _copy_of(features))
 
         def preprocess_input(self, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
-            named = {name: _its_own(one) for name, one in kwargs.items()}
-            return super().preprocess_input([_its_own(one) for one in args], named)
+            named = {name: _copy_of(one) for name, one in kwargs.items()}
+            return super().preprocess_input([_copy_of(one) for one in args], named)
 
-    TakesItsOwn.__name__ = TakesItsOwn.__qualname__ = kind.__name__
-    return TakesItsOwn
+    TakesACopy.__name__ = TakesACopy.__qualname__ = kind.__name__
+    sharded.__class__ = TakesACopy
 
 
-def _its_own(features: Any) -> Any:
-    """All samples' ids, the same tensor, with weights that may be written to."""
+def _copy_of(features: Any) -> Any:
+    """The KJT of all samples: the same ids, with weights of its own that may be written to."""
     if isinstance(features, SparseFeatures):
         features = features.to_kjt()
     if not isinstance(features, KeyedJaggedTensor):

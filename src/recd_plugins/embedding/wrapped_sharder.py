@@ -1,4 +1,4 @@
-"""A sharder around another one: what of it is the other's, for all that go around a trainer's."""
+"""Sharders that wrap a trainer's sharder: all that they do not say is the trainer's."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingEnv
 
-__all__ = ["ShownSharder", "WrappedSharder"]
+__all__ = ["AdjustingSharder", "WrappedSharder"]
 
 
 class WrappedSharder(ModuleSharder[nn.Module]):
-    """Is to planners what `inner` is, and to those who read attributes of its class; a subclass
-    says what becomes of a module, in `shard`.
+    """Answers as `inner` does, to planners and to whoever reads its attributes; a subclass says in
+    `shard` how a module is sharded.
 
-    So sharding types, kernels, fused params and codecs stay the trainer's, and what the trainer's
-    class overrides.
+    So sharding types, kernels, fused params and codecs stay the trainer's, with all that the
+    trainer's class overrides.
     """
 
     def __init__(self, inner: ModuleSharder[Any]) -> None:
@@ -60,12 +60,15 @@ class WrappedSharder(ModuleSharder[nn.Module]):
         return used
 
 
-class ShownSharder(WrappedSharder):
-    """Shows what `inner` makes of a module to `seen`, and leaves it as it is."""
+class AdjustingSharder(WrappedSharder):
+    """Has `inner` shard a module, and hands `adjust` the result, which it may change in place.
 
-    def __init__(self, inner: ModuleSharder[Any], seen: Callable[[nn.Module], object]) -> None:
+    `DistributedModelParallel.reshard` asks `inner`, and the module stays as it was adjusted.
+    """
+
+    def __init__(self, inner: ModuleSharder[Any], adjust: Callable[[nn.Module], object]) -> None:
         super().__init__(inner)
-        self._seen = seen
+        self._adjust = adjust
 
     def shard(
         self,
@@ -76,5 +79,5 @@ class ShownSharder(WrappedSharder):
         module_fqn: str | None = None,
     ) -> Any:
         sharded: nn.Module = self._inner.shard(module, params, env, device, module_fqn)
-        self._seen(sharded)
+        self._adjust(sharded)
         return sharded

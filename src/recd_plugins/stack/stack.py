@@ -660,7 +660,7 @@ class Stack(LooksAtBatches):
         from recd_plugins.embedding.own_features import with_own_features
 
         sharders = with_means(with_own_features(sharders), model)
-        return sharders if model is None else self._watched.shown(model, sharders)
+        return sharders if model is None else self._watched.watched_sharders(model, sharders)
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in

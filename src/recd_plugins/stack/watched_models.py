@@ -129,17 +129,17 @@ class WatchedModels:
 
         self._watching[model], self._begin[model] = begin(model), begin
 
-    def shown(
+    def watched_sharders(
         self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ModuleSharder[nn.Module]]:
-        """The sharders; of a model that is itself a collection, in whose place another module is
-        called once it is sharded, such as have that one looked at."""
-        from recd_plugins.embedding.wrapped_sharder import ShownSharder
+        """The sharders, wrapped where the model is itself a collection: sharding then puts another
+        module in its place, and that one is looked at."""
+        from recd_plugins.embedding.wrapped_sharder import AdjustingSharder
 
         begin = self._begin.get(model)
         if begin is None or all(path for path, _, _ in embedding_collections(model)):
             return sharders
-        return [ShownSharder(sharder, begin) for sharder in sharders]
+        return [AdjustingSharder(sharder, begin) for sharder in sharders]
 
     def _watch_weights(self, model: nn.Module) -> None:
         """Look, in the next forward, whether sharded bags are handed weights that are to be learnt:
