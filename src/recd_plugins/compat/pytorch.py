@@ -49,8 +49,8 @@ __all__ = [
     "is_watched",
     "narrow_tensor_by_index",
     "nothing_on_stdout",
-    "number_groups_alike",
     "own_gloo",
+    "own_group",
     "own_store",
     "pytree",
     "ranks_of",
@@ -186,7 +186,21 @@ def own_gloo(group: ProcessGroup, name: str, timeout: timedelta | None = None) -
     return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout or default_pg_timeout)
 
 
-def number_groups_alike(group: ProcessGroup) -> None:
+def own_group(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
+    """Make all `groups` [n, size] of the ranks of `world`, which all call it, and return the group
+    of this rank; None where a group has one rank."""
+    if groups.shape[1] == 1:
+        return None
+    _number_groups_alike(world)
+    own = None
+    for ranks in groups.tolist():
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    return own
+
+
+def _number_groups_alike(group: ProcessGroup) -> None:
     """Have the ranks of a group, which all call it, name the next group that they make alike.
 
     They meet under a name, which torch takes from the number of groups that a rank has made. Since

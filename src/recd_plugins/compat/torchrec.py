@@ -73,6 +73,7 @@ __all__ = [
     "sequences_of",
     "sharding_types",
     "table_feature_names",
+    "table_of",
     "wrap_own_optimizers",
     "yields_ids",
 ]
@@ -132,6 +133,12 @@ def every_module(model: nn.Module) -> Iterator[nn.Module]:
         yield module
         for part in module.parts if isinstance(module, OfParts) else ():
             yield from every_module(part)
+
+
+def table_of(name: str) -> str:
+    """The table of a collection's parameter: NAME of `embeddings.NAME.weight`, or of
+    `embedding_bags.NAME.weight`."""
+    return name.split(".")[1]
 
 
 def freed_early(context: Any) -> list[KeyedJaggedTensor]:

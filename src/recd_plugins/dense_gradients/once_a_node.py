@@ -16,7 +16,7 @@ from torch.distributed import GradBucket, ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from recd_plugins.planning.measured_topology import own_group
+from recd_plugins.compat.pytorch import own_group
 
 __all__ = ["OnceANode"]
 

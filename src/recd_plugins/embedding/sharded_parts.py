@@ -20,7 +20,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import OfParts, freed_early
+from recd_plugins.compat.torchrec import OfParts, freed_early, table_of
 from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.errors import CapabilityError
 
@@ -60,7 +60,7 @@ class _PartsOptimizer(CombinedOptimizer):
     @property
     def params(self) -> Mapping[str, Tensor | ShardedTensor]:
         def place(key: str) -> int:
-            return self._order.get(key.split(".")[1], len(self._order))  # COLLECTION.TABLE.weight
+            return self._order.get(table_of(key), len(self._order))
 
         found = super().params
         return {key: found[key] for key in sorted(found, key=place)}

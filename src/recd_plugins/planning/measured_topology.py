@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from recd_plugins.compat.both_ways import all_to_all_both_ways, can_exchange_both_ways
 from recd_plugins.compat.pytorch import (
     all_gather_single,
-    number_groups_alike,
+    own_group,
     reduce_scatter_single,
 )
 from recd_plugins.compat.rows_kernel import rows_kernel
@@ -28,7 +28,7 @@ from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.measured_disk import mapped_row_ns
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
-__all__ = ["ROUNDS", "Timer", "fit_link", "least_device_memory", "measure_topology", "own_group"]
+__all__ = ["ROUNDS", "Timer", "fit_link", "least_device_memory", "measure_topology"]
 
 Exchange = Callable[..., Any]
 """torch.distributed's `all_to_all_single`, or one like it."""
@@ -478,17 +478,3 @@ def middle(taken: Sequence[float]) -> float:
     in turns, and a step has several: its time is of their mean."""
     quarter = len(taken) // 4
     return statistics.fmean(sorted(taken)[quarter : len(taken) - quarter])
-
-
-def own_group(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
-    """Make all `groups` [n, size] of the ranks of `world`, which all call it, and return that of
-    this rank; none if it is alone."""
-    if groups.shape[1] == 1:
-        return None
-    number_groups_alike(world)
-    own = None
-    for ranks in groups.tolist():
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            own = group
-    return own

@@ -1,7 +1,7 @@
 """Replica tiers: copies of hot rows in front of the tables that TorchRec shards.
 
-The way of a batch. TorchRec calls a tiered module as it calls its own; what then happens stands in
-the order of time, with the file on the right.
+A batch's way. TorchRec calls a tiered module as it calls its own. The steps below are in the order
+of time, each with its file on the right.
 
     TorchRec                  tiers
     input_dist                TieredModule.input_dist                         collections
@@ -24,15 +24,15 @@ the order of time, with the file on the right.
                               Reduction sums them over ranks in Chunks        gradients
     the end of backward       the rows are stepped                            row_optimizer
 
-Imports run one way, from the collections down to the collectives; the import rules hold it. All of
-it stands on `collectives`, which also knows the nodes; `tables` says which tables are alike, and so
-go this way together.
+Imports run one way, from the collections down to the collectives, which the import rules check.
+`collectives` is below all the others, and knows the nodes; `tables` says which tables are alike,
+and so go this way together.
 
-Beside the way: `sharder` gives a collection that a tier plan names its tiered module;
-`tier_planner` makes such plans, given a policy (`table_profiles` has what it counts, `chosen_sizes`
-what it answers, `left_tables` what it leaves to TorchRec); `mapped_tables` keep rows at home in
-files. `Tiers.retier` has later batches routed by other replicas; the first of them to be computed
-moves the rows.
+Beside this way, `sharder` makes the tiered module of each collection that a tier plan names.
+`tier_planner` makes tier plans by a policy: `table_profiles` has what the policy counts,
+`chosen_sizes` what it answers, `left_tables` what it leaves to TorchRec. `mapped_tables` keep rows
+at home in files. After `Tiers.retier`, batches are routed by other replicas; the first of these to
+be computed moves the rows.
 
 Letters of shapes: N ids of a batch or a group, n some of them, u different ones, r those that
 others ask of this rank; F features, B samples, D columns; S shares of a tier, R rows of a share; U

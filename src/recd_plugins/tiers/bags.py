@@ -1,8 +1,8 @@
-"""Rows summed over bags straight from where they are, and the gradients of rows from those of bags.
+"""Rows are summed over bags from where they lie, and gradients of bags become gradients of rows.
 
-No id has a row of its own in between: rows are read where they came in once, and what is written
-is bags forward and rows backward. The rows of ids that missed are summed here too where they come
-from home one by one (`pooled_rows`); else TorchRec sums them there (`home_sums`).
+No id gets a copy of its row in between: forward reads each row where it came in and writes bags,
+and backward writes rows. The rows of ids that missed are summed here too where they come from home
+one by one (`pooled_rows`); otherwise TorchRec sums them there (`home_sums`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from recd_plugins.tiers.update import ReplicaGradients
 __all__ = ["Divisor", "GroupBags", "Lookups", "divide", "divided_by", "divisors_of"]
 
 TINY = 1e-6
-"""What TorchRec adds to a divisor, that the mean of an empty bag be 0."""
+"""What TorchRec adds to a divisor, so that the mean of an empty bag is 0."""
 
 Divisor = Literal["size", "one"]
-"""What TorchRec divides a feature's sums by: the size of each bag, or 1, and `TINY` with it."""
+"""What TorchRec divides a feature's sums by: the size of each bag, or 1, plus `TINY`."""
 
 
 def divisors_of(
@@ -33,8 +33,8 @@ def divisors_of(
 ) -> dict[str, Divisor]:
     """The divisors of a collection's `row_wise` tables; sums of others stay as they are.
 
-    Where one of them pools by the mean, TorchRec divides the sums of all, those that stay sums by
-    1: they are off by `TINY`, and so they are here.
+    Where one of them pools by the mean, TorchRec divides the sums of all of them. It divides those
+    that stay sums by 1 plus `TINY`, and so do we.
     """
     found: dict[str, Divisor] = {
         config.name: "size" if config.pooling is PoolingType.MEAN else "one"
@@ -46,7 +46,7 @@ def divisors_of(
 
 @dataclass(frozen=True)
 class Lookups:
-    """n ids that are rows of one source, each in a bag."""
+    """n ids whose rows are all in one source, each id in a bag."""
 
     which: Tensor
     """[n] int64: the row of each."""
@@ -83,7 +83,7 @@ class Lookups:
         return self.turned().sums(bags, num_rows)
 
     def turned(self) -> Lookups:
-        """Each row as a bag of the bags that it is in."""
+        """The lookups turned round: each row becomes a bag of the bags that it is in."""
         order = self.which.argsort(stable=True)
         return Lookups(
             self.bags[order],
@@ -94,22 +94,22 @@ class Lookups:
 
 @dataclass(frozen=True)
 class GroupBags:
-    """The bags of one group's ids, bag f · B + b being that of its feature f and sample b."""
+    """The bags of one group's ids: bag f · B + b is that of its feature f and sample b."""
 
     num_bags: int
     like: Tensor
     """[0, D]"""
     replicated: Lookups
     replicated_rows: Tensor | None
-    """[H, D]: the rows of the tier `replicated` on this rank, or those of its ids alone, as they
-    were."""
+    """[H, D]: the rows of the tier `replicated` on this rank, or copies of those of its ids alone,
+    as they were looked up."""
     addresses: Tensor
     """[n] int32 or int64: the addresses of the rows that `replicated` looks up."""
     per_node: Lookups | None
     node_rows: Tensor | None
     """[u, D]: the rows that this rank asked of its node."""
     missed: Lookups | None
-    """The ids whose rows come from home one by one; none where TorchRec sums them there."""
+    """The ids whose rows come from home one by one; None where TorchRec sums them there."""
 
     @classmethod
     def of(cls, batch: RoutedBatch, group: RoutedGroup, *, rows_come: bool) -> GroupBags:
@@ -143,7 +143,7 @@ class GroupBags:
         )
 
     def sums(self, home: Tensor | None = None) -> Tensor:
-        """[F · B, D] float32; `home` [u, D] are the rows that came from there, if rows do."""
+        """[F · B, D] float32; `home` [u, D] are the rows that came from home, where rows travel."""
         sources = [
             (lookups, rows)
             for lookups, rows in (
@@ -170,7 +170,7 @@ class GroupBags:
 
 
 def divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> None:
-    """Divide each feature's bags [B, D] in place; what has no divisor stays."""
+    """Divide each feature's bags [B, D] in place; those without a divisor stay."""
     for bags, divisor in zip(features, divisors, strict=True):
         if divisor is not None:
             bags /= divisor.unsqueeze(1)

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.compat.both_ways import MOST_UNDER_WAY
-from recd_plugins.compat.pytorch import all_gather_single, reduce_scatter_single
+from recd_plugins.compat.pytorch import all_gather_single, own_group, reduce_scatter_single
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.measured_topology import own_group
 
 __all__ = [
     "Buffer",
@@ -52,8 +51,8 @@ class Pending:
     def wait(self) -> Tensor:
         """The tensor, filled.
 
-        On CUDA another stream may wait than the one that began. The allocator must know, or the
-        first one's next tensors may come to lie where this one still reads.
+        On CUDA another stream may wait than the one that began it. The allocator must know, or the
+        first stream's next tensors may come to lie where this one still reads.
         """
         if self.work is not None:
             for work in self.work if isinstance(self.work, Sequence) else [self.work]:
@@ -72,8 +71,8 @@ Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 
 def of_shape(shape: Sequence[int], like: Tensor, buffer: Buffer | None) -> Tensor:
-    """A tensor with nothing in it yet, of the type and on the device of another: on the bytes of
-    the `buffer`, on the CPU, where they are enough."""
+    """An uninitialised tensor of the type and on the device of `like`; on the CPU it lies in the
+    bytes of the `buffer`, if they are enough."""
     count = math.prod(shape)
     if buffer is None or not 0 < count * like.element_size() <= len(buffer):
         return like.new_empty(tuple(shape))
@@ -83,7 +82,7 @@ def of_shape(shape: Sequence[int], like: Tensor, buffer: Buffer | None) -> Tenso
 class Peers:
     """The ranks of one group, by their order; a rank alone hands everything to itself.
 
-    Every peer must call each method, with tensors of one shape but where it says otherwise.
+    Every peer must call each method, with tensors of one shape unless it says otherwise.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:

@@ -1,9 +1,9 @@
-"""Ids on their way: those that miss go home, each once where they are coalesced, and those of the
-tier `per_node` go to the rank of the node that has their rows; the rows come back.
+"""Where ids travel: those that miss go home, each once where they are coalesced; those of the tier
+`per_node` go to the rank of the node that has their rows. The rows come back.
 
-Coalesced over a node, equal ids that miss first meet at one rank of it, their concentrator, which
-sends them home for all: TorchRec's own exchange then waits for the node's, beside the computation
-of another batch.
+Where ids are coalesced over a node, equal ids that miss first meet at one rank of it, their
+concentrator, which sends them home for all. TorchRec's own exchange then waits for the node's while
+another batch is computed.
 
     plain, or over a rank    misses -> home                  rows -> the rank
     over a node              misses -> concentrator -> home  rows -> concentrator -> who asked
@@ -131,7 +131,8 @@ class NodeExchange(Multistreamable):
     """An exchange within the node that its ranks have agreed on: who asks whom for how many."""
 
     ids: Tensor
-    """[r] int64: `AskedIds.ids` of which this rank is asked, those that rank 0 asks first."""
+    """[r] int64: the `AskedIds.ids` that ranks of the node ask of this one, those of rank 0
+    first."""
     num_asked: list[int]
     """The number of ids that this rank asks of each rank of the node; they sum to u."""
     num_answered: list[int]
@@ -152,7 +153,8 @@ class NodeExchange(Multistreamable):
 
 
 def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
-    """Every rank of the node must ask; first it sends how many ids, then the ids."""
+    """Every rank of the node must call it. A rank first sends how many ids it asks for, then the
+    ids."""
     answered = yield node.all_to_all(asked.counts)
     answers, sends = torch.stack([answered, asked.counts]).tolist()
     ids = yield node.all_to_all(asked.ids, sends, answers)
@@ -184,10 +186,10 @@ class HomeIds(Multistreamable):
         *,
         hot: bool = False,
     ) -> Collectives[HomeIds]:
-        """Coalesce those of a group's `ids` [N] that miss as they are `routed`.
+        """Coalesce those of a group's `ids` [N] that miss, as they are `routed`.
 
-        Over a node this takes collectives, which every rank of it must run, for the others' ids.
-        No id of a hot batch misses.
+        Over a node this runs collectives, so every rank of it must call it. No id of a hot batch
+        misses.
         """
         if hot:
             inverse = None if group.coalesce == "none" else routed.missed[:0]
@@ -209,10 +211,11 @@ class HomeIds(Multistreamable):
         )
 
     def back(self, rows: Tensor) -> Tensor:
-        """The rows that `inverse` numbers, given `rows` [u, D] that TorchRec brought for `ids`:
-        these, or over a node those of the ids that this rank had concentrators ask for.
+        """The rows that `inverse` counts, given the `rows` [u, D] that TorchRec brought for `ids`:
+        the same ones, or over a node the rows that concentrators asked for on behalf of this rank.
 
-        Coalesced over a node this exchanges, and so does its backward: every rank must call it.
+        Where ids are coalesced over a node this runs an exchange, and so does its backward: every
+        rank must call it.
         """
         if self.concentrated is None:
             return rows
@@ -229,7 +232,8 @@ class HomeIds(Multistreamable):
 
 @dataclass(frozen=True)
 class _Concentrated(Multistreamable):
-    """Ids that the ranks of a node had this one, their concentrator, ask for: each once for all."""
+    """The ids that this rank, their concentrator, asks for once on behalf of all ranks of its
+    node."""
 
     exchange: NodeExchange
     """The exchange by which they came, r in all."""
@@ -258,9 +262,11 @@ class _ToAskers(Function):
 
 
 def _ask_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:
-    """Ask each id of the rank that has the place in this node which its home has in its own.
+    """Ask each id of the rank in this node that has the same place as the id's home has in its
+    node.
 
-    So ids cross between nodes on one way, and those at home in this node cross to no other.
+    So an id crosses between nodes once, between ranks of one place; an id at home in this node
+    crosses to no other.
     """
     keys = to_keys(found.ids, found.counts)
     blocks = numbers_on(keys.device, [-(-rows // nodes.world.size) for rows in group.num_rows])
@@ -292,7 +298,7 @@ def _by_table(lengths: Sequence[int], segments: Segments, num_tables: int) -> li
 
 
 def _by_feature(counts: Sequence[int], segments: Segments) -> list[int]:
-    """The number of ids that each table has, as those of the first of its features."""
+    """The number of ids of each table, all counted for the first of its features."""
     left = list(counts)
     lengths = []
     for table in segments.tables:
@@ -305,10 +311,11 @@ Sent = Sequence[Awaitable[KeyedJaggedTensor]]
 
 
 class DeferredExchange:
-    """TorchRec's exchange of ids, deferred until the node has agreed on them: then it `send`s.
+    """TorchRec's exchange of ids, deferred until the node has agreed on them: `send` begins it
+    then.
 
-    Under a pipeline another batch is computed meanwhile, and calls `advance` where the links have
-    had time. Every rank does so at the same places, for each call runs collectives.
+    Under a pipeline another batch is computed meanwhile, and calls `advance` at places where the
+    links have had time. Every rank does so at the same places, for each call runs collectives.
     """
 
     def __init__(
@@ -337,7 +344,8 @@ class DeferredExchange:
                 self._begin()
 
     def finish(self) -> Sent:
-        """The ids on their way to their tables, for each way that TorchRec shards these."""
+        """The ids on their way to their tables, for each sharding type that TorchRec exchanges by
+        itself."""
         if self._sent is None:
             for one in self._home_ids:
                 one.finish()
@@ -363,7 +371,8 @@ class DeferredSplits(Awaitable[Awaitable[KeyedJaggedTensor]]):
 
 
 def _begin_splits(request: KJTListSplitsAwaitable[Any]) -> Callable[[], KJTListAwaitable]:
-    """Begin the exchange of splits. Pipelines have TorchRec leave it to whoever fuses them."""
+    """Begin the exchange of splits, which TorchRec leaves to its caller under pipelines that fuse
+    them."""
     fused = [one for one in request.awaitables if isinstance(one, KJTSplitsAllToAllMeta)]
     if not fused:
         return lambda: request.wait()

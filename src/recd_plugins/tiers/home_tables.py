@@ -10,20 +10,20 @@ from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.compat.pytorch import writes_to
-from recd_plugins.compat.torchrec import local_parts
+from recd_plugins.compat.torchrec import local_parts, table_of
 
 __all__ = ["HomeTable", "home_tables", "rows_looked_up"]
 
 PRUNED = -1
-"""fbgemm's check leaves this id as it is."""
+"""The id of a pruned row: fbgemm's check of bounds leaves it as it is."""
 
 
 @dataclass(frozen=True)
 class HomeTable:
     """Consecutive rows of a table with their optimizer state, as views of TorchRec's tensors.
 
-    Their versions are their own (`.data`): between a forward and its backward rows may come home,
-    for the graph keeps the table to step it, and looked up none of these rows there.
+    They have version counters of their own (`.data`), so that rows may come home between a forward
+    and its backward: the graph keeps the table to step it, and looked up none of these rows there.
     """
 
     first_row: int
@@ -32,14 +32,14 @@ class HomeTable:
     states: tuple[Tensor, ...]
     """[n, 1 | D] float32 each: what the optimizer keeps for a row, in its order."""
     shown: tuple[Tensor, ...]
-    """The rows once more, and then each state, in the versions that parameters and state dicts
-    share; the states on the CPU alone, for nobody has tried whether kernels for CUDA count theirs
-    up."""
+    """The rows again, and then each state, with the version counters that parameters and state
+    dicts share. States are here on the CPU alone: whether kernels for CUDA count them up is
+    untested."""
 
     @property
     def writes(self) -> tuple[int, ...]:
-        """How often somebody wrote into the parameter, or into a state dict, and into each state of
-        the optimizer; fbgemm's kernels and replicas that come home do not count."""
+        """The number of writes into the parameter, or into a state dict, and into each state of the
+        optimizer. Those of fbgemm's kernels and of replicas that come home do not count."""
         return tuple(map(writes_to, self.shown))
 
     def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
@@ -74,15 +74,14 @@ class HomeTable:
 def home_tables(optimizer: KeyedOptimizer) -> Iterator[tuple[str, HomeTable]]:
     """The row-wise sharded tables that a fused optimizer of TorchRec updates, by name.
 
-    TorchRec lays a table's states out as its rows: one tensor or more, but for SGD, which has none.
+    TorchRec lays a table's states out like its rows, in one tensor or more; SGD has none.
     """
     for key, weight in optimizer.params.items():
         (first_row, *_), parameter = local_parts(weight)[0]
         shown = [local_parts(one)[0][1] for one in optimizer.state[weight].values()]
         states = [state.data for state in shown]
-        name = key.split(".")[1]  # embeddings.NAME.weight
         yield (
-            name,
+            table_of(key),
             HomeTable(
                 first_row,
                 parameter.data,
@@ -99,10 +98,10 @@ def rows_looked_up(ids: Tensor, num_rows: int, world_size: int, *, bits: int) ->
         rank = u // b  if u < b U,  else u mod U
         row = b rank  for an id of no row
 
-    Row-wise sharding deals ids out to ranks before anyone checks them. The rank has no such row,
-    and fbgemm's check of bounds, where it is not fatal, takes the rank's first row; replicas must
-    do likewise. `bits` are those of the type that the ids came in. An id that is dealt out to a
-    rank without rows stays as it is, for TorchRec to judge.
+    Row-wise sharding deals ids out to ranks before anyone checks them. Where the rank has no such
+    row, fbgemm's check of bounds, unless it is fatal, takes the rank's first row; replicas must do
+    the same. `bits` are those of the type that the ids came in. An id that is dealt out to a rank
+    without rows stays as it is, for TorchRec to judge.
     """
     block = -(-num_rows // world_size)
     negative = ids < 0

@@ -29,7 +29,7 @@ from recd_plugins.compat.host_buffers import (
     state_width,
     takes_buffers,
 )
-from recd_plugins.compat.torchrec import own_fused_params
+from recd_plugins.compat.torchrec import own_fused_params, table_of
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.launch.control_groups import text_of
@@ -262,7 +262,7 @@ def _alike(
     )
     alike: dict[tuple[object, ...], list[_TablePart]] = {}
     for name, parameter in module.named_parameters():
-        table = name.split(".")[1]  # embeddings.NAME.weight
+        table = table_of(name)
         sharding = params[table]
         if sharding.compute_kernel != "fused" or (chosen is not None and table not in chosen):
             continue

@@ -1,9 +1,9 @@
-"""Replicas, the copies of hot rows: where they lie over the ranks of a node (`TierLayout`), which a
-rank holds, how they come from home and go back there.
+"""Replicas, the copies of hot rows: how they are spread over the ranks of a node (`TierLayout`),
+which of them a rank holds, and how they come from home and go back.
 
-A node has a share for each of its ranks; but two ranks that are the only ones have one in common.
-To step all rows alike they exchange the gradients of the rows that either touched, once; with a
-share each, they would exchange gradients and then rows.
+A node has a share for each of its ranks, but two ranks that are the whole world have one share in
+common. To step all rows alike they exchange the gradients of the rows that either touched, once;
+with a share each, they would exchange gradients and then rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TierLayout:
 
     def address(self, positions: Tensor) -> Tensor:
         """[n]: the addresses of `positions` [n] int64, which count the rows share by share; int32
-        where these have room, for an update holds one for each id. With one share they are the
+        where they fit, since an update holds one for each id. With one share they are the
         positions."""
         size = self.shares
         if size == 1:
@@ -145,7 +145,7 @@ class Tier:
                 start += len(rows)
 
     def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
-        """Take what this rank keeps of positions `start`, `start + 1`, ..."""
+        """Store what this rank keeps of the positions `start`, `start + 1`, ..."""
         ranks, rank = self._dealt.size, self._dealt.rank
         skip = (rank - start) % ranks
         first = (start + skip) // ranks
@@ -273,7 +273,7 @@ class Replicas:
     @torch.inference_mode(False)
     @torch.no_grad()
     def flush(self) -> None:
-        """Bring the rows home, and let go of the copies."""
+        """Bring the rows home, and free the copies."""
         self.check_not_written()
         for tier in self._tiers():
             tier.flush()
@@ -299,7 +299,7 @@ class Replicas:
         return self.filled and any(name == table for name, _ in self._homes())
 
     def copies(self) -> Iterator[Tensor]:
-        """The tensors that hold rows and optimizer state beside their home; none while not
+        """The tensors that hold rows and optimizer state outside of their home; none while not
         `filled`."""
         for tier in self._tiers():
             yield from (tier.share.rows, tier.share.state)
@@ -324,5 +324,5 @@ class Replicas:
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """The last share of a tier may be a row short."""
+    """The rows, padded to `count`: the last share of a tier may be a row short."""
     return torch.nn.functional.pad(rows, (0, 0, 0, count - len(rows)))

@@ -53,12 +53,12 @@ class RoutedBatch(Multistreamable):
     ids: Tensor
     """[N] int64: the rows that are looked up for them, which are other ones for ids of no row."""
     lengths: Tensor
-    """[F, B]: how many each sample has in each feature."""
+    """[F, B]: the number of ids that each sample has in each feature."""
     length_per_feature: list[int]
     weights: Tensor | None = None
-    """[N]: those that the KJT has of its ids, of the type that they came in."""
+    """[N]: the weights that the KJT has of its ids, of the type that they came in."""
     hot: bool = False
-    """Whether no rank has an id that is not replicated on every rank: nothing is exchanged."""
+    """Whether all ids of all ranks are replicated on every rank, so that nothing is exchanged."""
 
     @property
     def batch_size(self) -> int:
@@ -66,7 +66,7 @@ class RoutedBatch(Multistreamable):
 
     @property
     def knows_home_ids(self) -> bool:
-        """Whether it is known what goes home, without asking the node."""
+        """Whether the ids that go home are known, without another exchange in the node."""
         return all(group.home_ids.done for group in self.groups)
 
     @cached_property
@@ -77,8 +77,8 @@ class RoutedBatch(Multistreamable):
 
     @cached_property
     def weighing(self) -> Tensor | None:
-        """[N] float32: what rows are weighed by. TorchRec's kernels take floats for weights, and
-        leave out what is of another type, as the times that some trainers put there."""
+        """[N] float32: the weights of rows. TorchRec's kernels take floats for weights and ignore
+        any other type, such as the times that some trainers put there."""
         weights = self.weights
         return weights.float() if weights is not None and weights.is_floating_point() else None
 
@@ -90,7 +90,7 @@ class RoutedBatch(Multistreamable):
         return sums.view_as(self.lengths)
 
     def missed(self) -> Tensor:
-        """[n] int64, ascending: which of the ids miss; those of tables without tiers all do."""
+        """[n] int64, ascending: which of the ids miss; all ids of tables without tiers do."""
         others = torch.arange(self.num_tiered, len(self.ids), device=self.ids.device)
         return torch.cat([*(group.routed.missed + group.start for group in self.groups), others])
 
@@ -114,7 +114,7 @@ class RoutedBatch(Multistreamable):
 
 
 def begins(bags: Tensor, count: int) -> Tensor:
-    """[count + 1]: where each of so many bags begins among the ids' `bags` [n], which ascend, and
+    """[count + 1]: where each of `count` bags begins among the ids' `bags` [n], which ascend, and
     where the last one ends."""
     if bags.is_cuda:  # bincount would have the processor wait
         return torch.searchsorted(bags, torch.arange(count + 1, device=bags.device))
@@ -151,14 +151,14 @@ def check_hot(batch: RoutedBatch, features: Sequence[TableFeature]) -> None:
 
 @dataclass
 class GroupIds:
-    """The ids of a batch that are those of one group of tables: they lie one after another."""
+    """The ids of a batch that belong to one group of tables: they lie one after another."""
 
     replicas: GroupReplicas
     """The replicas that the batch is routed by."""
     start: int
-    """The first of the group's ids among those of the batch."""
+    """The place of the group's first id among those of the batch."""
     first_feature: int
-    """The first of the group's features among those of the batch."""
+    """The place of the group's first feature among those of the batch."""
     segments: Segments
 
     @property
@@ -177,20 +177,20 @@ class RoutedGroup(GroupIds, Multistreamable):
 
     routed: RoutedIds
     home_ids: CollectiveSequence[HomeIds]
-    """The ids that are sent home, once a node that coalesces them has agreed on them."""
+    """The ids that are sent home, known once a node that coalesces them has agreed on them."""
     asked: AskedIds | None
-    """The ids whose rows this rank asks of its node; none where the tier `per_node` is empty."""
+    """The ids whose rows this rank asks of its node; None where the tier `per_node` is empty."""
     answer: GroupAnswer | None = None
-    """There once the ids have been exchanged."""
+    """Set once the ids have been exchanged."""
     node_rows: Pending | None = None
     """[u, D]: the rows that this rank asked of its node."""
     replicated_rows: Tensor | None = None
     """[at least count, D] by position: the rows of the tier `replicated` on this rank, as they were
-    looked up. Before they are waited for, somebody may have had the state dict, and the tier's rows
-    are at home."""
+    looked up. Before they are waited for, somebody may ask for the state dict, and then the tier's
+    rows are at home."""
     rows_before: Tensor | None = None
-    """[n, D]: a copy of the rows of the ids that the tier `replicated` has, where a backward may
-    change them, or is about to, before they are waited for."""
+    """[n, D]: a copy of the rows of the ids that the tier `replicated` has; made where a backward
+    may change them, or is about to, before they are waited for."""
     hot: bool = False
     """Whether all ids of the batch, on every rank, are of the tier `replicated`."""
 
@@ -198,8 +198,8 @@ class RoutedGroup(GroupIds, Multistreamable):
     def of(
         cls, own: GroupIds, ids: Tensor, routed: RoutedIds, nodes: Nodes, *, hot: bool = False
     ) -> RoutedGroup:
-        """The group's `own` of the `ids` [N] int64 of the batch, as they are `routed`; those that
-        miss are on their way."""
+        """Route the `own` ids of a group, of the batch's `ids` [N] int64, as they are `routed`;
+        those that miss begin to travel home."""
         replicas, segments = own.replicas, own.segments
         home_ids = HomeIds.of(replicas.group, ids[own.span], routed, segments, nodes, hot=hot)
         layout = replicas.per_node_layout
@@ -223,12 +223,12 @@ class RoutedGroup(GroupIds, Multistreamable):
         return self.replicas.replicated_layout.address(self.routed.replicated.positions)
 
     def request(self, nodes: Nodes) -> GroupRequest:
-        """Ask the node for rows of its tier, and find out what all ranks touch."""
+        """Ask the node for rows of the tier `per_node`, and find out which rows all ranks touch."""
         return GroupRequest(self.replicas, self.addresses, self.asked, nodes, hot=self.hot)
 
     def answer_node(self, answer: GroupAnswer, nodes: Nodes, *, before_backward: bool) -> None:
-        """Send the node's ranks the rows that they asked of this one. All rows are as they are now:
-        `before_backward` of another batch, those of the tier `replicated` are kept so."""
+        """Send the node's ranks the rows that they asked of this one, as the rows are now.
+        `before_backward` of another batch, copies of those of the tier `replicated` are kept."""
         self.answer = answer
         if (tier := self.replicas.replicated_tier) is not None:
             self.replicated_rows = tier.rows
@@ -268,8 +268,8 @@ class RoutedGroup(GroupIds, Multistreamable):
 
 @dataclass(frozen=True)
 class GroupAnswer(Multistreamable):
-    """The answer that a rank has on a group's ids before the batch is computed; parts whose tier is
-    empty are none."""
+    """What a rank knows of a group's ids before the batch is computed; None for a tier that is
+    empty."""
 
     exchange: NodeExchange | None
     """The rows of the tier `per_node` that the node's ranks ask each other for."""
@@ -290,12 +290,12 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
     waited for, as splits are     the ids go
     waited for again, as ids are  they have come; which of these rows each node touched goes out
 
-    Beside them go the bits of the rows that are touched on every rank (`exchange_touched`), whose
-    last wait may be in backward.
+    Beside them travel the bits of the rows that are touched on every rank (`exchange_touched`);
+    their last wait may be in backward.
 
     TorchRec joins the exchanges of splits of all its modules in one, over one group of ranks. A
-    request is no part of that: it is a plain awaitable among them. Every rank makes the requests,
-    and waits for them, in one order.
+    request stays out of that: it is a plain awaitable among them. Every rank makes the requests,
+    and waits for them, in the same order.
     """
 
     def __init__(
@@ -307,7 +307,8 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
         *,
         hot: bool,
     ) -> None:
-        """The batch touches these `addresses` of the tier `replicated`; a hot one, those alone."""
+        """The batch touches these `addresses` of the tier `replicated`, and if it is hot, no
+        others."""
         super().__init__()
         self._replicas, self._nodes = replicas, nodes
         self._exchange = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))

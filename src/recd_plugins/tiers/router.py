@@ -1,5 +1,5 @@
-"""The router: it finds the tier that an id is read from, and its position there, by 1.45 bits a row
-of the tables; of huge ones, by 30 bytes a row that has a replica.
+"""The router finds the tier that an id is read from, and its position there. It takes 1.45 bits for
+each row of the tables; in huge ones, 30 bytes for each row that has a replica.
 
 All tables of a router lie one after another in one space of rows. A bitmap holds the rows that
 have replicas; a second one, over these alone, says which of the two tiers has each. A tier's
@@ -8,8 +8,8 @@ positions count its rows in ascending order:
     n = rank of the row in the first,  p = rank of n in the second
     position = p  in `replicated`,  n - p  in `per_node`
 
-Of a huge table, whose bits would take more memory, that space has those rows alone that have
-replicas, in ascending order: slots say which of them an id is, on CUDA a search.
+Of a huge table, whose bits would take more memory, that space has only the rows that have replicas,
+in ascending order. Slots say which of these an id is, and on CUDA a binary search does.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ONE = U64(1)
 ROWS = 48
 """Rows that one word of a bitmap has bits of."""
 GROUP = 1 << 10
-"""Words that one count is before. A group's members, 49,152 at most, fit in the 16 bits that a
-word's rows leave."""
+"""Words that one count is before. A group has at most 49,152 members, a number that fits in the 16
+bits which a word's rows leave."""
 COUNT_BITS = 0xFFFF
 CHUNK = 1 << 16
 """Rows ranked at a time, to bound the memory that it takes to rank many."""
@@ -195,7 +195,7 @@ class Router:
 
 
 class _Listed:
-    """The rows that have replicas, of those tables alone whose bits would take more memory."""
+    """The rows that have replicas, of the huge tables whose bits would take more memory."""
 
     def __init__(
         self,
@@ -254,8 +254,8 @@ class _Listed:
         return begins, sizes
 
     def search(self, ids: Tensor, segments: Segments) -> list[tuple[slice, Tensor, Tensor]]:
-        """Of each feature whose table is listed: which of the ids are its, their numbers, and
-        whether these are theirs."""
+        """For each feature whose table is listed: which of the ids are its own, a number for each,
+        and whether the row of that number is the id's."""
         found, begin = [], 0
         for length, table in zip(segments.lengths, segments.tables, strict=True):
             if table in self._spaces and length:
@@ -274,14 +274,15 @@ class _Listed:
 
 
 class RankedBitmap:
-    """Some of `size` rows in 1.45 bits a row; how many of them come before a row is its rank:
+    """A set of some of `size` rows, in 1.45 bits for each of these. A row's rank is the number of
+    members before it:
 
     rank(r) = ranks[w / 1024] + words[w] / 2^48 + popcount(words[w] & (2^(r mod 48) - 1)),
     w = r / 48, the words unsigned
 
     A word has the bits of 48 rows, and above them the members before it in its group of 1,024
-    words; so a set of many rows takes one miss of the cache, for the counts before the groups
-    are few and stay there.
+    words; a lookup in a large set then costs one cache miss, since the counts before the groups are
+    few and stay in the cache.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The optimizer of replicas' rows: the arithmetic of fbgemm's fused optimizers, repeated.
 
-Options that fbgemm takes and its kernels never read change nothing here either: `weight_decay` of
+Options that fbgemm accepts and its kernels never read have no effect here either: `weight_decay` of
 SGD and Adagrad, `max_norm` of all but row-wise Adagrad on CUDA.
 """
 
@@ -76,9 +76,9 @@ class RowOptimizer:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay: Decay = "none"
-    """The way in which row-wise Adagrad decays weights; the Adams and LAMBs have but one way."""
+    """The way in which row-wise Adagrad decays weights; the Adams and LAMBs have only one."""
     max_norm: float = 0.0
-    """The most that a row's norm may be; 0 anything."""
+    """The most that a row's norm may be; 0 for no bound."""
     beta1: float = 0.9
     beta2: float = 0.999
     forwards: int = 1
@@ -179,7 +179,7 @@ class RowOptimizer:
             rows.copy_(torch.where(norms > self.max_norm, stored * (self.max_norm / norms), stored))
 
     def _rowwise_adagrad(self, rows: Tensor, state: Tensor, gradients: Tensor) -> Tensor:
-        """Decay the rows; what is then to be taken off them."""
+        """Decay the rows, and return what is then to be taken off them."""
         decay, rate = self.weight_decay, self.learning_rate
         whole = gradients + decay * rows if self.decay == "l2" else gradients
         state += whole.square().mean(dim=1, keepdim=True)
@@ -197,7 +197,8 @@ class RowOptimizer:
         second.mul_(self.beta2).add_(
             squares.mean(dim=1, keepdim=True) if partial else squares, alpha=1 - self.beta2
         )
-        # float32, as fbgemm raises to powers: of a beta near 1 that is felt in the first steps.
+        # float32, in which fbgemm computes the powers: with a beta near 1 this shows in the first
+        # steps.
         steps = state[:, -1:].add_(1) if self.counts_rows else state.new_full((1,), self.forwards)
         means, variances = first / (1 - self.beta1**steps), second / (1 - self.beta2**steps)
         direction: Tensor = means / (variances.sqrt() + self.eps) + self.weight_decay * rows
@@ -216,9 +217,9 @@ def _rowwise_adagrad(
     rate: np.float32,
     eps: np.float32,
 ) -> bool:
-    """`RowOptimizer.update` without decay, in one pass over the rows. Squares are added up in one
-    order on all processors, by fours, for every rank must come to the same. Nothing is stepped, and
-    False returned, where a row, its state or its gradient does not exist."""
+    """`RowOptimizer.update` without decay, in one pass over the rows. Squares are added up by
+    fours, in one order on all processors, so that every rank gets the same sum. Where a row, its
+    state or its gradient does not exist, nothing is stepped and False is returned."""
     if len(which) > len(gradients) or len(state) != len(rows) or not all_below(which, len(rows)):
         return False
     columns = gradients.shape[1]

@@ -29,8 +29,8 @@ __all__ = ["SequencesAwaitable", "rows_from_home"]
 
 
 class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]]):
-    """The output of an EmbeddingCollection: each id's row, waited for when it is first looked
-    at."""
+    """The output of an EmbeddingCollection: the row of each id, waited for when it is first
+    read."""
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]])
         home: LazyAwaitable[dict[str, JaggedTensor]],
         yields_ids: bool,
     ) -> None:
-        """`home` has the rows of the ids that missed; `yields_ids` as TorchRec's module does."""
+        """`home` has the rows of the ids that missed. `yields_ids` says whether ids come with them,
+        as of TorchRec's module."""
         super().__init__()
         self._tiers = tiers
         self._update = update
@@ -89,7 +90,8 @@ class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]])
 def rows_from_home(
     home: dict[str, JaggedTensor], names: Sequence[str], group: RoutedGroup
 ) -> Tensor:
-    """[u, D]: the rows of the ids that this rank's group missed; over a node, it exchanges them."""
+    """[u, D]: the rows of a group's ids that missed on this rank; where a node coalesced them, this
+    runs an exchange."""
     parts = [home[name].values() for name in names]
     return group.home_ids.result.back(torch.cat(parts) if len(parts) > 1 else parts[0])
 
@@ -102,7 +104,8 @@ class _Sources:
     missed_inverse: Tensor | None
     """[n] int64: which of the rows from home each id that missed has; by default its own."""
     replicated: Tensor | None
-    """[H, D]: the tier's rows on this rank, or those of its ids alone, as they were."""
+    """[H, D]: the rows of the tier `replicated` on this rank, or copies of those of its ids alone,
+    as they were looked up."""
     positions: Tensor | None
     """[n] int64: which of them each id of the tier has; by default its own."""
     per_node: Tensor | None
@@ -172,7 +175,7 @@ def _joined_rows(home: Tensor, anchor: Tensor, sources: _Sources, update: GroupU
     """[N, D], in the order of the ids. Backward yields the gradient of `home` [u, D] to TorchRec,
     and hands that of the replicas to the update.
 
-    `anchor` requires a gradient (that never comes), so that backward gets here on every rank.
+    `anchor` requires a gradient (which never comes), so that backward gets here on every rank.
     """
     rows: Tensor = _JoinRows.apply(home, anchor, sources, update)
     return rows
@@ -203,8 +206,8 @@ def _put_rows(
     rows: npt.NDArray[np.float32],
     which: npt.NDArray[np.int64],
 ) -> bool:
-    """Without `which` row i is the i-th. No row is copied on the way. Nothing is put, and False
-    returned, where an id or a row does not exist."""
+    """Without `which` row i is the i-th. No row is copied in between. Where an id or a row does not
+    exist, nothing is put and False is returned."""
     rows_there = all_below(which, len(rows)) if which.size else len(at) <= len(rows)
     if not (rows_there and all_below(at, len(joined))):
         return False
@@ -217,7 +220,8 @@ def _put_rows(
 
 
 def _summed(gradient: Tensor, at: Tensor, inverse: Tensor | None, count: int) -> Tensor:
-    """The gradient of `count` rows: those `at` have one each, or `inverse` says whose it is."""
+    """The gradients of `count` rows: ids `at` have one row each, or `inverse` says which row each
+    has."""
     whole = len(at) == len(gradient)
     if inverse is not None and not gradient.is_cuda and gradient.dtype == torch.float32:
         sums = gradient.new_zeros(count, gradient.shape[1])
@@ -241,7 +245,7 @@ class _Clip(Function):
 
 
 def _clipping(output: Tensor, update: Update, most: float | None) -> Tensor:
-    """The same tensor, whose gradient is clipped, if there is a bound."""
+    """The same tensor; its gradient is clipped, if there is a bound."""
     if most is None:
         return output
     clipped: Tensor = _Clip.apply(output, update, most)

@@ -1,4 +1,5 @@
-"""Tables alike, whose hot rows lie in the same tiers, travel in one exchange and update as one."""
+"""Groups of tables that are alike: their hot rows lie in the same tiers, travel in one exchange and
+are updated as one."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from recd_plugins.compat.torchrec import (
     leave_clipping,
     pools,
     table_feature_names,
+    table_of,
 )
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
@@ -43,8 +45,8 @@ class TableFeature:
     feature: str
     table: str
     max_gradient: float | None = None
-    """The bound that the gradients of its output are clipped to here, where TorchRec's kernel
-    leaves it."""
+    """The bound that the gradients of its output are clipped to on this rank, where TorchRec's
+    kernel leaves that to it."""
 
 
 @dataclass(eq=False)
@@ -128,14 +130,14 @@ def arrange(
 
 
 def _clipped_here(groups: Sequence[TableGroup]) -> Iterator[tuple[str, float]]:
-    """Have kernels leave clipping to the ranks that ask, where these sum gradients before they
-    come; the tables of such kernels, and what gradients are clipped to."""
+    """Have kernels leave clipping to the ranks that ask, where these sum gradients first; yield the
+    tables of such kernels, with the bound that gradients are clipped to."""
     for group in groups:
         if group.coalesce == "none" or group.max_gradient is None:
             continue
         leave_clipping(group.optimizer)
         for key in group.optimizer.params:
-            yield key.split(".")[1], group.max_gradient
+            yield table_of(key), group.max_gradient
 
 
 def _features(
@@ -159,7 +161,7 @@ def _features(
 def _homes(
     kernel: KeyedOptimizer, shardings: Mapping[str, ParameterSharding], plan: TierPlan
 ) -> list[tuple[str, HomeTable]]:
-    planned = [key.split(".")[1] for key in kernel.params if key.split(".")[1] in plan.tables]
+    planned = [name for name in map(table_of, kernel.params) if name in plan.tables]
     if not planned:
         return []
     _check_every_rank_has_rows(kernel, shardings, planned)
@@ -198,7 +200,7 @@ def _check_every_rank_has_rows(
     """
     rows: dict[int, int] = {}
     for key in kernel.params:
-        spec: Any = shardings[key.split(".")[1]].sharding_spec
+        spec: Any = shardings[table_of(key)].sharding_spec
         for shard in spec.shards:
             rank = shard.placement.rank()
             rows[rank] = rows.get(rank, 0) + shard.shard_sizes[0]

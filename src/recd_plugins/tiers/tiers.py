@@ -99,16 +99,16 @@ class Tiers:
         self.met_hot = False
         """Whether any batch was a hot one."""
         self.anchor = torch.empty(0, dtype=torch.float32, requires_grad=True)
-        """An input of each of the tiers' own functions of the graph. It requires a gradient, though
-        none comes: so backward gets to the tiers on every rank."""
+        """An input of each autograd function of the tiers. It requires a gradient, though none
+        comes, so that backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]
         order_input(sharded, [names.index(name) for name in table_feature_names(sharded)[1]])
 
     def route(self, features: KeyedJaggedTensor) -> RoutedBatch:
         """Route a batch by the latest plan.
 
-        The batch is hot if it is marked so under this plan. A batch that is marked under the plan
-        before was formed before `retier` and is routed after it, on all ranks alike: it is a
+        The batch is hot if it is marked so under this plan. A batch that is marked under an earlier
+        plan was formed before `retier` and is routed after it, on all ranks alike: it counts as a
         normal one.
         """
         hot = mark_of(features) == self._version
@@ -172,8 +172,9 @@ class Tiers:
             first, start = first + len(own), start + sum(own)
 
     def _looked_up(self, given: Tensor, group_ids: Sequence[GroupIds]) -> Tensor:
-        """The ids [N] int64 once more, those of no row replaced by the rows that TorchRec looks up
-        for them. They are rare, so that batches without any are not searched for them twice."""
+        """A copy of the ids [N] int64, in which those of no row are replaced by the rows that
+        TorchRec looks up for them. Such ids are rare, so only batches that have some are searched
+        for them twice."""
         ids = given.to(torch.int64, copy=True)
         bits, world_size = 8 * given.element_size(), self.nodes.world.size
         for one in group_ids:
@@ -229,7 +230,7 @@ class Tiers:
         return Update(batch, reduction, self._updates, skipped)
 
     def _move_rows_to(self, replicas: Replicas) -> None:
-        """Have these replicas hold the rows: those of another plan first bring theirs home."""
+        """Have these replicas hold the rows; those of another plan first bring their rows home."""
         if self._holder is not replicas:
             to_come = self._updates.to_come()
             if any(update.batch.replicas is self._holder for update in to_come):
@@ -301,7 +302,7 @@ class Tiers:
         return held
 
     def copies(self) -> Iterator[Tensor]:
-        """The tensors that hold rows and optimizer state beside their home, by now."""
+        """The tensors that hold rows and optimizer state outside of their home at present."""
         return self._holder.copies()
 
     @property
@@ -311,18 +312,20 @@ class Tiers:
 
     @property
     def exchanges_back(self) -> bool:
-        """Whether whoever waits for rows exchanges them with its node, which coalesced the ids."""
+        """Whether waiting for rows runs an exchange within the node, since the node coalesced the
+        ids."""
         several = self.nodes.ranks_per_node > 1
         return several and any(group.coalesce == "node" for group in self._groups)
 
     @property
     def has_replicas(self) -> bool:
-        """Whether any row has one: tables may be coalesced alone."""
+        """Whether any row has a replica; tables may be coalesced and have none."""
         layouts = ((one.replicated_layout, one.per_node_layout) for one in self._newest.groups)
         return any(layout.count for both in layouts for layout in both)
 
-    def blinds_trackers(self) -> CapabilityError:
-        """The error of a tracker of TorchRec's beside replicas, whose lookups no kernel makes."""
+    def tracker_error(self) -> CapabilityError:
+        """The error of a tracker of TorchRec's beside replicas: it does not see lookups that no
+        kernel makes."""
         tables = ", ".join(sorted(self.tables))
         return CapabilityError(
             f"tiers: TorchRec's delta tracker would miss the rows of {tables} that have replicas. "
@@ -335,7 +338,7 @@ class Tiers:
         `CapabilityError` where it gives rows their first replicas, and a tracker is there."""
         planned = [plan.tables[name] for name in self.tables & plan.tables.keys()]
         if is_tracked(self._sharded) and any(len(o.replicated) + len(o.per_node) for o in planned):
-            raise self.blinds_trackers()
+            raise self.tracker_error()
         for group in self._groups:
             check_rows(group, plan)
             for name in group.tables:
@@ -346,11 +349,11 @@ class Tiers:
                     )
 
     def retier(self, plan: TierPlan) -> None:
-        """Route batches from now on by another plan of the same tables and way to them.
+        """Route batches from now on by another plan, of the same tables with the same coalescing.
 
-        The rows move once the first of these batches is computed: until then batches under
-        way find them where they were routed to. Every rank calls it between the same batches,
-        with a plan that `check` accepts.
+        The rows move when the first of these batches is computed; until then batches under way find
+        them where they were routed to. Every rank calls it between the same batches, with a plan
+        that `check` accepts.
         """
         self._newest = Replicas(self._groups, plan, self.nodes)
         self._version = plan.version
@@ -372,8 +375,8 @@ LONG = 60.0
 
 @contextmanager
 def _explains_waiting(rank: int) -> Iterator[None]:
-    """Warn, while all ranks exchange the rows of replicas, if this takes long: others may not have
-    come, and then the process group says so much later, and not why."""
+    """Warn if it takes long until all ranks have exchanged the rows of replicas: other ranks may
+    not come, and the process group would say so much later, and not why."""
     message = (
         f"tiers: for {LONG:g} s rank {rank} has exchanged the rows of replicas with the other "
         "ranks, as all do together when the state of model or optimizer is asked for, and in the "
@@ -392,9 +395,9 @@ def _explains_waiting(rank: int) -> Iterator[None]:
 class FlushingOptimizer(CombinedOptimizer):
     """TorchRec's fused optimizers of tables, whose state is partly with replicas.
 
-    Whoever asks for the state gets it whole: the tiers first bring it home, so every rank must
-    ask. Learning rates and other numbers that are changed reach the replicas with TorchRec's
-    kernels, for these are what each forward asks.
+    Whoever asks for the state gets it whole: the tiers first bring it home, so every rank must ask.
+    Learning rates and other numbers that are changed reach the replicas too: each forward reads
+    them from TorchRec's kernels.
     """
 
     def __init__(self, optimizers: Iterable[tuple[str, KeyedOptimizer]], tiers: Tiers) -> None:

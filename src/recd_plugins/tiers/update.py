@@ -1,5 +1,6 @@
-"""The update of replicas that one forward's backward makes: when gradients are handed on, on which
-stream they are summed (`reduction`), and when rows change; and all of a collection's (`Updates`).
+"""The update of replicas by one forward's backward (`Update`): when gradients are handed on, on
+which stream they are summed (`reduction`), and when rows change. `Updates` are all of a
+collection's.
 """
 
 from __future__ import annotations
@@ -76,21 +77,22 @@ class Update:
         updates: Updates,
         skipped: Sequence[Parameter],
     ) -> None:
-        """`updates` are all of the same collection; `skipped` are the parameters of an optimizer
-        outside TorchRec whose lookups the forward left out, since nothing of them is looked up."""
+        """`updates` are all those of the same collection. `skipped` are parameters of an optimizer
+        outside TorchRec: the forward left out their lookups, since no id looks them up."""
         self.batch = batch
         self._skipped = skipped
         self.learns = torch.is_grad_enabled()
-        """Whether its rows are looked up to be learnt, as TorchRec's kernels are asked there."""
+        """Whether its rows are looked up with gradients, as TorchRec's kernels see it."""
         self.number = next(_NUMBERS)
         self._updates = updates
         self._reduction = reduction
         self._optimizers = [one.replicas.group.row_optimizer() for one in batch.groups]
-        """As they are at the time of the forward: so backward steps, as with fbgemm."""
+        """The optimizers as they are at the time of the forward: backward steps by these, as fbgemm
+        does."""
         self._stream = side_stream(batch.ids.device)
         self._under_way: dict[int, list[CollectiveSequence[None]]] = {}
         self.applied = False
-        """Whether its backward has run, or failed: its graph may live on, but nothing is due."""
+        """Whether its backward has run, or failed. Its graph may live on, but no update is due."""
         updates.add(self)
 
     def accumulate(self, group: int, gradients: ReplicaGradients) -> None:
@@ -114,8 +116,8 @@ class Update:
             self._under_way[group] = list(self._reductions(group, gradients))
 
     def clipped(self, gradient: Tensor, most: float | None) -> Tensor:
-        """The gradient of an output, its numbers clipped as TorchRec's kernel does, which is given
-        them divided."""
+        """The gradient of an output, its numbers clipped as TorchRec's kernel clips them after
+        their division."""
         if most is None:
             return gradient
         reduction = self._reduction
@@ -124,9 +126,9 @@ class Update:
 
     @contextmanager
     def at_lookup(self) -> Iterator[None]:
-        """Compute as if it were when the rows were looked up, and not when somebody waits for them:
-        with no gradient if they were looked up without, and out of the sight of a checkpoint
-        around who waits, whose second run would find them there."""
+        """Compute as when the rows were looked up, not as when somebody waits for them: without a
+        gradient if they were looked up without one, and unseen by an activation checkpoint around
+        the wait, whose second run would find the rows already there."""
         with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
             if torch.compiler.is_compiling():
                 yield
@@ -136,12 +138,13 @@ class Update:
         self._updates.read(self)
 
     def keep_rows(self) -> None:
-        """Rows are about to change: keep those that are looked up."""
+        """Rows are about to change: keep copies of those that are looked up."""
         for group in self.batch.groups:
             group.keep_rows()
 
     def apply(self) -> None:
-        """Finish the sums and step the rows. Every rank does so for every group, be it by none."""
+        """Finish the sums and step the rows. Every rank does so for every group, even if it has no
+        gradients for it."""
         for number, group in enumerate(self.batch.groups):
             if number not in self._under_way:
                 self._begin(number, _no_gradients(group))
@@ -158,7 +161,7 @@ class Update:
         self.applied = True
 
     def drop(self) -> None:
-        """Its backward failed: step no row by what came."""
+        """Its backward failed: step no row by the gradients that came."""
         self._under_way.clear()
         self.applied = True
 
@@ -201,7 +204,7 @@ class Update:
 
 class Updates:
     """The updates of one collection: those whose rows nobody has read yet, those whose backward may
-    come, and those that have gradients in a backward."""
+    come, and those that have gradients in a running backward."""
 
     def __init__(self) -> None:
         self._unread: WeakSet[Update] = WeakSet()
@@ -220,7 +223,7 @@ class Updates:
         self._unread.discard(update)
 
     def keep_unread(self) -> None:
-        """Rows are about to change: whoever reads a lookup later gets them as they are."""
+        """Rows are about to change: keep copies for lookups that are read later."""
         for update in self._unread:
             update.keep_rows()
 
@@ -283,13 +286,13 @@ class _Backward:
 
 @dataclass(frozen=True, eq=False)
 class _End:
-    """Applies an update; torch alone holds it, until the backward is over."""
+    """Applies an update. Only torch holds a reference to it, until the backward is over."""
 
     backward: _Backward
 
     def apply_latest(self) -> None:
-        """Apply the update of the latest forward, as backward calls TorchRec's kernels: optimizers
-        with a state come to something else in another order."""
+        """Apply the update of the latest forward, in the order in which backward calls TorchRec's
+        kernels: optimizers with a state depend on the order."""
         self.backward.take_latest().apply()
 
 
@@ -303,7 +306,7 @@ def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
 class SideStream:
     """The replicas' own stream on CUDA: their reduction runs beside the rest of backward.
 
-    On the CPU there is but one stream, and this does nothing.
+    On the CPU there is only one stream, and this does nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -311,7 +314,7 @@ class SideStream:
 
     @contextmanager
     def after(self, *made: Tensor | None) -> Iterator[None]:
-        """Launch on this stream, once the current one has `made` these."""
+        """Inside, launch on this stream, after the current one has `made` these."""
         if self._stream is None:
             yield
             return

@@ -1,7 +1,7 @@
-"""An EmbeddingBagCollection with tiers, whose rows that miss are summed at home.
+"""An EmbeddingBagCollection with tiers: TorchRec sums the rows that miss, at home.
 
-TorchRec sums them there, and sends each rank the sums of all its bags from every other rank:
-U · B · D a feature, however few different rows the bags hold.
+It sends each rank the sums of all its bags from every other rank: U · B · D numbers for a feature,
+however few different rows the bags hold.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         divisors: Mapping[str, Divisor] | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of TorchRec's module. `divisors` of tables' sums are by default those
-        that they have where these tables are all of their collection."""
+        """`options` are those of TorchRec's module. `divisors` are those of the tables' sums, by
+        default as if these tables were their whole collection."""
         super().__init__(module, dict(parameters), env, **options)
         configs, shardings = module.embedding_bag_configs(), self.module_sharding_plan
         for config in configs:
@@ -124,5 +124,5 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
 
 
 def summed_in_parts(shardings: Mapping[str, ParameterSharding]) -> set[str]:
-    """The tables whose bags are summed on several ranks, in parts; those of grids are too."""
+    """The tables whose bags are summed in parts on several ranks, as those of grids are."""
     return {name for name, one in shardings.items() if one.sharding_type in SUMMED_IN_PARTS}

@@ -1,4 +1,4 @@
-"""Bags whose rows that miss TorchRec sums at home: the tiers' sums are added to its own."""
+"""Bags of which TorchRec sums the rows that miss, at home; the tiers' sums are added to its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["PackedBags", "SumsAwaitable"]
 
 @dataclass(frozen=True)
 class PackedBags(Multistreamable):
-    """The bags with ids that miss, each feature's moved to its front: TorchRec sends a sum for
+    """The bags with ids that miss, moved to the front of their feature: TorchRec sends a sum for
     every bag that it is given."""
 
     lengths: Tensor
@@ -37,8 +37,8 @@ class PackedBags(Multistreamable):
     def of(cls, lengths: Tensor, world: Peers) -> PackedBags:
         """Pack this rank's bags of `lengths` [F, B]; every rank must call it.
 
-        All ranks send equally many, for gloo sums no others: the most that any rank has, even
-        where their batches differ in size.
+        All ranks send as many bags as the rank with the most, even where their batches differ in
+        size: gloo cannot sum unequal parts.
         """
         counts = lengths.count_nonzero(1)
         # All numbers at once: on CUDA the processor waits for them.
@@ -52,7 +52,8 @@ class PackedBags(Multistreamable):
 
     @classmethod
     def none(cls, lengths: Tensor) -> PackedBags:
-        """[F, B] bags that are all empty on every rank: this takes no collective."""
+        """Pack the bags of a hot batch of `lengths` [F, B], where no id misses on any rank. This
+        runs no collective."""
         none = torch.empty(0, dtype=torch.int64, device=lengths.device)
         return cls(lengths[:, :0], (none,) * len(lengths))
 
@@ -61,7 +62,7 @@ class PackedBags(Multistreamable):
         return self.lengths.shape[1]
 
     def unpack(self, packed: Tensor, feature: int, bags: Tensor) -> None:
-        """Put a feature's sums `packed` [stride, D] where its samples are in `bags` [B, D]."""
+        """Put a feature's `packed` sums [stride, D] where their samples are in `bags` [B, D]."""
         samples = self.samples[feature]
         bags.index_copy_(0, samples, packed[: len(samples)])
 
@@ -90,11 +91,11 @@ class _Output:
     update: Update
 
     def features(self, bags: Tensor) -> list[Tensor]:
-        """Views of each feature's [B, D]."""
+        """Views [B, D], one for each feature."""
         return [bags[:, own] for own in self.columns]
 
     def of_group(self, number: int, bags: Tensor) -> list[Tensor]:
-        """Views of each feature's of a group."""
+        """The same for the features of one group."""
         group = self.batch.groups[number]
         count = len(group.segments.lengths)
         return self.features(bags)[group.first_feature : group.first_feature + count]
@@ -134,8 +135,8 @@ class _AddSums(Function):
 
 
 class SumsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """The output of an EmbeddingBagCollection: TorchRec's sums of the ids that missed, and the
-    tiers' sums of the others, waited for when they are first looked at."""
+    """The output of an EmbeddingBagCollection: TorchRec's sums of the ids that missed and the
+    tiers' sums of the others, which are waited for when they are first read."""
 
     def __init__(
         self,
@@ -173,6 +174,6 @@ class SumsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable
             groups=[GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
             update=self._update,
         )
-        # `anchor` is there for backward to get here on every rank, as in `PooledRows`.
+        # `anchor` brings backward here on every rank, as in `PooledRows`.
         values = _AddSums.apply(home.values(), self._tiers.anchor, output)
         return KeyedTensor(keys=home.keys(), length_per_key=home.length_per_key(), values=values)

@@ -23,7 +23,7 @@ __all__ = ["PooledRows", "RowBagsAwaitable"]
 
 
 class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
-    """The bags [B, D] of each feature, whose rows are all of one dimension and come from home."""
+    """The bags [B, D] of each feature. Their rows are all of one dimension, and come from home."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         for number, group in enumerate(batch.groups):
             own = slice(group.first_feature, group.first_feature + len(group.segments.lengths))
             features = self._tiers.features[own]
-            # `anchor` requires a gradient (that never comes), so that backward gets here on every
-            # rank: it yields that of the rows to TorchRec and accumulates that of the replicas.
+            # `anchor` requires a gradient (which never comes), so backward gets here on every rank:
+            # it hands the gradient of the rows to TorchRec and accumulates that of the replicas.
             bags: Tensor = _PoolRows.apply(
                 rows_from_home(home, [feature.name for feature in features], group),
                 self._tiers.anchor,
@@ -105,7 +105,8 @@ class RowBagsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaita
         names: Sequence[Mapping[Any, str]],
         keys: Sequence[str],
     ) -> None:
-        """`names` are, for each part, the keys of what it yields; `keys` are those of all."""
+        """`names` maps what each part yields to its key in the output; `keys` are those of the
+        whole output."""
         super().__init__()
         self._parts, self._names, self._keys = parts, names, keys
 

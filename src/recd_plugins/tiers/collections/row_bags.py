@@ -57,11 +57,12 @@ class _RowsOfDimension(TierEmbeddingCollection):
 
 
 class TierRowBagCollection(ShardedParts):
-    """Parts by dimension, for TorchRec's sequences are of one; as a whole, TorchRec's module.
+    """A part for each dimension, since TorchRec's sequences have one; as a whole it looks like
+    TorchRec's module.
 
-    Tables that the plan does not coalesce are one part more, which TorchRec sums wherever its plan
+    Tables that the plan does not coalesce are one more part, which TorchRec sums wherever its plan
     has them. Parameters, state dict and optimizer are named as an EmbeddingBagCollection's. Every
-    rank must call `state_dict`, as for a checkpoint, for then the replicas bring rows home.
+    rank must call `state_dict`, as for a checkpoint, since the replicas then bring rows home.
     """
 
     TABLES, TABLES_OF_PART = "embedding_bags", "embeddings"
@@ -163,7 +164,7 @@ def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
 
 
 def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
-    """The keys of each table's features in what a collection of these yields."""
+    """The keys of each table's features in the output of a collection of these tables."""
     return [
         dict(zip(config.feature_names, names, strict=True))
         for config, names in zip(configs, get_embedding_names_by_table([*configs]), strict=True)

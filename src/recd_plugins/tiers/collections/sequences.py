@@ -65,9 +65,11 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
         return [] if batch.hot else self._send(ctx, batch).awaitables
 
     def _defer(self, ctx: TierSequenceContext, batch: RoutedBatch) -> list[DeferredSplits]:
-        """The splits that `_send` will exchange, once the node has agreed which ids it sends home.
+        """The splits that `_send` will exchange once the node has agreed on the ids that it sends
+        home.
 
-        TorchRec's contexts are there from now on, for whoever joins those of several modules.
+        TorchRec's contexts exist from now on and are filled in then, since a caller may join those
+        of several modules before.
         """
         count = exchanges_of(self)
         promised = [SequenceShardingContext() for _ in range(count)]
@@ -89,8 +91,8 @@ class TierEmbeddingCollection(TieredModule, ShardedEmbeddingCollection):
     def _send(
         self, ctx: TierSequenceContext, batch: RoutedBatch
     ) -> KJTListSplitsAwaitable[TierSequenceContext]:
-        """Have TorchRec exchange the ids that go home, as one sample with many ids: which sample
-        has which stays here."""
+        """Have TorchRec exchange the ids that go home as one sample with many ids; this rank keeps
+        which sample has which."""
         parts = [group.home_ids.result for group in batch.groups]
         lengths = [length for part in parts for length in part.lengths]
         lengths += batch.length_per_feature[len(lengths) :]

@@ -1,4 +1,5 @@
-"""What the collections with tiers do alike: a batch's way beside TorchRec's own, and the state."""
+"""What all collections with tiers share: the exchanges beside TorchRec's own, and the state
+dict."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.home_weights import report_reads, report_reads_of_shards
-from recd_plugins.compat.torchrec import refuse_trackers, wrap_own_optimizers
+from recd_plugins.compat.torchrec import refuse_trackers, table_of, wrap_own_optimizers
 from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
@@ -28,12 +29,13 @@ __all__ = ["TierContext", "TieredModule"]
 
 @dataclass
 class TierContext(Multistreamable):
-    """The context of a batch beside TorchRec's own, which comes next in the order of bases."""
+    """The tiers' part of a batch's context; TorchRec's own context comes next in the order of
+    bases."""
 
     batch: RoutedBatch | None = None
-    """There from `input_dist` on."""
+    """Set in `input_dist`."""
     update: Update | None = None
-    """There from `compute` on: what the batch's backward will do to the replicas."""
+    """Set when the batch is computed: what its backward will do to the replicas."""
 
     @property
     def is_hot(self) -> bool:
@@ -49,21 +51,21 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     """Comes before TorchRec's class in the order of bases, and hands it the ids that missed.
 
     Parameters, state dict and optimizer are TorchRec's: those of the tables at home. Every rank
-    must call `state_dict`, as for a checkpoint, for then the replicas bring rows home.
+    must call `state_dict`, as for a checkpoint, since the replicas then bring rows home.
     """
 
     tiers: Tiers
 
     def put_in_front(self, tiers: Tiers) -> None:
-        """Have the replicas' rows at home whenever someone asks for the state, or loads one, and
-        warn whoever reads them at another time."""
+        """Bring the replicas' rows home whenever the state is asked for or loaded, and warn of
+        reads at any other time."""
         self.tiers = tiers
-        # Of the module that is asked: a copy of this one has tiers of its own.
+        # Hooks get the module that is asked: a copy of this one has tiers of its own.
         self.register_state_dict_pre_hook(_flush)
         self.register_state_dict_post_hook(_report_reads)
         self.register_load_state_dict_pre_hook(_flush)
         for name, parameter in self.named_parameters():
-            if (table := name.split(".")[1]) in tiers.tables:  # embeddings.NAME.weight
+            if (table := table_of(name)) in tiers.tables:
                 report_reads(parameter, table, tiers.report_read)
                 wrap_own_optimizers(parameter, tiers.flushing)
         if tiers.has_replicas:
@@ -74,18 +76,19 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         return self.tiers.optimizer
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
-        """Refused where rows have replicas: TorchRec records the lookups that its kernels make."""
+        """Refuse where rows have replicas: TorchRec records only the lookups that its kernels
+        make."""
         if self.tiers.has_replicas:
-            raise self.tiers.blinds_trackers()
+            raise self.tiers.tracker_error()
         super().register_post_lookup_tracker_fn(record_fn)
 
     @outside_of_graphs
     def input_dist(
         self, ctx: Any, features: KeyedJaggedTensor | TensorDict
     ) -> KJTListSplitsAwaitable[Any]:
-        """Route the ids, send those that miss on TorchRec's way, and ask the node for others.
+        """Route the ids; have TorchRec send those that miss, and ask the node for rows.
 
-        A hot batch has none that miss, on no rank: TorchRec exchanges nothing.
+        In a hot batch no id misses on any rank, so TorchRec exchanges nothing.
         """
         with torch.no_grad():
             batch = ctx.batch = self.tiers.route(maybe_td_to_kjt(features))
@@ -99,8 +102,8 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         forward_stream: torch.Stream | None = None,
         ctx: Any = None,
     ) -> None:
-        """Have TorchRec's caches take in the ids that are its own; those that this rank is asked
-        for by its node come behind them, and alone in a hot batch."""
+        """Have TorchRec's caches fetch the ids that TorchRec exchanged. The node's requests follow
+        them in the input; in a hot batch the input holds nothing else."""
         if not ctx.is_hot:
             own = KJTList(dist_input.features[: len(ctx.sharding_contexts)])
             super().prefetch(own, forward_stream, ctx)
@@ -123,17 +126,18 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         return self._output(ctx, super().compute_and_output_dist(ctx, own))
 
     def _send_home(self, ctx: Any, batch: RoutedBatch) -> Sequence[Any]:
-        """Send the ids that miss home, and yield the splits of it; a hot batch has none."""
+        """Send home the ids that miss, and return what is to be awaited; nothing for a hot
+        batch."""
         raise NotImplementedError
 
     def _exchange(self, ctx: Any, ids: KeyedJaggedTensor) -> KJTListSplitsAwaitable[Any]:
-        """Have TorchRec exchange ids, and yield the splits of it."""
+        """Have TorchRec exchange ids, and return what is to be awaited."""
         request: Any = super().input_dist(ctx, ids)
         return cast("KJTListSplitsAwaitable[Any]", request)
 
     def _answer_node(self, ctx: Any, input: KJTList) -> KJTList:
-        """Send the node the rows that it asked for. What is left of the input are the ids that
-        TorchRec exchanged, as it takes them."""
+        """Send the node the rows that it asked for, and return the rest of the input: the ids that
+        TorchRec exchanged, in the form that it takes."""
         count = len(ctx.sharding_contexts)
         ctx.update = self.tiers.answer_node(ctx.batch, input.features[count:])
         return KJTList(input.features[:count])
@@ -143,17 +147,17 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         self.tiers.advance_deferred()
         found = self._joined(ctx, home)
         if self.tiers.exchanges_back and not torch.is_grad_enabled():
-            # Of an evaluation, one rank may read nothing, as it may of TorchRec's.
+            # In an evaluation a rank may never read its output, and TorchRec allows that.
             return LazyNoWait(found.wait())
         return found
 
     def _nothing_from_home(self) -> LazyAwaitable[Any]:
-        """The output that TorchRec would yield if it were given no id: the whole of a hot batch is
-        here."""
+        """The output that TorchRec would yield for no ids: all rows of a hot batch are on this
+        rank."""
         raise NotImplementedError
 
     def _joined(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
-        """The output, joined of what comes from home and what the tiers have."""
+        """The output, joined from the rows that come from home and those that the tiers have."""
         raise NotImplementedError
 
 
@@ -162,8 +166,8 @@ def _flush(module: Any, *_: object) -> None:
 
 
 def _report_reads(module: Any, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Of the tables in a state dict, from the next batch on."""
+    """Report reads of the tables in a state dict, from the next batch on."""
     for name, _ in module.named_parameters():
-        table = name.split(".")[1]
+        table = table_of(name)
         if table in module.tiers.tables:
             report_reads_of_shards(state[prefix + name], table, module.tiers.report_read)

@@ -28,8 +28,8 @@ class Chunks:
     """The rows that a step touches, in chunks that all ranks of a node take one after another.
 
     Chunk j has, of each share, `width` of the rows that any rank touched, from the j · `width`-th.
-    A rank has gradients for some of them. Its peers know for which by the bits they exchanged, so
-    that neither ids nor counts travel with the gradients.
+    A rank has gradients for some of them. Its peers know for which by the bits that they exchanged,
+    so neither ids nor counts travel with the gradients.
     """
 
     def __init__(self, touched: Touched, own_share: int, width: int) -> None:
@@ -64,9 +64,9 @@ class Chunks:
         return [before[number + 1] - before[number] for before in self._mine_before]
 
     def receives(self, number: int, rows: Tensor) -> tuple[list[int], Tensor]:
-        """How many gradients of a chunk, whose `rows` in this rank's share these are, each rank of
-        the node has for it; and for each of these r, by rank, which of the rows it is of, [r]
-        int64."""
+        """Of a chunk that has these `rows` in this rank's share: the number of gradients that each
+        rank of the node has for it; and, rank by rank, which of the rows each of these r gradients
+        is of, [r] int64."""
         touched = self._touched.by_rank[:, rows]
         counts = [before[number + 1] - before[number] for before in self._theirs_before]
         return counts, touched.nonzero()[:, 1]
@@ -87,7 +87,7 @@ class Chunks:
             yield gradients.picked(which, torch.from_numpy(places))
 
     def _ranked(self, gradients: Entries) -> Entries:
-        """The entries, whose targets count all the rows that this rank touched; a chunk has a run
+        """The entries, with targets that count all rows which this rank touched; a chunk has a run
         of these in each share."""
         order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
         return gradients.onto(order[gradients.targets] - 1)
@@ -113,9 +113,9 @@ class Chunks:
 def _places(
     targets: npt.NDArray[Any], which: npt.NDArray[Any], mine: Bools, firsts: I64, lasts: I64
 ) -> Any:
-    """[k] int32: of the entries `which` of a chunk that has the rows `firsts` to `lasts` of each
-    share, the places of their targets among the rows of it that this rank touched, share by share;
-    -1 for a row that it did not."""
+    """[k] int32: for the entries `which` of a chunk, which has the rows `firsts` to `lasts` of each
+    share, the places of their targets among the chunk's rows that this rank touched, share by
+    share; -1 for a row that it did not touch."""
     size = np.uint64(mine.shape[1])
     places = np.full((lasts - firsts).sum(), -1, np.int32)
     begins = np.zeros(len(mine), np.int64)
@@ -141,16 +141,16 @@ class _FoundChunks(NamedTuple):
     longest: int
     """Rows of the share that has the most of them."""
     edges: I64
-    """[S, count + 1]: the rows from which each chunk has those of a share, and where the last one
+    """[S, count + 1]: the row of each share with which each chunk begins, and where the last one
     ends; only on the CPU."""
     rows: Sequence[Tensor | npt.NDArray[Any]] | None
-    """The rows of each share; none where the bits, from edge to edge, say it in fewer bytes."""
+    """The touched rows of each share; None where the bits, from edge to edge, take fewer bytes."""
     mine_before: Counts
-    """[S, count + 1]: how many come before each chunk, in each share, of those that this rank has
+    """[S, count + 1]: the number of rows before each chunk, in each share, that this rank has
     gradients for."""
     theirs_before: Counts
-    """[ranks, count + 1]: the same, in this rank's share, of those that each rank of the node has
-    some for."""
+    """[ranks, count + 1]: the same in this rank's share, for the gradients of each rank of the
+    node."""
 
 
 def _chunks(touched: Touched, own_share: int, width: int) -> _FoundChunks:
@@ -215,10 +215,10 @@ def _count_chunks(
 
 
 def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChunks:
-    """`_chunks` by some forty operations of torch, on the device of the bits."""
+    """The result of `_chunks`, by some forty operations of torch on the device of the bits."""
     shares, size = touched.anywhere.shape
     every = touched.anywhere.flatten().nonzero().squeeze(1)
-    # Of all rows there are millions, of those that are touched thousands.
+    # There are millions of rows, and thousands of touched ones.
     starts = torch.arange(shares + 1, device=every.device) * size
     sizes: list[int] = torch.searchsorted(every, starts).diff().tolist()
     union = [rows - size * i for i, rows in enumerate(every.split(sizes))]

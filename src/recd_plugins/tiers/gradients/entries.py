@@ -22,7 +22,7 @@ __all__ = ["Entries", "add_rows"]
 I64: TypeAlias = npt.NDArray[np.int64]
 
 COPIED_ROWS = 1 << 13
-"""Gradients that are copied at a time."""
+"""Gradients that are copied at a time on CUDA."""
 
 
 def add_rows(
@@ -34,8 +34,9 @@ def add_rows(
 ) -> None:
     """On the CPU, `sums[targets[i]] += weights[i] * rows[sources[i]]` for each i, in their order.
 
-    `rows` and `sums` are float32; by default row i is the i-th, and weighs 1. No row is copied on
-    the way. To the bit this is `index_add_`, which takes ten times as long for many rows.
+    `rows` and `sums` are float32; by default row i is the i-th, and weighs 1. No row is copied in
+    between. The result is that of `index_add_` to the bit, which takes ten times as long for many
+    rows.
     """
     none = targets.new_empty(0, dtype=torch.int64)
     given = targets, rows, none if sources is None else sources
@@ -60,8 +61,8 @@ def _add_rows(
     sources: npt.NDArray[Any],
     weights: npt.NDArray[np.float32],
 ) -> bool:
-    """Without `sources` row i is the i-th, and without `weights` each weighs 1. Nothing is added,
-    and False returned, where a target or a source does not exist."""
+    """Without `sources` row i is the i-th, and without `weights` each weighs 1. Where a target or a
+    source does not exist, nothing is added and False is returned."""
     rows_there = all_below(sources, len(rows)) if sources.size else len(targets) <= len(rows)
     if not (rows_there and all_below(targets, len(sums))):
         return False
@@ -78,7 +79,7 @@ def _add_rows(
 class Entries:
     """Gradients of rows as backward has them: several of one row, in any order.
 
-    Entry i adds `gradients[sources[i]] * weights[i]` to row `targets[i]`: of a tier, by its
+    Entry i adds `gradients[sources[i]] * weights[i]` to row `targets[i]`: a row of a tier, by its
     address; of a chunk; or of the share that ranks of the node asked this one for.
     """
 
@@ -111,8 +112,8 @@ class Entries:
     def of_parts(self, edges: I64) -> list[npt.NDArray[Any]]:
         """The entries of each part, on the CPU: their numbers [k] int32, ascending.
 
-        The targets are of S shares of R rows, one after another; part j has of share s the rows
-        `edges[s, j]` to `edges[s, j + 1]`, and the parts have all of them.
+        The targets are rows of S shares of R rows, one after another. Part j has the rows `edges[s,
+        j]` to `edges[s, j + 1]` of share s; together the parts have all rows.
         """
         targets = self.targets.contiguous().numpy()
         order = np.empty(len(targets), np.int32 if len(targets) < 1 << 31 else np.int64)
@@ -146,14 +147,14 @@ class Entries:
         )
 
     def begins(self, targets: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The first entry of each of `targets`, if the entries are sorted: numbers in lists of the
-        same lengths. CUDA is waited for, once."""
+        """The number of the first entry of each of `targets`, if the entries are sorted, in lists
+        of the same lengths. The processor waits for CUDA once."""
         wanted = numbers_on(self.targets.device, targets).to(self.targets.dtype)
         found: list[list[int]] = torch.searchsorted(self.targets, wanted).tolist()
         return found
 
     def cut(self, low: int, high: int, moved: int) -> Entries:
-        """Entries `low` to `high`, if sorted, for targets that are `moved` further on."""
+        """Entries `low` to `high`, of sorted ones; their targets are increased by `moved`."""
         assert self.sources is not None
         return Entries(
             self.targets[low:high] + moved,

@@ -2,10 +2,10 @@
 
     w <- step(w, scale · Σ_ranks g), for the union of the rows that any rank touched
 
-Ranks of a node first sum within it, each for its share of the rows; a share is then summed
-across nodes, so that a row crosses between nodes once each way and not once per rank. Two ranks of
-one node have one share, which both sum and step. This is done in bounded chunks, two at a time:
-while one is on the wire, the other is summed and stepped.
+Ranks of a node first sum within it, each for its share of the rows; a share is then summed across
+nodes, so that a row crosses between nodes once each way and not once per rank. Two ranks that are
+the whole world have one share, which both sum and step. This is done in bounded chunks, two at a
+time: while one is on the wire, the other is summed and stepped.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ Buffers: TypeAlias = tuple[Buffer | None, Buffer | None]
 
 def _buffers(rows: int, gradients: Tensor) -> list[Buffers]:
     """Two buffers for each chunk under way, of so many rows: what a chunk sends and what it
-    receives take turns in them. malloc, given back tensors of several sizes, would keep half as
-    much again in pieces that fit none; CUDA's allocator hands them out anew."""
+    receives take turns in them. Without these, malloc would be given back tensors of several sizes,
+    and keep half as much again in pieces that fit none; CUDA's allocator reuses them."""
     if gradients.is_cuda:
         return [(None, None)] * IN_FLIGHT
     size = rows * gradients.shape[1] * gradients.element_size()
@@ -76,17 +76,17 @@ def _buffers(rows: int, gradients: Tensor) -> list[Buffers]:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Sums gradients over ranks and steps replicas by them, tier by tier; every rank must run the
-    same collectives."""
+    """Sums gradients over ranks and steps replicas by the sums, tier by tier. Every rank must run
+    the same collectives."""
 
     nodes: Nodes
     division: GradientDivision
-    """TorchRec's, which is made once."""
+    """TorchRec's division, which is applied once."""
     chunk_rows: int
     """Rows under way at a time, of all ranks of a node; bounds the memory of an update."""
     hot: bool = False
-    """Whether the batch is hot. Then no all-to-all is made: all ranks of a node sum all rows that
-    one of them touched, for they touch mostly the same."""
+    """Whether the batch is hot. Then there is no all-to-all: all ranks of a node sum all rows that
+    any of them touched, since they touch mostly the same ones."""
 
     def replicated(
         self,
@@ -159,7 +159,7 @@ class Reduction:
         buffers: Buffers,
     ) -> Collectives[Tensor]:
         """[n, D]: the sum over the node's ranks of a chunk's gradients, for the `rows` [n] of this
-        rank's share. `part` are this rank's, for all shares."""
+        rank's share. `part` has this rank's gradients, for all shares."""
         node = self.nodes.node
         sends = chunks.sends(number)
         sums = part.summed(sum(sends), buffers[0])
@@ -197,9 +197,10 @@ class Reduction:
     def _across(
         self, sums: Tensor, by_node: Tensor, columns: Tensor | slice
     ) -> Collectives[Tensor]:
-        """The sum over nodes of `sums` [n, D], the same on all nodes.
+        """The sum over nodes of `sums` [n, D]: the same tensor on all nodes.
 
-        They are of the rows that have the n `columns` of `by_node`, by which node touched them.
+        They are sums of the rows that have the n `columns` of `by_node`, which says which node
+        touched each.
 
         Bytes in all: 2 (A - 1) n rows by a ring of A nodes over all rows, (A - 1) A m by gathering
         at most m touched ones of each node. The cheaper one is taken.

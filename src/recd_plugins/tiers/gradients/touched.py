@@ -1,4 +1,4 @@
-"""Which rank, or node, has gradients for which replicas: all ranks find it out by bits, or by
+"""Which rank, or node, has gradients for which replicas. All ranks learn this by bits, or by row
 numbers, before any gradient moves.
 """
 
@@ -25,23 +25,24 @@ class Touched(NamedTuple):
     """The ranks that have a gradient for rows of the tier `replicated`, and for which."""
 
     mine: Tensor
-    """[S, R] bool: this rank, of each share of the tier; where one share is all, any rank."""
+    """[S, R] bool: the rows of each share that this rank touched; where there is one share, that
+    any rank touched."""
     by_rank: Tensor
-    """[ranks_per_node, R] bool: each rank of this node, of this rank's share; or [1, R], where one
-    is all."""
+    """[ranks_per_node, R] bool: the rows of this rank's share that each rank of this node touched;
+    or [1, R], where there is one share."""
     by_node: Tensor
-    """[n_nodes, R] bool: each node, of this rank's share."""
+    """[n_nodes, R] bool: the rows of this rank's share that each node touched."""
     anywhere: Tensor
-    """[S, R] bool: any rank at all, of each share."""
+    """[S, R] bool: the rows of each share that any rank touched."""
 
 
 def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
     """Each rank says which rows of all shares it touched: `mine` [S, R] bool.
 
-    Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its
-    node again. For a hot batch it sends its node the bits of all shares at first, by no all-to-all.
-    Where one node has one share it sends R/8 bytes once: its ranks have gradients for the same rows
-    then, zeros among them.
+    Every rank sends R/8 bytes to each other of its node, to its peers across nodes, and to its node
+    again. For a hot batch it first sends its node the bits of all shares, by an all-gather and no
+    all-to-all. Where there is one node with one share it sends R/8 bytes once: its ranks then have
+    gradients for the same rows, some of them zeros.
     """
     alone, size = nodes.n_nodes == 1, mine.shape[1]
     if alone and len(mine) == 1:
@@ -78,9 +79,9 @@ def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collective
     """Each node says which of the `size` rows of this rank's share it touched: `ids` [n], in any
     order and several times.
 
-    Every rank sends its peers across nodes how many they are, and then 4 bytes for each, or R/8
-    bytes if that is less. On CUDA the counts would have the processor wait, so each rank sends the
-    bits at once.
+    Every rank tells its peers across nodes how many they are, and then sends 4 bytes for each, or
+    R/8 bytes if that is less. On CUDA the processor would wait for the counts, so each rank sends
+    the bits at once.
     """
     if not ids.is_cuda:
         mine = ids.unique()
@@ -149,7 +150,7 @@ def marked(rows: Tensor, count: int) -> Tensor:
 
 @kernel
 def _mark(rows: npt.NDArray[Any], marked: npt.NDArray[np.bool_]) -> bool:
-    """Nothing is marked, and False returned, where a row does not exist."""
+    """Where a row does not exist, nothing is marked and False is returned."""
     if not all_below(rows, len(marked)):
         return False
     for row in rows:
