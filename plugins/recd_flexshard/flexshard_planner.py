@@ -25,10 +25,7 @@ from recd_plugins.api.planning import (
     TableSizes,
     TierPlanner,
     model_tables,
-    priced,
     remembered,
-    replica_factor,
-    replica_passes,
 )
 
 if TYPE_CHECKING:
@@ -95,14 +92,7 @@ class FlexShardPlanner(TierPlanner):
         config = self._config
         usual = PAPER_K if config.prices == "paper" else None
         cluster = Cluster.of(topology, world_size)
-        prices = priced(
-            config.prices,
-            cluster=cluster,
-            batch_size=self.context.batch_size,
-            k=config.k or usual or replica_factor(tables.values(), self.fused),
-            stepped=replica_passes(tables.values(), self.fused, cluster),
-            carried=self.carried,
-        )
+        prices = self.prices(tables, cluster, pricing=config.prices, k=config.k or usual)
         if config.goal == "auto":
             # `recd advise` asks again for registries that differ in other things.
             asked = (FlexShardPlanner, *tables.items(), prices, config.budget_gb, config.tiers)

@@ -24,7 +24,6 @@ from recd_plugins.api.planning import (
     MergedRows,
     ModelTable,
     OrdersBatches,
-    Prices,
     Profile,
     RowDistribution,
     SequenceTable,
@@ -35,8 +34,6 @@ from recd_plugins.api.planning import (
     model_tables,
     profile_batches,
     remembered,
-    replica_factor,
-    replica_passes,
     tier_plan,
 )
 from recd_scars.cached_rows import cached_rows, sample_bytes
@@ -431,13 +428,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
     ) -> ChosenSizes:
         """The number of rows of each that are cached, and why."""
-        prices = Prices(
-            cluster=cluster,
-            batch_size=self.context.batch_size,
-            k=replica_factor(tables.values(), self.fused),
-            stepped=replica_passes(tables.values(), self.fused, cluster),
-            carried=self.carried,
-        )
+        prices = self.prices(tables, cluster)
         # `recd advise` asks again for registries that differ in other things.
         asked = ScarsPlanner, *tables.items(), prices, memory, repr(self._config)
         return remembered(asked, lambda: cached_rows(self._config, tables, prices, memory))

@@ -32,6 +32,7 @@ from recd_plugins.planning.answers import (
     sharders_of,
 )
 from recd_plugins.planning.constraints import TableConstraint
+from recd_plugins.planning.cost import Prices, Pricing, priced
 from recd_plugins.planning.homes import (
     Homes,
     in_memory,
@@ -46,6 +47,7 @@ from recd_plugins.planning.planner_bases import (
     TakesContext,
     Tiered,
 )
+from recd_plugins.planning.replica_factor import replica_factor, replica_passes
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.together import from_rank_0
@@ -180,6 +182,25 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """
         return rows.hottest(count)
 
+    def prices(
+        self,
+        tables: Mapping[str, SequenceTable],
+        cluster: Cluster,
+        *,
+        pricing: Pricing = "ours",
+        k: float | None = None,
+    ) -> Prices:
+        """The prices of rows on a cluster, for the job that is planned: its batch size, the
+        sharders' codecs, and the optimizers of these tables, by which `k` is unless it is given."""
+        return priced(
+            pricing,
+            cluster=cluster,
+            batch_size=self.context.batch_size,
+            k=k or replica_factor(tables.values(), self.fused),
+            stepped=replica_passes(tables.values(), self.fused, cluster),
+            carried=self.carried,
+        )
+
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
         self.found = self._found(model)
@@ -249,10 +270,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             reason = "\n".join([reason, *self._profiles.in_words()])
         if own is not None and not self._held:
             return reason, own
-        least = homes.mapped
+        mapped = homes.mapped
         others, plan, slower = self._beside_tiers(homes, world_size)
         if own is not None and slower and (plan is None or not self._forced):
-            homes.mapped = least
+            homes.mapped = mapped
             self._leave_all()
             out = in_backticks(self.asked_by)
             cure = f"stack.explain() has the prices; take {out} out where that is right."
@@ -365,7 +386,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         own: ShardingPlan,
         homes: Homes,
     ) -> tuple[str, ShardingPlan]:
-        """Profile, have sizes chosen, and make row ids of them; why, in words.
+        """Profile, have sizes chosen, and make the tier plan of them; why, in words.
 
         `own` is the plan of the planner behind, were there no tiers. It comes back, with tables in
         mapped files where memory has no room for all.
@@ -373,14 +394,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         profile = self.profile = self.profiled()
         if strange := self._profiles.strange:
             self._notices.append(self._left.counted_otherwise(strange))
-        if variable := self._leave_variable():
-            others = bool(self.found)
-            self._notices.append(self._left.add_variable(variable, others=others))
-            if not self.found and homes.lacking is None:
-                return str(self._notices[-1]), own
-        if self._leave_weighted_means(model) and not self.found and homes.lacking is None:
-            self._notices.append(self._left.all_left())
-            return str(self._notices[-1]), own
+        if all_left := self._leave_by_lookups(model, homes):
+            return all_left, own
         if homes.lacking is not None:
             self._behind, own = homes.leave_memory(
                 self.others, self.found, profile, self.fused, self.context.batch_size
@@ -394,12 +409,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name: table.with_rows(profile[name], shards.get(name), mapped=name in homes.mapped)
             for name, table in self.found.items()
         }
-        with self._naming_whose():
-            chosen = self.choose(model, tables, topology, world_size)
-        check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
-        rows = self._kernel_rows(model, world_size, homes.mapped)
-        chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
-        chosen = rows.beside(own, chosen, tables, self._left, self.options_in)
+        chosen = self._choice(model, tables, topology, world_size, own, homes)
         self.report, reason = chosen.report, chosen.reason
         self._notices += chosen.notices
         ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
@@ -412,10 +422,50 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             if not chosen.forced:
                 self.report = None
                 return reason, own
+        self._take_sizes(chosen, tables, Cluster.of(topology, world_size), homes)
+        return reason, own
+
+    def _leave_by_lookups(self, model: nn.Module, homes: Homes) -> str:
+        """Leave the tables that the counted batches look up in ways that replicas do not take; the
+        reason, in words, where that leaves all of them and none has to leave memory."""
+        if variable := self._leave_variable():
+            others = bool(self.found)
+            self._notices.append(self._left.add_variable(variable, others=others))
+            if not self.found and homes.lacking is None:
+                return str(self._notices[-1])
+        if self._leave_weighted_means(model) and not self.found and homes.lacking is None:
+            self._notices.append(self._left.all_left())
+            return str(self._notices[-1])
+        return ""
+
+    def _choice(
+        self,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
+        own: ShardingPlan,
+        homes: Homes,
+    ) -> ChosenSizes:
+        """The policy's choice, checked, without tables whose kernels would lack rows on a rank."""
+        with self._naming_whose():
+            chosen = self.choose(model, tables, topology, world_size)
+        check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
+        rows = self._kernel_rows(model, world_size, homes.mapped)
+        chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
+        return rows.beside(own, chosen, tables, self._left, self.options_in)
+
+    def _take_sizes(
+        self,
+        chosen: ChosenSizes,
+        tables: Mapping[str, SequenceTable],
+        cluster: Cluster,
+        homes: Homes,
+    ) -> None:
+        """Make the tier plan of the chosen sizes, and a notice where no table has any."""
         sizes = chosen.planned
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
-        cluster = Cluster.of(topology, world_size)
         with self._naming_whose():
             found = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
         self.tier_plan = found
@@ -424,10 +474,9 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 self._left.all_left()
                 if self._left.reported.issuperset(self.found)
                 else self._left.none_pays(
-                    self.found, world_size, row_wise=bool(sizes), over=chosen.report.over
+                    self.found, cluster.world_size, row_wise=bool(sizes), over=chosen.report.over
                 )
             )
-        return reason, own
 
     @contextmanager
     def _naming_whose(self) -> Iterator[None]:

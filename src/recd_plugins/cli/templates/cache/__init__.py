@@ -16,12 +16,10 @@ from recd_plugins.api.planning import (
     Ledger,
     ModelTable,
     PlanReport,
-    Prices,
     SequenceTable,
     TableSizes,
     TierPlanner,
     model_tables,
-    replica_factor,
 )
 
 
@@ -61,11 +59,7 @@ class NewPlugin(TierPlanner):
             covered = table.rows.coverage(np.arange(table.rows.num_rows + 1))
             cached = int(np.searchsorted(covered, self.share)) if table.rows.lookups else 0
             sizes[name] = TableSizes(replicated=cached, coalesce="rank")
-        prices = Prices(
-            cluster=Cluster.of(topology, world_size),
-            batch_size=self.context.batch_size,
-            k=replica_factor(tables.values(), self.fused),
-        )
+        prices = self.prices(tables, Cluster.of(topology, world_size))
         ledger = Ledger.of(tables, sizes, prices)
         report = PlanReport(ledger=ledger, goal=f"{self.share:.0%} of lookups", budget=None)
         return ChosenSizes(sizes=sizes, report=report, reason="\n".join(report.lines()))
