@@ -57,11 +57,11 @@ def adapt(
     Its EmbeddingCollections and EmbeddingBagCollections look up unique samples, and its poolings
     run on them: modules whose forward is a `Pooling`'s (values, lengths, query), and those that
     `poolings` names by path or glob; none if not `pool_unique`. Names of parameters and states
-    stay, and a batch without `dedup` still works.
-    By the route `vbe` (CUDA) TorchRec expands what it looked up, so that nothing stays unique.
-    `unique_shares` are each group's unique samples over the samples of a batch, as expected.
-    Of `own_batches`, which a trainer converts, the model finds what is deduplicated where its KJT
-    was; in a `Batch` of the host's it is beside the KJT, and the model's root is led there.
+    stay, and a batch without `dedup` still works. By the route `vbe` (CUDA) TorchRec expands what
+    it looked up, so that nothing stays unique. `unique_shares` are each group's unique samples over
+    the samples of a batch, as expected. In `own_batches`, which a trainer converts, the
+    deduplicated features are in the place of the KJT; in the host's `Batch` they are beside the
+    KJT, and the model's root is led to them.
     """
     modules = dict(model.named_modules())
     named = _named(modules, poolings)
@@ -88,7 +88,8 @@ def look_up_all_samples(model: nn.Module, paths: Collection[str], why: str) -> N
 
 
 def explain(model: nn.Module) -> str:
-    """The parts of an unsharded model that were adapted, collections and poolings, and why so."""
+    """The parts of an unsharded model that were adapted, collections and poolings, each with the
+    reason."""
     lines = []
     for path, module in model.named_modules():
         where = path or "the model"
@@ -100,11 +101,11 @@ def explain(model: nn.Module) -> str:
 
 
 def poolings_by_feature(model: nn.Module, features: Sequence[str]) -> dict[str, nn.Module]:
-    """The module that pools each of these sequences, of those that `adapt` would have pool unique
-    samples, while they train; of those where it is known.
+    """The module that pools each of these sequences, where that is known, and where `adapt` would
+    have it pool unique samples while it trains.
 
-    A module says so by `features` and `poolings`, as many of the one as of the other. Without,
-    poolings that are all alike tell nothing else of any feature.
+    A module says so by `features` and `poolings`, as many of the one as of the other. Where none
+    does, poolings that are all alike stand for all features.
     """
     found = _poolings_by_feature(model, features)
     return {name: pooling for name, pooling in found.items() if not why_all_samples(pooling)}
@@ -136,9 +137,9 @@ def not_looked_up(model: nn.Module, groups: Groups) -> str:
 def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> frozenset[str]:
     """The paths of modules that cannot be adapted and need not be, and of all that is in them.
 
-    That is collections of another kind, and TorchRec's modules that hold a collection and treat
-    its features themselves: they read the expansion. Where one of their features is deduplicated
-    they are refused.
+    These are collections of another kind, and TorchRec's modules that hold a collection and treat
+    its features themselves. They read the expansion, and are refused where one of their features is
+    deduplicated.
     """
     unique = frozenset(key for group in groups for key in group)
     left: set[str] = set()
@@ -157,8 +158,8 @@ def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> froze
 
 
 def looked_up_otherwise(model: nn.Module, features: Sequence[str]) -> frozenset[str]:
-    """Those of the features that modules look up which cannot look up unique samples: all, where
-    nobody can say what such a module looks up."""
+    """The features that are looked up by modules which cannot look up unique samples; all features,
+    where it is not known what such a module looks up."""
     found: set[str] = set()
     for _, module in _cannot_be_adapted(dict(model.named_modules())):
         own = _features_of(module)
@@ -180,8 +181,8 @@ def _cannot_be_adapted(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, 
 
 
 def _features_of(module: nn.Module) -> frozenset[str] | None:
-    """The features that a module of TorchRec's, or a module in it, looks up; none where nobody can
-    say."""
+    """The features that a module of TorchRec's, or a module in it, looks up; None where that is not
+    known."""
     configs: list[Any] = []
     for part in module.modules():
         for name in ("embedding_bag_configs", "embedding_configs"):
@@ -193,8 +194,8 @@ def _features_of(module: nn.Module) -> frozenset[str] | None:
 
 
 def _named(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> frozenset[str]:
-    """The paths of the poolings that `patterns` name: a glob fits what is in a pooling, too, which
-    is none; `RegistryError` where nothing that one fits is a pooling."""
+    """The paths of the poolings that `patterns` name. A glob may also fit modules inside a pooling,
+    which are left out. `RegistryError` where a pattern fits no pooling."""
     check_patterns(patterns, modules, kind="module of the model", where="adapt")
     found: set[str] = set()
     for pattern in patterns:
@@ -268,11 +269,11 @@ class BatchView:
 
 
 def _seeing_all_features(model: nn.Module) -> None:
-    """Have the model's forward, if a batch is all that it must be given, see a `BatchView` of it.
+    """Have the model's forward see a `BatchView` of its batch, if a batch is all that it needs.
 
-    The model becomes one of a subclass of its class, as torch's parametrizations do it: names,
-    attributes and `isinstance` stay. What needs more arguments is handed `batch.sparse` by its
-    caller.
+    The model's class becomes a subclass of itself, as with torch's parametrizations: names,
+    attributes and `isinstance` stay. A forward that needs more arguments is handed `batch.sparse`
+    by its caller.
     """
     kind = type(model)
     forward = kind.forward
@@ -284,9 +285,10 @@ def _seeing_all_features(model: nn.Module) -> None:
     if hasattr(kind, "sees_all_features") or len(taken) != 2:
         return
 
-    @functools.wraps(forward)  # by which torch.fx finds how many arguments there are
+    @functools.wraps(forward)  # torch.fx counts the arguments by it
     def seeing(self: nn.Module, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        # A proxy while it is traced. A stranger's batch may have attributes of these names.
+        # While the model is traced the batch is a proxy. A stranger's batch may have attributes of
+        # these names.
         ours = isinstance(batch, Proxy) or hasattr(type(batch), "sparse")
         seen = BatchView(batch) if ours else batch  # a KJT, say
         return forward(self, seen, *args, **kwargs)

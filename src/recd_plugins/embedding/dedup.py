@@ -127,7 +127,7 @@ form, which it expands itself: nothing is left to be pooled once."""
 
 MOST_CLASSES = 3
 LEAST_GAIN = 0.05
-"""A further size class must spare this share of what all samples would take: it costs
+"""A further size class must spare this share of what all samples would take, since it costs
 exchanges of its own."""
 
 
@@ -143,11 +143,11 @@ class TablePart:
     why: str
     share: float | None
     """The rows that each of its features yields, over the samples of a batch, where all yield as
-    many: the largest group's unique samples, to which the others are padded."""
+    many: the unique samples of the largest group, to which the others are padded."""
 
 
 def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
-    """All tables: embeddings one by one cost nothing for rows that only pad."""
+    """All tables in one part: embeddings one by one cost nothing for rows that only pad."""
     keys = _keys(tables)
     unique = {key for group in groups for key in group}
     count = sum(key in unique for key in keys)
@@ -155,7 +155,7 @@ def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
 
 
 def for_all_samples(tables: Sequence[BaseEmbeddingConfig], why: str) -> TablePart:
-    """All tables, which read what is unique expanded."""
+    """All tables in one part, which reads unique samples expanded."""
     return _part(tables, tables, f"all samples; {why}", 1.0)
 
 
@@ -164,7 +164,8 @@ def bag_parts(
     groups: Groups,
     unique_shares: Sequence[float] | None,
 ) -> tuple[TablePart, ...]:
-    """Tables whose features are all deduplicated, in one to three size classes; then the others.
+    """The tables whose features are all deduplicated, in one to three size classes; then the
+    others.
 
     A pooled table yields as many rows as the largest of the groups that it is looked up with.
     Features that share a table stay in one part, so that each table exists once.
@@ -197,8 +198,8 @@ def size_classes(
 ) -> list[list[BaseEmbeddingConfig]]:
     """Tables by like shares, in the fewest classes that leave little to spare.
 
-    Cost of a class: its largest share times the columns that it pools. Classes are runs of the
-    tables by falling share; the best cut is found by trying all.
+    A class costs its largest share times the columns that it pools. Classes are runs of the tables
+    by falling share; the best cuts are found by trying all.
     """
     order = sorted(tables, key=lambda t: -shares[t.name])
     widths = (t.embedding_dim * len(t.feature_names) for t in order)

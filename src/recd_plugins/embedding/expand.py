@@ -1,4 +1,5 @@
-"""Unique samples' rows and values copied to every sample that has them (O6), without padding.
+"""The rows and values of unique samples are copied to every sample that has them (O6), without
+padding.
 
 Sample i of B has what unique sample `inverse_lookup[i]` of U has. The gradient of a unique
 sample is the sum of its samples'; both ways are differentiable, and each is the other's
@@ -44,8 +45,8 @@ def expand_values(
 ) -> Tensor:
     """[N, ...]: the B samples' values end to end, of U unique samples' [N_u, ...].
 
-    Unique sample u has `lengths[u]` of the values, sample i those of `inverse_lookup[i]`. Who knows
-    N, `num_values`, hands it over; else CUDA is waited for.
+    Unique sample u has `lengths[u]` of the values, sample i those of `inverse_lookup[i]`. A caller
+    that knows N gives it as `num_values`; otherwise the processor waits for CUDA.
     """
     if values.dim() == 1 and not values.requires_grad:
         return WeightedJagged(values, lengths).select(inverse_lookup, num_values).values
@@ -61,8 +62,8 @@ def expand_values(
 def expand_columns(uniques: Sequence[Tensor], lookups: Sequence[Tensor | None]) -> Tensor:
     """[B, F, D]: row i of column f is `uniques[f][lookups[f][i]]`, of unique [U_f, D].
 
-    Without a lookup, it is `uniques[f][i]`, of [B, D]. All in one gather: a third of the time
-    of each by itself, stacked, for 100 features of 512 samples.
+    Without a lookup, it is `uniques[f][i]`, of [B, D]. All are one gather, which takes a third of
+    the time of one for each, stacked, for 100 features of 512 samples.
     """
     num_rows, device = next(one.numel() for one in lookups if one is not None), uniques[0].device
     rows = torch.arange(num_rows, device=device)
@@ -74,7 +75,8 @@ def expand_columns(uniques: Sequence[Tensor], lookups: Sequence[Tensor | None]) 
 
 
 def first_rows(tensor: Tensor, rows: int) -> Tensor:
-    """The first rows; a slice of all would cost its gradient a copy."""
+    """The first rows. Where these are all rows there is no slice, whose gradient would cost a
+    copy."""
     return tensor if tensor.shape[0] <= rows else tensor[:rows]
 
 
@@ -86,12 +88,12 @@ def sum_cells(values: Tensor, cells: Tensor, num_cells: int) -> Tensor:
 
 def cells_of(lengths: Tensor, inverse_lookup: Tensor, num_values: int | None = None) -> Tensor:
     """[N]: which of the unique samples' values each of the B samples' values is. Where N is not
-    given as `num_values`, CUDA is waited for."""
+    given as `num_values`, the processor waits for CUDA."""
     if lengths.device.type == "cpu":
         return torch.from_numpy(_cells(lengths.numpy(), inverse_lookup.numpy()))
     expanded = lengths.long()[inverse_lookup]
     starts = (lengths.cumsum(0) - lengths)[inverse_lookup]
-    # Value n lies as far behind its unique sample's start as n behind its own sample's.
+    # Value n is as far from the start of its unique sample as n is from the start of its sample.
     where = torch.repeat_interleave(
         starts - (expanded.cumsum(0) - expanded), expanded, output_size=num_values
     )
@@ -120,7 +122,7 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: FunctionCtx, values: Tensor, cells: Tensor, num_cells: int) -> Tensor:
         ctx.save_for_backward(cells)
         if values.device.type == "cpu" and values.dim() == 2 and values.is_floating_point():
-            # A bag a cell: half the time of index_add, the sorting included.
+            # Each cell is a bag: this takes half the time of index_add, the sorting included.
             order, ends = _sort(cells.numpy(), num_cells)
             return F.embedding_bag(
                 torch.from_numpy(order),

@@ -1,4 +1,4 @@
-"""The first batch of a sharded EmbeddingBagCollection, checked as TorchRec checks it."""
+"""The check of the first batch of a sharded EmbeddingBagCollection, as TorchRec makes it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["InputCheck"]
 
 
 class InputCheck:
-    """Checks one KJT and no more: keys twice, lengths and weights that are of other values."""
+    """Checks one KJT and no more: keys that come twice, and lengths or weights that do not fit the
+    values."""
 
     def __init__(self, configs: Sequence[EmbeddingBagConfig]) -> None:
-        """`configs` are those of the collection's tables; ids that they have no row for are
-        logged."""
+        """`configs` are those of the collection's tables. Ids that have no row there are logged."""
         self._configs = list(configs)
         self._checked = False
 
     def first(self, features: KeyedJaggedTensor) -> None:
-        """`ValueError` of TorchRec's where the features cannot be a batch's."""
+        """TorchRec's `ValueError` where the features cannot be those of a batch."""
         if not self._checked:
             validate_keyed_jagged_tensor(features, self._configs)
             self._checked = True

@@ -1,7 +1,7 @@
-"""The input that TorchRec's collections are handed to look up, and their output for unique samples.
+"""What TorchRec's collections are given to look up, and their output for unique samples.
 
-A deduplicated feature is looked up with its unique samples, any other with all B. What comes
-back is the dict or KeyedTensor of the unsharded module, its tensors not yet expanded.
+A deduplicated feature is looked up with its unique samples, any other with all B samples. The
+output is the dict or KeyedTensor of the unsharded module; its tensors are not expanded yet.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["BatchSamples", "pooled", "rows_of", "sequences", "vbe_rows_of"]
 def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -> KeyedJaggedTensor:
     """The rows of `keys`, in this order, which TorchRec's modules rely on from batch to batch.
 
-    Where keys differ in their number of rows, the shorter end in rows of length 0: no value is
-    added. There is one row at least, since TorchRec's modules fail on none. Those of a hot batch
-    keep its mark.
+    Where keys differ in their number of rows, the shorter ones end in rows of length 0, so no value
+    is added. There is one row at least, since TorchRec's modules fail on none. The rows of a hot
+    batch keep its mark.
     """
     of = SparseFeatures.of(features)
     of.check_not_written()
@@ -83,7 +83,7 @@ def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
 
 
 def _joined(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -> KeyedJaggedTensor:
-    """The rows of `keys`, which are those of the KJTs `of`: of each so many, and one at least."""
+    """The rows of `keys` from the KJTs `of`: `stride` rows for each key, and one at least."""
     stride, numels = max(stride, 1), [numels_of(kjt) for kjt in of]
     runs = _runs(tuple(keys), *[tuple(kjt.keys()) for kjt in of])
     rows = [_rows_of_run(of[run.of], numels[run.of], run, stride) for run in runs]
@@ -99,7 +99,7 @@ def _joined(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -
 
 
 class _KeyRun(NamedTuple):
-    """Keys that are wanted in the order in which a KJT has them side by side."""
+    """Keys that are wanted in the order in which a KJT has them next to each other."""
 
     of: int
     """The KJT's number."""
@@ -108,7 +108,7 @@ class _KeyRun(NamedTuple):
     stop: int
 
 
-@lru_cache(maxsize=1024)  # of a job's batches, each step asks for the same
+@lru_cache(maxsize=1024)  # every step of a job asks for the same
 def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_KeyRun, ...]:
     """The fewest runs that yield `keys` of KJTs with these keys."""
     places = {key: (kjt, at) for kjt, held in enumerate(of) for at, key in enumerate(held)}
@@ -127,7 +127,8 @@ def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_KeyRun, ...]:
 def _rows_of_run(
     kjt: KeyedJaggedTensor, numels: Sequence[int], run: _KeyRun, stride: int
 ) -> WeightedJagged:
-    """The rows of all keys of a run, each key's first `stride`, those that it lacks of length 0."""
+    """The rows of all keys of a run: the first `stride` of each, filled up with rows of length
+    0."""
     first = sum(numels[: run.start])
     ids = slice(first, first + sum(numels[run.start : run.stop]))
     weights, lengths = kjt.weights_or_none(), kjt.lengths().view(len(numels), kjt.stride())
@@ -139,19 +140,21 @@ def _rows_of_run(
 
 
 def _cut(lengths: Tensor, stride: int) -> Tensor:
-    """[F, B] as [F, stride]: behind a key's rows there are rows of length 0, or none."""
+    """[F, B] as [F, stride]: each key is cut, or filled up with rows of length 0."""
     if lengths.shape[1] >= stride:
         return lengths[:, :stride]
     return F.pad(lengths, (0, stride - lengths.shape[1]))
 
 
 class BatchSamples:
-    """The rows of a feature's output that are the batch's, and which samples have them."""
+    """For each feature, how many rows of its output belong to the batch, and which samples have
+    them."""
 
     def __init__(
         self, features: SparseFeatures | KeyedJaggedTensor, *, sequences: bool = False
     ) -> None:
-        """Where `sequences` are looked up, their values are counted here, before anybody waits."""
+        """Where `sequences` are looked up, their values are counted now, before the output is
+        waited for."""
         of = SparseFeatures.of(features)
         self.batch_size = of.stride()
         self.num_values: Mapping[str, int] = of.num_values if sequences else {}
@@ -205,8 +208,8 @@ def pooled(
     for name, key in key_of.items():
         rows, lookup = samples.of(key)
         tensors[name] = found[name]
-        # No lookup is of rows that pad one group's unique samples to another's, and to cut them off
-        # costs the gradient more than they do.
+        # The rows that pad one group's unique samples to another's are in no lookup, and to cut
+        # them off costs the gradient more than they do.
         if lookup is None or len(found[name]) >= samples.batch_size:
             tensors[name] = first_rows(found[name], rows)
         if lookup is not None:

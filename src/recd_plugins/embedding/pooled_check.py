@@ -1,4 +1,5 @@
-"""The vectors that a pooling makes, held to its rows: an error names who brought the pooling."""
+"""The check of the vectors that a pooling makes, against its rows. An error names who brought the
+pooling."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class PooledCheck:
 
     @classmethod
     def watch(cls, pooling: nn.Module, who: str, *, takes_query: bool = True) -> None:
-        """Have all that a pooling makes checked, whoever calls it; and, of one that takes no query,
-        that nobody hands it one."""
+        """Check all that a pooling makes, whoever calls it; and, if it takes no query, that nobody
+        hands it one."""
         if _check_of(pooling) is None:
             pooling.register_forward_hook(check := cls(who), with_kwargs=True)
             if not takes_query:
@@ -50,7 +51,7 @@ class PooledCheck:
             and isinstance(values, Unexpanded)
             and isinstance(lengths, Unexpanded)
             and made.shares_lookup(values)
-        ):  # a vector for each unique sample: what stands for all takes far longer to ask
+        ):  # a vector for each unique sample, which is far faster to ask than what stands for all
             values, lengths, made = values.unique, lengths.unique, made.unique
         self.hold(pooling, values, lengths, made)
 
@@ -67,7 +68,7 @@ class PooledCheck:
             )
 
     def hold(self, pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any) -> None:
-        """`PluginError` where what was made is not what it must be."""
+        """`PluginError` where the pooling did not make what it must."""
         shape = (lengths.shape[0], *values.shape[1:])
         if isinstance(made, Tensor) and made.shape == shape and _fits(made.dtype, values.dtype):
             if values.requires_grad and not made.requires_grad and torch.is_grad_enabled():
@@ -94,7 +95,7 @@ class PooledCheck:
 
 
 def check_unique(pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any) -> None:
-    """Hold what a pooling made of unique samples alone to their rows, if it is watched."""
+    """Check what a pooling made of unique samples alone against their rows, if it is watched."""
     if (check := _check_of(pooling)) is not None:
         check.hold(pooling, values, lengths, made)
 
@@ -104,6 +105,6 @@ def _check_of(pooling: nn.Module) -> PooledCheck | None:
 
 
 def _fits(made: torch.dtype, given: torch.dtype) -> bool:
-    """Whether a model can put it beside other vectors: float64 and whole numbers would make theirs
-    of another type, or lose the gradient; a smaller type of floats becomes theirs."""
+    """Whether a model can put it beside other vectors: float64 and whole numbers would change the
+    type of the others, or lose the gradient; a smaller type of floats is cast to theirs."""
     return made == given or (made.is_floating_point and made.itemsize <= max(4, given.itemsize))

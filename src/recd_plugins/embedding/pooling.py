@@ -25,16 +25,17 @@ LOG = logging.getLogger(__name__)
 class PoolsUnique(Protocol):
     """A pooling that reads unique histories, though each sample has a query of its own.
 
-    A class that inherits it and has another `forward` is pooled by that, unless it has both.
+    A class that inherits it and has a `forward` of its own pools by that `forward`, unless it has a
+    `pool_unique` of its own too.
     """
 
     def pool_unique(
         self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
     ) -> Tensor:
-        """[B, D]: what unique history `inverse_lookup[i]` is to `query[i]`, of query [B, D].
+        """[B, D]: row i pools unique history `inverse_lookup[i]` for `query[i]`, of query [B, D].
 
-        Histories are values [N_u, D] in rows of `lengths` [U]. Values and gradients are those
-        of the pooling on the expansion.
+        Histories are values [N_u, D] in rows of `lengths` [U]. The result and its gradients equal
+        those of the pooling on the expansion.
         """
 
 
@@ -44,22 +45,27 @@ class DedupPooling(nn.Module):
     - Without a query, or a use for it (`needs_query = False`), it runs on the unique samples;
       so it does on a query that is `Unexpanded` by the same lookup. The result [B, D] is
       `Unexpanded` too.
-    - Where no sample repeats another, nothing is copied and nothing shared: it runs as it is.
+    - Where no sample repeats another, nothing is copied and nothing shared: the pooling runs as
+      it is.
     - Where it normalises over the samples of a batch, keeps numbers of all that it is handed, or
-      draws at random while it trains, it runs on the expansion: on unique samples it would come to
-      something else. What it draws may be shared where it says so (`draws_once = True`). And so it
-      does where it returns something else than a vector for each row, as weights beside them.
+      draws at random while it trains, it runs on the expansion, since unique samples would give
+      another result. A pooling says by `draws_once = True` that what it draws may be shared. It
+      also runs on the expansion where it returns something else than one vector for each row,
+      such as weights beside them.
     - On a query for each sample it runs `pool_unique`, if the pooling has it beside its `forward`
       (`PoolsUnique`).
-    - Else it runs on the expansion, and says so once in the log; `explain_pooling` knows before.
+    - Otherwise it runs on the expansion, and says so once in the log; `explain_pooling` says it
+      before.
 
     `DedupPooling(pooling)` is `pooling` itself, its class replaced by a subclass of both, as
-    torch's parametrizations do. A module around it would put a name in front of its parameters',
-    or have to repeat all that is done with a module; and who else holds it would miss it.
+    torch's parametrizations do. A module around it would put a prefix in front of its parameters'
+    names, or have to repeat all that is done with a module; and whoever else holds the pooling
+    would keep the old one.
     """
 
     def __new__(cls, pooling: nn.Module | None = None) -> DedupPooling:
-        """The pooling; without one, what torch's parametrizations make a copy of."""
+        """The pooling itself; without one, an empty instance, as torch's parametrizations need for
+        copies."""
         if pooling is None:
             made: DedupPooling = super().__new__(cls)
             return made
@@ -157,8 +163,8 @@ def explain_pooling(pooling: nn.Module) -> str:
 
 
 def why_all_samples(pooling: nn.Module) -> str:
-    """Why a pooling runs on all samples where it trains, as far as its parts show; nothing where
-    they show none."""
+    """Why a pooling runs on all samples while it trains, as far as its parts show; "" where they
+    show no reason."""
     parts = list(pooling.modules())
     if any(isinstance(part, NORMS) for part in parts):
         return NORMALISES
@@ -186,13 +192,13 @@ def _remade(cls: type[nn.Module]) -> DedupPooling:
 
 
 def _needs_query(pooling: nn.Module) -> bool:
-    """Whether its result depends on a query; who does not say may."""
+    """Whether its result depends on a query: it may, unless it says otherwise."""
     return bool(getattr(pooling, "needs_query", True))
 
 
 def _pool_unique(pooling: nn.Module) -> Callable[..., Tensor] | None:
-    """Its method, unless a class that inherits it has a `forward` of its own: that is what its
-    author trained with."""
+    """Its `pool_unique`, unless a class that inherits it has a `forward` of its own: its author
+    trained with that one."""
     found: Callable[..., Tensor] | None = getattr(pooling, "pool_unique", None)
     if found is None or "pool_unique" in vars(pooling):
         return found
@@ -205,29 +211,29 @@ def _pool_unique(pooling: nn.Module) -> Callable[..., Tensor] | None:
 
 
 def _draws_once(pooling: nn.Module) -> bool:
-    """Whether samples that share a unique one may share what it draws; who does not say draws for
-    each."""
+    """Whether samples that share a unique one may share what it draws: not unless it says so."""
     return bool(getattr(pooling, "draws_once", False))
 
 
 @dataclass
 class _Tried:
-    """What was found of a pooling when it was first handed unique samples."""
+    """What was found out about a pooling when it was first handed unique samples."""
 
     norms: tuple[Any, ...]
     """Its parts that may normalise over samples."""
     dropouts: tuple[Any, ...]
     """Its parts that may draw at random, now or once somebody sets their `p`."""
     draws: bool | None = None
-    """Whether it draws at random while it trains; none before it was handed a value."""
+    """Whether it draws at random while it trains; None before it was handed a value."""
     makes_rows: bool = True
     """Whether it made a vector for each row of all that it was handed."""
     keeps: bool | None = None
-    """Whether its buffers are others by unique samples than by all; none before some repeat."""
+    """Whether its buffers differ after unique samples and after all samples; None before any sample
+    repeats."""
 
 
 TRIED = "recd_tried"
-"""The attribute of a pooling that has what was found of it."""
+"""The attribute of a pooling that holds it."""
 
 
 def _why_of_all(
@@ -236,8 +242,8 @@ def _why_of_all(
     unique: Sequence[Tensor],
     every: Sequence[Tensor],
 ) -> str:
-    """Why a pooling would make something else of `unique` samples, by `pool`, than of `every` one;
-    nothing where it would not."""
+    """Why a pooling would make something else of `unique` samples, by `pool`, than of `every`
+    sample; "" where it would not."""
     tried: _Tried | None = vars(pooling).get(TRIED)
     if tried is None:
         parts = [*pooling.modules()]
@@ -269,7 +275,7 @@ def _try(
     unique: Sequence[Tensor],
     every: Sequence[Tensor],
 ) -> None:
-    """Find out what a pooling does beside what it returns, and leave no trace of it."""
+    """Find out what a pooling does beside returning its result, and undo all of it."""
     device = unique[0].device
     before, kept = _random_state(device), _buffers(pooling)
     with torch.no_grad():
@@ -343,7 +349,7 @@ def _has_rows(pooled: Any, num_rows: int) -> TypeGuard[Tensor]:
 
 
 def _repeats_nothing(inverse_lookup: Tensor, num_unique: int) -> bool:
-    """Whether each sample is a unique one of its own, and they lie in one order."""
+    """Whether each sample is a unique one of its own, all in the same order."""
     if inverse_lookup.numel() != num_unique:
         return False
     dtype, device = inverse_lookup.dtype, inverse_lookup.device

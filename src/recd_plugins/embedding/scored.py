@@ -14,7 +14,7 @@ __all__ = ["weighed"]
 
 def weighed(jagged: JaggedTensor, features: KeyedJaggedTensor | SparseFeatures, key: str) -> Tensor:
     """[N, D] of a feature's embeddings, as a collection yields them for `features`, each times the
-    weight of its id. What is of unique samples stays so."""
+    weight of its id. Embeddings of unique samples stay unique."""
     values = jagged.values()
     if isinstance(values, Unexpanded) and values.is_unique and isinstance(features, SparseFeatures):
         weights = features.rows[key].weights

@@ -1,8 +1,8 @@
 """Sharded collections of unique samples: parts that TorchRec sharded, behind one module.
 
 To DistributedModelParallel, its planner and its pipelines this is one sharded module with the
-names, states and collectives of the collection as it was. The sharder goes around any sharder
-of such collections.
+names, states and collectives of the collection as it was. The sharder wraps any sharder of such
+collections.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _ShardedDedup(ShardedParts):
     SEQUENCES: bool
     """Whether embeddings come one by one."""
     took_unique: bool | None = None
-    """Whether it was ever handed unique samples; none before its first input."""
+    """Whether it was ever handed unique samples; None before its first input."""
 
     def __init__(
         self,
@@ -85,7 +85,8 @@ class _ShardedDedup(ShardedParts):
     ) -> None:
         """`order` is that of the tables in their optimizer; by default, part by part."""
         super().__init__(parts, getattr(module, self.TABLES), type(module), order)
-        self._specs = module.parts
+        self.table_parts = module.parts
+        """The tables and features of each part."""
         self._key_of = dict(module.key_of)
         self._route = module.route
 
@@ -100,7 +101,7 @@ class _ShardedDedup(ShardedParts):
         self.took_unique = bool(self.took_unique) or features.dedup is not None
         ctx.samples = BatchSamples(features, sequences=self.SEQUENCES)
         rows = vbe_rows_of if self._route == "vbe" else rows_of
-        return (rows(features, spec.keys) for spec in self._specs)
+        return (rows(features, part.keys) for part in self.table_parts)
 
     def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[Any]:
         assert isinstance(ctx, DedupContext)
@@ -153,7 +154,7 @@ class ShardedDedupEmbeddingBagCollection(_ShardedDedup):
         return evened(received, context, sharding_types(part))
 
     def _unexpanded(self, parts: list[Any], samples: BatchSamples) -> LazyAwaitable[Any]:
-        names = [spec.embeddings for spec in self._specs]
+        names = [part.embeddings for part in self.table_parts]
         return _Pooled(parts, names, self._key_of, samples)
 
 
@@ -193,7 +194,7 @@ class _Pooled(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable[Keyed
         return pooled(found, self._key_of, self._samples)
 
 
-OF: dict[type[nn.Module], type[nn.Module]] = {
+ADAPTED: dict[type[nn.Module], type[nn.Module]] = {
     EmbeddingCollection: DedupEmbeddingCollection,
     EmbeddingBagCollection: DedupEmbeddingBagCollection,
 }
@@ -204,7 +205,7 @@ class DedupSharder(WrappedSharder):
 
     @property
     def module_type(self) -> type[nn.Module]:
-        return OF[self._inner.module_type]
+        return ADAPTED[self._inner.module_type]
 
     def shard(
         self,
@@ -239,8 +240,8 @@ def _check_clipping(
     params: Mapping[str, ParameterSharding],
     fused: Mapping[str, Any],
 ) -> None:
-    """Refuse tables whose kernels clip the gradients of their outputs: those of samples, each by
-    itself, which no kernel sees where they come summed."""
+    """Refuse tables whose kernels clip the gradients of their outputs. They clip each sample's by
+    itself, and no kernel sees these where they come summed."""
     bags = isinstance(module, DedupEmbeddingBagCollection)
     configs = module.embedding_bag_configs() if bags else module.embedding_configs()
     weights = getattr(module, "embedding_bags" if bags else "embeddings")
@@ -264,33 +265,35 @@ def with_dedup(sharders: Iterable[ModuleSharder[Any]]) -> list[ModuleSharder[Any
     return given + [
         DedupSharder(sharder)
         for sharder in given
-        if sharder.module_type in OF and OF[sharder.module_type] not in types
+        if sharder.module_type in ADAPTED and ADAPTED[sharder.module_type] not in types
     ]
 
 
 def handed_all_samples(model: nn.Module, groups: Groups) -> list[str]:
-    """The features of `groups` whose collections were looked up, and never by unique samples."""
+    """The features of `groups` whose collections had input, but never unique samples."""
     unique = {key for group in groups for key in group}
     return [
         key
         for module in model.modules()
         if isinstance(module, _ShardedDedup) and module.took_unique is False
-        for part in module._specs
+        for part in module.table_parts
         for key in part.keys
         if key in unique
     ]
 
 
 def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJTList:
-    """The rows that a rank received, with as many from each rank; the context is changed alike.
+    """The rows that a rank received, filled up to as many from each rank; the context is changed to
+    match.
 
-    Ranks differ in their unique samples, and row-wise tables scatter the sums of all ranks: gloo
-    refuses parts of unequal size, and NCCL reduces them root by root. After the exchange of splits
-    every rank knows each other's rows, so that rows of length 0 even them out at no further
-    exchange, and add no id. The pooled output then has as many rows as the largest rank sent.
+    Ranks differ in their number of unique samples, and row-wise tables scatter the sums of all
+    ranks: gloo refuses parts of unequal size, and NCCL reduces them root by root. After the
+    exchange of splits every rank knows how many rows each other has, so rows of length 0 even them
+    out without a further exchange, and add no id. The pooled output then has as many rows as the
+    largest rank sent.
 
-    It is returned as it is where no table is row-wise, where the ranks sent as many, or where none
-    sent any (a hot batch, behind tiers).
+    The input is returned as it is where no table is row-wise, where all ranks sent as many, or
+    where none sent any (a hot batch, behind tiers).
     """
     exchanges = context.sharding_contexts
     if not exchanges:
@@ -303,9 +306,9 @@ def evened(received: KJTList, context: Any, sharding_types: Sequence[str]) -> KJ
     if not by_rank or len(set(by_rank[0])) <= 1:  # of no stride at all by the route `vbe`
         return received
     longest = max(by_rank[0])
-    even = list(received)  # what a sharder of its own exchanges beside TorchRec's stays as it is
+    even = list(received)  # what another sharder exchanges beside TorchRec's stays as it is
     for index, exchange in enumerate(exchanges):
-        # Data-parallel tables exchange nothing: all rows are this rank's.
+        # Data-parallel tables exchange nothing: all rows are this rank's own.
         strides = exchange.batch_size_per_rank or [even[index].stride()]
         even[index] = _with_as_many_rows(even[index], strides, longest)
         exchange.batch_size_per_rank = [longest] * len(exchange.batch_size_per_rank)

@@ -46,12 +46,12 @@ class PartsContext(Multistreamable):
 
 
 class _PartsOptimizer(CombinedOptimizer):
-    """The optimizers of the parts, whose state dict has the tables in an order of its own."""
+    """The optimizers of the parts; its state dict has the tables in the collection's order."""
 
     def __init__(self, optimizers: Iterable[KeyedOptimizer], order: Iterable[str]) -> None:
         every: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = []
         for optimizer in optimizers:
-            # One that combines others takes some 50 calls a step, for the others to be found.
+            # A combined optimizer takes some 50 calls a step to find the others.
             combines = type(optimizer) is CombinedOptimizer
             every += optimizer.optimizers if combines else [optimizer]
         super().__init__(every)
@@ -76,7 +76,7 @@ class ShardedParts(
 ):
     """Parts behind the names of one collection.
 
-    The tables' modules are registered here under the collection's names, the parts are not: so
+    The tables' modules are registered here under the collection's names, and the parts are not. So
     parameters, states and optimizer keys are those of the collection.
     """
 
@@ -93,7 +93,7 @@ class ShardedParts(
         order: Iterable[str] = (),
         **options: Any,
     ) -> None:
-        """`tables` are their names in the order of the collection, whose type is `unsharded`.
+        """`tables` are the tables' names in the order of the collection, whose type is `unsharded`.
 
         Their optimizer has them in another `order`; by default, part by part.
         """
@@ -163,7 +163,8 @@ class ShardedParts(
     def changed(
         self, ctx: PartsContext, input: KJTList, change: Callable[[Any, Any, KJTList], KJTList]
     ) -> KJTList:
-        """What was sent here, once `change` was asked of each part, its context and what is its."""
+        """What was sent here, after `change` was called with each part, its context and its share
+        of it."""
         torchrec: list[Any] = []
         beside: list[Any] = []
         for part, context, rows in self._by_part(ctx, input):
@@ -183,7 +184,7 @@ class ShardedParts(
             part.prefetch(rows, forward_stream, context)
 
     def update_shards(self, *_: Any) -> None:
-        """What TorchRec's sharder of bags asks for where tables are to move."""
+        """Refuse what TorchRec's sharder of bags asks for where tables are to move."""
         raise CapabilityError(
             "DistributedModelParallel.reshard moves tables of TorchRec's own collections, but this "
             "one looks up unique samples or coalesced rows. Shard the model anew, by another plan, "
@@ -203,7 +204,8 @@ class ShardedParts(
         prefix: str = "",
         keep_vars: bool = False,
     ) -> dict[str, Any]:
-        """The parts', which flush caches and make ShardedTensors, in the collection's order."""
+        """The states of the parts, which flush caches and make ShardedTensors, in the collection's
+        order."""
         states = [part.state_dict(keep_vars=keep_vars) for part in self.parts]
         every: dict[str, Any] = super().state_dict(
             destination=destination, prefix=prefix, keep_vars=keep_vars
@@ -224,7 +226,7 @@ class ShardedParts(
             attribute = self._attribute(part)
             tables = [f"{attribute}.{name}.weight" for name in self._tables_of(part)]
             given = [name for name in tables if prefix + self._renamed(name) in state_dict]
-            # TorchRec's hook wants all tables: those that are not given stay as they are.
+            # TorchRec's hook needs all tables: those that are not given stay as they are.
             own = {} if len(given) == len(tables) else dict(part.state_dict(prefix=prefix))
             own |= {prefix + name: state_dict[prefix + self._renamed(name)] for name in given}
             part._load_from_state_dict(own, prefix, *rest)

@@ -1,4 +1,4 @@
-"""Tensors whose gradients come together, as those of one tensor's parts do."""
+"""Tensors whose gradients come together, like those of parts of one tensor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["tied", "tied_columns"]
 def tied(outputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """The same tensors. Once a loss depends on one of them, the others' gradients are zeros.
 
-    Backward of each exchanges with the other ranks, whose losses may depend on others of them:
-    behind one node of the graph, all exchange all, in one order. And a dense optimizer steps the
-    tables that it has by gradients of zeros, but not by none.
+    The backward of each exchanges with the other ranks, whose losses may depend on others of them.
+    Behind one node of the graph all ranks exchange for all of them, in one order. Besides, a dense
+    optimizer steps its tables by gradients of zeros, but not by None.
     """
     same: tuple[Tensor, ...] = _Tie.apply(*outputs)
     return same
 
 
 def tied_columns(parts: Sequence[KeyedTensor]) -> list[dict[str, Tensor]]:
-    """The columns of each key of each part, tied as those of one KeyedTensor are, and like those
-    may be changed in place."""
+    """The columns of each key of each part. They are tied like those of one KeyedTensor, and may be
+    changed in place like those."""
     given: list[Tensor] = []
     widths: list[list[int]] = []
     for part in parts:
@@ -73,6 +73,6 @@ class _Tie(Function):
 
 
 def _own(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The same memory, of which torch does not know that it is one of several views of a tensor:
-    such a one nobody may change in place."""
+    """Tensors of the same memory, which torch does not know as several views of one tensor: those
+    may not be changed in place."""
     return tuple(tensor.detach() for tensor in tensors)

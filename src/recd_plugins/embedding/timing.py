@@ -1,7 +1,7 @@
-"""The seconds that unique samples save and cost of a step, timed with this device's own kernels.
+"""The seconds of a step that unique samples save and cost, timed with this device's own kernels.
 
-Each time is of forward and backward, and the least of a few runs. On the CPU it is processor time
-of one thread, which a machine that is busy with others changes least; threads that wait for each
+Each time is that of forward and backward, the least of a few runs. On the CPU it is the processor
+time of one thread, which other work on the machine changes the least; threads that wait for each
 other would count as if they worked.
 """
 
@@ -33,7 +33,7 @@ __all__ = [
 FEWEST, MOST = 3, 9
 """Runs of a call that is timed."""
 LONG_ENOUGH = 0.03
-"""Seconds of all runs after which the fewest are enough."""
+"""Once all runs took so many seconds, `FEWEST` are enough."""
 TABLE_ROWS = 1 << 16
 SMALL = 200
 """Small operations that are timed at once."""
@@ -49,7 +49,7 @@ class OfPooling(NamedTuple):
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call that has been made once before; on the CPU, of one thread."""
+    """Seconds of a call, after a first one that does not count; on the CPU, of one thread."""
     clock, threads = time.perf_counter, torch.get_num_threads()
     if device.type == "cpu":
         clock = time.process_time
@@ -67,8 +67,8 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 
 def seconds_of_call(device: torch.device) -> float:
-    """Seconds of an operation on a small tensor, with the Python around it: of index_select and
-    addition by turns, on rows so few that they cost nothing."""
+    """Seconds of an operation on a small tensor, with the Python around it: index_select and
+    addition in turn, on so few rows that these cost nothing."""
     values, rows = torch.zeros(8, device=device), torch.arange(8, device=device)
 
     def some() -> None:
@@ -85,8 +85,8 @@ def seconds_of_kernels(call: Callable[[], object], device: torch.device) -> floa
 
 
 def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
-    """Seconds in which a table yields the embeddings of ids, and is updated by their gradients; of
-    each of these ids. The table has fewer rows than a real one, as many as a cache may hold."""
+    """For each tensor of `ids`, the seconds in which a table yields their embeddings and is updated
+    by their gradients. The table has fewer rows than a real one, as many as a cache may hold."""
     device = ids[0].device
     table = rows_kernel(TABLE_ROWS, dim, device)
 
@@ -101,7 +101,7 @@ def seconds_of_lookups(dim: int, *ids: Tensor) -> list[float]:
 
 
 def seconds_of_copies(unique: Tensor, inverse_lookup: Tensor) -> float:
-    """Seconds in which rows [U, D] become those of all samples [B, D], and their gradients sums."""
+    """Seconds in which rows [U, D] are copied to all samples [B, D], and their gradients summed."""
     unique = unique.detach().requires_grad_()
     gradient = unique.new_ones(inverse_lookup.numel(), unique.shape[1])
 
@@ -117,8 +117,7 @@ def seconds_of_pooling(
 ) -> OfPooling:
     """Seconds of a copy of the pooling, on unique samples in rows of `lengths` [U] and on all.
 
-    Each sample brings a query of its own. What the pooling has learned, and what it counts, stays
-    as it is.
+    Each sample has a query of its own. The pooling's parameters and buffers stay as they are.
     """
     device = lengths.device
     ours = _copy_of(pooling, device)

@@ -1,7 +1,7 @@
 """A tensor of all samples that is still one of unique samples.
 
-It answers for its shape and type at once, and expands when a torch operation first reads
-it, once. Who knows it takes the unique samples instead, and saves the work.
+It knows its shape and type, and expands once, when a torch operation first reads it. Code that
+knows it takes the unique samples instead, and saves the work.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["StandsFor", "Unexpanded"]
 
 
 StandsFor: TypeAlias = tuple[Tensor, Tensor, Tensor | None, int]
-"""What one stands for: `unique`, `inverse_lookup` and `lengths` as an `Unexpanded` has them, and
-the number of its rows, B or N. No class of its own, which would take as many calls as a stand."""
+"""What an `Unexpanded` stands for: its `unique`, `inverse_lookup` and `lengths`, and the number of
+its rows, B or N. A plain tuple, since a class would take as many calls as the tensor itself."""
 
 
 class Unexpanded(Tensor):
@@ -46,28 +46,30 @@ class Unexpanded(Tensor):
     Gradients that come by the expansion and by `unique` add up. Moves and casts (`to`,
     `float`, `detach`, ...) stay unexpanded.
 
-    What changes the expansion in place, or asks for the gradient that comes to it, leaves the
-    unique samples behind: from then on `is_unique` is false, and only the expansion counts. Once
-    somebody `took` the unique samples, nobody can ask for that gradient any more.
+    Once the expansion is changed in place, or its gradient is asked for, `is_unique` is false and
+    only the expansion counts. Once somebody `took` the unique samples, that gradient can no longer
+    be asked for.
     """
 
     unique: Tensor  # type: ignore[assignment]
-    """The tensor that is kept, with its gradient; rows may pad it that no sample has."""
+    """The tensor that is kept, with its gradient; it may end in rows of padding that no sample
+    has."""
     inverse_lookup: Tensor
     """[B]: which unique sample each sample has."""
     lengths: Tensor | None
-    """[U]: how many of the values each unique sample has; none where it is one row."""
+    """[U]: how many of the values each unique sample has; None where it is one row."""
     _expanded: Tensor | None
     _only_expansion: bool = False
-    """Whether the expansion was handed out in a way by which it changes out of torch's sight."""
+    """Whether the expansion was handed out in a way that lets it change without torch seeing it."""
     _is_watched: bool = False
-    """Whether somebody waits for its gradient: all that is made of the expansion sends it here."""
+    """Whether somebody waits for its gradient: then the gradients of all uses of the expansion come
+    here."""
     _before: Tensor | None = None
     """The expansion before somebody began to wait for its gradient, whose memory it shares."""
     _was_taken: bool = False
-    """Whether somebody computes with the unique samples in the place of all."""
+    """Whether somebody computes with the unique samples instead of all samples."""
     _detached_of: Callable[[], Unexpanded | None] | None = None
-    """What it was detached of, whose memory it shares; nothing once that is gone."""
+    """The tensor that it was detached from, whose memory it shares; None once that is gone."""
 
     @classmethod
     def rows(cls, unique: Tensor, inverse_lookup: Tensor) -> Unexpanded:
@@ -76,7 +78,8 @@ class Unexpanded(Tensor):
 
     @classmethod
     def each(cls, those: Sequence[StandsFor]) -> list[Unexpanded]:
-        """One for each, as `rows` and `values` make one; together they take fewer calls."""
+        """One for each of `those`, as `rows` and `values` make them; made together they take fewer
+        calls."""
         return _stands(those)
 
     @classmethod
@@ -89,7 +92,7 @@ class Unexpanded(Tensor):
     ) -> Unexpanded:
         """Stands for [N, ...] end to end, of unique [N_u, ...] in U rows of `lengths`.
 
-        Who knows N hands it over; else it is counted, for which CUDA is waited for.
+        A caller that knows N gives it; otherwise it is counted, and the processor waits for CUDA.
         """
         if num_values is None:
             num_values = int(lengths[inverse_lookup].sum())
@@ -98,8 +101,8 @@ class Unexpanded(Tensor):
     def expanded(self) -> Tensor:
         """The tensor it stands for: an ordinary one, always the same."""
         if self._expanded is None:
-            # It outlives who reads it first: no_grad, inference_mode and a checkpoint's hooks,
-            # of which the innermost alone count, are not for who reads it next.
+            # The expansion outlives its first reader, whose no_grad, inference_mode or hooks of a
+            # checkpoint (of which only the innermost count) must not hold for the next one.
             with torch.inference_mode(False), torch.enable_grad(), _kept():
                 self._expanded = _Read.apply(self) if self._gets_gradient else self._made()
         return self._expanded
@@ -113,14 +116,14 @@ class Unexpanded(Tensor):
         return self._expand(self.unique)
 
     def took(self) -> Tensor:
-        """`unique`, for who computes with it in the place of the expansion."""
+        """`unique`, for code that computes with it instead of the expansion."""
         self._was_taken = True
         return self.unique
 
     @property
     def is_unique(self) -> bool:
-        """Whether `unique` holds all there is: nobody changed the expansion in place, nor waits
-        for its gradient."""
+        """Whether `unique` holds everything: nobody changed the expansion in place, or waits for
+        its gradient."""
         if self._only_expansion or self._gets_gradient:
             return False
         if (source := self._source) is not None and not source.is_unique:
@@ -130,8 +133,8 @@ class Unexpanded(Tensor):
 
     @property
     def _gets_gradient(self) -> bool:
-        """Whether the gradient of the expansion has to come here, and not to the unique samples:
-        somebody waits for it, or an autograd function returned this."""
+        """Whether the gradient of the expansion must come here, and not to the unique samples,
+        since somebody waits for it or an autograd function returned this."""
         if self._is_watched or self.unique.requires_grad:
             return self._is_watched
         with torch.DisableTorchFunctionSubclass():
@@ -142,7 +145,8 @@ class Unexpanded(Tensor):
         return None if self._detached_of is None else self._detached_of()
 
     def shares_lookup(self, other: Unexpanded) -> bool:
-        """Whether sample i has the same unique sample in both, known without looking."""
+        """Whether sample i has the same unique sample in both, as far as is known without
+        comparing."""
         ours, theirs = self.inverse_lookup, other.inverse_lookup
         return ours is theirs or (ours.data_ptr(), ours.shape, ours.stride()) == (
             theirs.data_ptr(),
@@ -173,11 +177,11 @@ class Unexpanded(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in METADATA and args and args[0]._expanded is None:  # one tensor is all they take
+        if func in METADATA and args and args[0]._expanded is None:  # they take one tensor
             with torch.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs or {})
         if not all(issubclass(kind, Tensor) for kind in types):
-            return NotImplemented  # TorchRec's awaitables: they wait, and ask again with tensors
+            return NotImplemented  # TorchRec's awaitables wait, and ask again with tensors
         kwargs = kwargs or {}
         tensor = args[0] if args else None
         if isinstance(tensor, Unexpanded) and tensor.is_unique and func in ON_UNIQUE:
@@ -212,9 +216,9 @@ class Unexpanded(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Take what passes by `__torch_function__`, such as an autograd function's arguments.
+        """Handle what bypasses `__torch_function__`, such as an autograd function's arguments.
 
-        The gradient is taken care of above, by the node that `_Stands` left.
+        The layer above handles the gradient, by the node that `_Stands` left.
         """
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default and args[0].is_unique:
@@ -231,19 +235,21 @@ class Unexpanded(Tensor):
 
 
 def _leave_unique(tensor: Unexpanded) -> None:
-    """From now on only the expansion counts; that of what it was detached of, too."""
+    """From now on only the expansion counts; so it does for the tensor that this was detached
+    from."""
     tensor._only_expansion = True
     if (source := tensor._source) is not None:
         _leave_unique(source)
 
 
 def _has_gradient(tensor: Unexpanded, func: Callable[..., Any]) -> bool:
-    """Whether what is asked about its gradient is asked of itself, and not of the expansion."""
+    """Whether a question about the gradient is about the tensor itself, and not about its
+    expansion."""
     return tensor._is_watched or tensor._expanded is None or func in MAKES_LEAVES
 
 
 def _watch(tensor: Unexpanded, func: Callable[..., Any], *given: Any, **named: Any) -> None:
-    """Have all gradients of the expansion come to the tensor itself, where `func` asks for them."""
+    """Have all gradients of the expansion come to the tensor itself, if `func` asks for them."""
     wanted = [*given, *named.values(), True][0]
     if func in MAKES_LEAVES and wanted != tensor.requires_grad:
         tensor._before, tensor._expanded = tensor._expanded, None
@@ -253,7 +259,8 @@ def _watch(tensor: Unexpanded, func: Callable[..., Any], *given: Any, **named: A
 
 
 def _check_not_taken(asked: Any) -> None:
-    """`CapabilityError` where one of those, of which gradients are asked, was taken unexpanded."""
+    """`CapabilityError` where gradients are asked for of a tensor whose unique samples were
+    taken."""
     for leaf in pytree.tree_leaves(asked):
         if isinstance(leaf, Unexpanded) and leaf._was_taken and leaf.requires_grad:
             raise CapabilityError(
@@ -266,7 +273,8 @@ def _check_not_taken(asked: Any) -> None:
 
 
 class _Read(torch.autograd.Function):
-    """The expansion of what an autograd function returned, to which its gradient goes."""
+    """The expansion of a tensor that an autograd function returned; its gradient goes to that
+    tensor."""
 
     @staticmethod
     def forward(ctx: Any, stand: Unexpanded) -> Tensor:
@@ -278,7 +286,7 @@ class _Read(torch.autograd.Function):
 
 
 class _Stands(torch.autograd.Function):
-    """Tensors without memory in the places of expansions, and the gradients of these."""
+    """Tensors without memory that stand for expansions, and the gradients of these."""
 
     @staticmethod
     def forward(ctx: Any, those: Sequence[StandsFor], *uniques: Tensor) -> tuple[Unexpanded, ...]:
@@ -299,7 +307,8 @@ class _Stands(torch.autograd.Function):
 
 
 def _stands(those: Sequence[StandsFor]) -> list[Unexpanded]:
-    """One for each; a node of autograd, which costs more than all else here, for all of them."""
+    """One for each of `those`, all behind one node of autograd, which costs more than all else
+    here."""
     learnt = [one for one in those if one[0].requires_grad]  # not lengths, say
     with_gradient = iter(_Stands.apply(learnt, *[one[0] for one in learnt]) if learnt else ())
     every = []
@@ -316,7 +325,8 @@ SIDE_BY_SIDE = {torch.stack, torch.cat, torch.concat, torch.concatenate}
 
 
 def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor | None:
-    """[B, F, D] of F features' rows [B, D], expanded in one gather; none if that cannot be."""
+    """[B, F, D] of F features' rows [B, D], expanded in one gather; None where that is not
+    possible."""
     if dim != 1 or others:
         return None
     uniques: list[Tensor] = []
@@ -326,7 +336,7 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
     for tensor in tensors:
         if _is_column(tensor):
             lookup, unique = tensor.inverse_lookup, tensor.unique
-            num_rows = lookup.numel()  # asked of the stand itself, it takes ten times as long
+            num_rows = lookup.numel()  # asking the stand itself takes ten times as long
             stands.append(tensor)
         else:
             lookup, unique = None, _expanded(tensor)
@@ -338,7 +348,7 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
         return None
     for stand in stands:
         stand._was_taken = True
-    with _kept():  # a checkpoint's second time may find some of them expanded, which keeps nothing
+    with _kept():  # in a checkpoint's second run some may be expanded already, which keeps nothing
         return expand_columns(uniques, lookups)
 
 
@@ -353,7 +363,7 @@ def _is_column(tensor: Tensor) -> TypeGuard[Unexpanded]:
 
 
 def _kept() -> AbstractContextManager[None]:
-    """What is kept for gradients meanwhile is kept as it is, and no business of a checkpoint's."""
+    """Inside, tensors saved for gradients are kept as they are, unseen by a checkpoint."""
     return torch.autograd.graph.saved_tensors_hooks(_same, _same)
 
 
@@ -366,7 +376,7 @@ def _expanded(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """The value without its gradient, which belongs to the layer above and is not kept."""
+    """The value without its gradient, which the layer above handles."""
     if not isinstance(value, Unexpanded):
         return value
     if value._expanded is not None:
@@ -425,23 +435,24 @@ ON_UNIQUE = {
     Tensor.to,
     torch.detach,
 }
-"""Done on the unique samples: moves and casts, of which only the values' type and place change."""
+"""Done on the unique samples: moves and casts, which change only the type and the device of
+values."""
 
 DETACHES = {Tensor.detach, torch.detach}
-"""Of those, what yields the same memory."""
+"""Those of these that return the same memory."""
 
 ASKS_FOR_GRADIENTS = {Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad}
-"""What asks for the gradient that comes to its first arguments."""
+"""Functions that ask for the gradient of their first arguments."""
 
 DATA: Any = Tensor.data
 GRAD: Any = Tensor.grad
 REQUIRES_GRAD: Any = Tensor.requires_grad
 
 HANDS_OUT = {DATA.__get__, DATA.__set__}
-"""What changes the expansion, or hands it out to be changed, and leaves its version as it is."""
+"""Functions that change the expansion, or hand it out to be changed, without a new version."""
 
 MAKES_LEAVES = {REQUIRES_GRAD.__set__, Tensor.requires_grad_}
-"""What has the gradient of the expansion kept, and not that of the unique samples."""
+"""Functions that have the gradient of the expansion kept, and not that of the unique samples."""
 
 OF_GRADIENT = {
     *MAKES_LEAVES,
@@ -450,4 +461,4 @@ OF_GRADIENT = {
     Tensor.register_hook,
     Tensor.retain_grad,
 }
-"""What is about the gradient of its first argument."""
+"""Functions that are about the gradient of their first argument."""

@@ -1,7 +1,8 @@
 """The calls that unique samples cost a step, whatever its batch: small operations, and the Python
 around them.
 
-The numbers are of so many calls as fit steps of `benchmarks.honesty.step_time` that save nothing.
+The numbers were fitted to steps of `benchmarks.honesty.step_time` in which unique samples save
+nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CALLS_OF_A_FEATURE = 100
 CALLS_OF_A_STEP = 1500
 """Calls of a step that looks up unique samples beside others."""
 CALLS_OF_A_PART = 2500
-"""Calls of a further part of a collection: its exchanges of ids and of sums, and its lookup."""
+"""Calls of one more part of a collection: its exchanges of ids and of sums, and its lookup."""
 
 
 def calls_of_unique_samples(groups: Groups, tables: Mapping[str, ModelTable]) -> int:
