@@ -1,5 +1,5 @@
-"""What a planner answers, held to what its bases say: it may be a stranger's, and what it does not
-return would fail far from it."""
+"""What a planner answers, checked against what its bases promise: the planner may be a stranger's,
+and a wrong answer would fail far from it."""
 
 from __future__ import annotations
 

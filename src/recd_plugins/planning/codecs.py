@@ -1,6 +1,6 @@
 """TorchRec's codecs: rows, sums and their gradients that travel between ranks in fewer bits.
 
-What is looked up, summed and stepped has 32 bits all the same.
+Lookups, sums and steps are in 32 bits anyway.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Codecs = Mapping[str, Any]
-"""Those of each kind of exchange, as a sharder has them (`qcomm_codecs_registry`)."""
+"""The codecs of each kind of exchange, as a sharder has them (`qcomm_codecs_registry`)."""
 BYTES: Mapping[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def torchrec_codecs(
     forward: Precision, backward: Precision, backward_scale: float, device: str
 ) -> Codecs | None:
-    """The codecs of these precisions; none where both are 32 bits."""
+    """The codecs of these precisions; None where both are 32 bits."""
     if forward == backward == "fp32":
         return None
     import torch
@@ -97,7 +97,7 @@ def check_codecs_agree(
 def _precisions(
     model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> set[tuple[torch.dtype, torch.dtype]]:
-    """Forward and backward, of each kind of exchange of the model's sharders."""
+    """The precisions, forward and backward, of each kind of exchange of the model's sharders."""
     import torch
     from torchrec.distributed.types import CommOp
 

@@ -1,4 +1,4 @@
-"""The choices that the planner has for each table, held to what TorchRec offers there."""
+"""The choices that the planner has for each table, checked against what TorchRec offers."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ ComputeKernel = Literal[
     "dram_ssd_virtual_table",
     "fused_triton",
 ]
-"""TorchRec's `EmbeddingComputeKernel`, those that train."""
+"""The kernels of TorchRec's `EmbeddingComputeKernel` that train."""
 
 ON_CUDA = ("fused_uvm", "fused_uvm_caching", "key_value")
-"""The kernels of these that CUDA alone has and that TorchRec may offer elsewhere."""
+"""Those of these kernels that exist on CUDA alone, though TorchRec may offer them elsewhere."""
 
 ON_DEMAND = frozenset({"grid_shard"})
-"""The sharding types that TorchRec itself offers on demand alone."""
+"""The sharding types that TorchRec itself offers only on demand."""
 
 BY_ROWS = frozenset({"row_wise", "table_row_wise"})
-"""The sharding types that it offers so of tables behind a feature processor, too. By them a rank
-has parts of bags, and the processor runs on these: TorchRec's own learn before at which places of
-whole bags ids are, and one of a trainer's own takes their places in the parts."""
+"""The sharding types that it also offers only on demand for tables behind a feature processor. With
+them a rank has parts of bags, on which the processor runs: TorchRec's own processors know the
+places of ids in whole bags, and a trainer's own one sees their places in the parts."""
 
 CacheAlgorithm = Literal["lru", "lfu"]
 """Which rows a `fused_uvm_caching` kernel keeps: those looked up last, or most often."""
@@ -111,9 +111,10 @@ class _Table:
     unique_shares: Mapping[str, float]
     """Feature to the share of a batch's samples that it is looked up with, where not all."""
     kernels: list[str] | None
-    """The kernels that there are on the device, where its sharder offers others too."""
+    """The kernels that exist on the device, where its sharder offers others too; None where it
+    offers no others."""
     on_demand: frozenset[str]
-    """The sharding types that TorchRec itself would not choose unless they are asked for."""
+    """The sharding types that TorchRec itself chooses only if they are asked for."""
 
 
 def parameter_constraints(
@@ -130,10 +131,10 @@ def parameter_constraints(
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
-    `where` is their path in registry.yaml. What `wanted` does not ask for: what TorchRec offers on
-    demand alone; that a table is divided among the ranks of a node, unless `within_nodes`, or
-    data-parallel, unless it is named here, or by the dense kernel, which no other type has.
-    Features that an adapted model looks up with unique samples count as many samples.
+    `where` is their path in registry.yaml. Unless `wanted` asks for it, a table is not sharded as
+    TorchRec offers only on demand; not among the ranks of a node, unless `within_nodes`; and not
+    data-parallel, unless it is named in `data_parallel` or has the dense kernel, which no other
+    type has. Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer;
     `CapabilityError` where a sharder offers nothing on the device.
     """
@@ -205,8 +206,8 @@ def _tables(
 
 
 def _features(module: nn.Module) -> tuple[Mapping[str, Sequence[str]], bool]:
-    """The features of each table of the collection that a module is, or has inside, and whether
-    that is one of sequences."""
+    """The features of each table of the collection that a module is, or holds, and whether that is
+    one of sequences."""
     from torchrec.modules.embedding_modules import EmbeddingCollection
 
     for _, part, configs in embedding_collections(module):
@@ -216,8 +217,8 @@ def _features(module: nn.Module) -> tuple[Mapping[str, Sequence[str]], bool]:
 
 
 def _kinds(table: _Table, wanted: TableConstraint, where: str, left: Collection[str]) -> list[str]:
-    """The sharding types that are wanted and offered with a kernel that is; where none is wanted,
-    all but those `left`."""
+    """The sharding types that are wanted, and offered with a wanted kernel; where no type is
+    wanted, all but those in `left`."""
     kinds = wanted.sharding_types or [kind for kind in table.offered if kind not in left]
     kernels = set(wanted.compute_kernels)
     found = [
@@ -257,9 +258,10 @@ def _pooling_factors(table: _Table, wanted: TableConstraint, where: str) -> dict
 
 
 def _batch_sizes(table: _Table, wanted: TableConstraint, batch_size: int) -> dict[str, list[int]]:
-    """Samples per input: per feature, or their mean where TorchRec takes a table as one input."""
+    """Samples per input: one number for each feature, or their mean where TorchRec takes a table as
+    one input."""
     shares = [table.unique_shares.get(feature, 1.0) for feature in table.features]
-    # Of a kind of collection that we do not know, no feature is known.
+    # Of unknown kinds of collections no features are known.
     if min(shares, default=1.0) == 1:
         return {}
     inputs = shares if wanted.pooling_factors else [sum(shares) / len(shares)]
@@ -274,12 +276,12 @@ CARRIED = (
     "output_dtype",
     "key_value_params",
 )
-"""Constraints that say how a table trains, and which TorchRec's planner has its plan say."""
+"""Constraints on how a table trains, which TorchRec's planner passes on to its plan."""
 
 
 def check_known(given: Mapping[str, ParameterConstraints]) -> None:
-    """`CapabilityError` where a trainer's constraint says what TorchRec's own do not, as for tables
-    that grow: a plan of TorchRec's planner would leave that out."""
+    """`CapabilityError` where a trainer's constraint has fields that TorchRec's own have not, as
+    for tables that grow: a plan of TorchRec's planner would leave those out."""
     from torchrec.distributed.planner.types import ParameterConstraints
 
     known = {one.name for one in dataclasses.fields(ParameterConstraints)}
@@ -302,8 +304,8 @@ def check_offered(
     sharders: Sequence[ModuleSharder[nn.Module]],
     device: str,
 ) -> None:
-    """`RegistryError` where a trainer's constraints, which are among these, leave a table no
-    sharding type and kernel that its sharder offers."""
+    """`RegistryError` where the trainer's constraints, the `given` ones among these, leave a table
+    no sharding type and kernel that its sharder offers."""
     for _, module, sharder in sharded_modules(model, sharders):
         offered = {
             kind: sharder.compute_kernels(kind, device) for kind in sharder.sharding_types(device)
@@ -351,7 +353,7 @@ def with_given(
 
 
 def carry_given(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> None:
-    """Have tables that were placed beside TorchRec's planner train as the trainer says."""
+    """Have tables that were not placed by TorchRec's planner train as the trainer says."""
     for module in plan.plan.values():
         tables: Any = module
         for name in given.keys() & tables.keys():
@@ -366,8 +368,8 @@ def tables_of(plan: ShardingPlan) -> set[str]:
 
 
 def not_kept(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> list[str]:
-    """The tables that a plan has otherwise than the trainer allows, each with its sharding type and
-    kernel."""
+    """The tables that a plan places in ways that the trainer does not allow, each with its sharding
+    type and kernel."""
     found = []
     for module in plan.plan.values():
         tables: Any = module

@@ -40,11 +40,12 @@ TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
 
 STEPPED = 10.0
-"""Passes over a chunk in which sums are scaled and rows stepped: one operation after another, at
-most."""
+"""The most passes over a chunk in which sums are scaled and rows stepped: one for each
+operation."""
 
 NUMBER_BITS = 32
-"""Bits of the number by which a node on a CPU names a row of the tier `per_node` it touched."""
+"""Bits of the number by which a node on a CPU names a row of the tier `per_node` that it
+touched."""
 
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
@@ -56,7 +57,7 @@ whichever of these two carries less."""
 class Cost:
     """The cost of rows on each rank in a step: numbers, or arrays [R] with a price for each run.
 
-    What TorchRec's own plan costs has arrays [U] instead, for ranks differ there.
+    The cost of TorchRec's own plan has arrays [U] instead, since ranks differ there.
 
     The first nine are the paper's six metrics: its dynamic and its static communication are the
     bytes that each collective carries, from which `Cluster` makes milliseconds.
@@ -92,8 +93,8 @@ class Cost:
     updated: Any = 0.0
     """Rows that TorchRec looks up one by one, each once, whose gradients the rank applies."""
     marked: Any = 0.0
-    """Rows whose marks of whether any rank touched them the rank makes, exchanges and searches: all
-    that have replicas, in every step."""
+    """Rows for which the rank makes, exchanges and searches marks of whether any rank touched them:
+    all rows that have replicas, in every step."""
     paged: Any = 0.0
     """Different rows of mapped files that the rank reads and writes."""
 
@@ -117,7 +118,7 @@ class Cost:
     def _apart(self) -> tuple[Floats, tuple[int, ...], Floats]:
         """Its numbers [16], 0 in the place of arrays; the fields that are arrays; and these [n, U].
 
-        numpy takes as long to add up two numbers as to add up hundreds.
+        numpy takes as long to add two numbers as to add hundreds.
         """
         every = _all_of(self)
         fields = tuple(at for at, one in enumerate(every) if isinstance(one, np.ndarray))
@@ -382,7 +383,8 @@ class Prices:
         return rows.appear(self.batch_size * self.cluster.world_size)
 
     def _summed(self, rows: RowDistribution) -> Any:
-        """The passes over chunks in which gradients of a row are summed and it is stepped."""
+        """The passes over chunks in which the gradients of a row are summed and the row is
+        stepped."""
         if self.reduce == "dense":
             return 0.0 * rows.p
         n, w, _ = self._shape
@@ -452,8 +454,8 @@ def priced(
     stepped: float = STEPPED,
     carried: float = 1.0,
 ) -> Prices:
-    """The prices of one or the other on a cluster, with replicas that take k times a row, and are
-    `stepped` in so many passes, and of embeddings that are `carried` in so many of their bytes."""
+    """The prices of either kind on a cluster. Replicas take k times a row and are `stepped` in so
+    many passes; embeddings are `carried` in that share of their bytes."""
     prices = Prices(cluster=cluster, batch_size=batch_size, k=k, carried=carried)
     if pricing == "paper":
         return dataclasses.replace(prices, reduce="dense", ask_once=False)

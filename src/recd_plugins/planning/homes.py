@@ -51,8 +51,8 @@ BOUNDLESS_GB = 1e6
 
 
 class Homes:
-    """The homes of one model's tables in one plan: has tables leave memory for which the planner
-    behind finds no room."""
+    """The homes of one model's tables in one plan. It has tables leave memory where the planner
+    behind finds no room for all."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Homes:
         device: Literal["cpu", "cuda"],
         chosen: bool,
     ) -> None:
-        """Of the planner `name` in `slot`, which has tables leave memory where homes are `chosen`,
-        on the CPU; the options that name tables are those of a slot, too. The planner behind counts
+        """For the planner `name` in `slot`, which has tables leave memory where homes are `chosen`,
+        on the CPU; `options_in` is the slot whose options name tables. The planner behind counts
         memory by the topology."""
         self.mapped: tuple[str, ...] = ()
         """The tables that lie in mapped files."""
@@ -84,11 +84,11 @@ class Homes:
         self._device = device
         self._chosen = chosen
         self._saved = ""
-        """The saved plan that the homes are of, as errors begin with it."""
+        """The saved plan that has the homes, as errors begin."""
 
     def take(self, mapped: Sequence[str], saved: str) -> None:
-        """Have these tables lie in mapped files, whatever memory has room for, as a `saved` plan
-        says, which opens errors."""
+        """Have these tables lie in mapped files, even if memory has room, as a `saved` plan says;
+        errors begin with it."""
         if self._device != "cpu":
             raise CapabilityError(
                 f"{saved} has {listed(mapped, kind='table')} in mapped files, which are for the "
@@ -97,8 +97,8 @@ class Homes:
         self.mapped, self._saved = tuple(mapped), saved
 
     def own_plan(self, behind: HoldsRowWise) -> ShardingPlan:
-        """The plan of the planner behind, were there no tiers; where memory has no room for all
-        tables, and some may leave it, as if it had."""
+        """The plan of the planner behind, were there no tiers; as if memory had room for all
+        tables, where it has not and some may leave it."""
         try:
             return proposal(behind, self._model, self._topology, self._world_size)
         except RecdError as error:
@@ -107,7 +107,7 @@ class Homes:
             self.lacking = error
         try:
             return proposal(behind, self._model, boundless(self._topology), self._world_size)
-        except RecdError:  # so that memory is not what it lacks
+        except RecdError:  # so it does not lack memory
             raise self.lacking from None
 
     def leave_memory(
@@ -118,7 +118,7 @@ class Homes:
         fused: Mapping[str, Mapping[str, Any]],
         batch_size: int,
     ) -> tuple[HoldsRowWise, ShardingPlan]:
-        """Have the first few tables lie in mapped files, without which the others have room; a
+        """Have as few tables as possible lie in mapped files, so that the others have room; a
         planner like the one behind, and its plan then."""
         assert self.lacking is not None
         who = f"{self._slot}: {self._name}"
@@ -147,8 +147,8 @@ class Homes:
         self, behind: HoldsRowWise, replicas: float, fused: Mapping[str, Mapping[str, Any]]
     ) -> tuple[HoldsRowWise, ShardingPlan]:
         """A planner like the one behind and its plan, where `replicas` take so many bytes of a
-        rank: more tables may leave memory for them, unless homes are a saved plan's, which go by
-        the optimizer of each table (`fused`)."""
+        rank. More tables may leave memory for them, unless the homes are those of a saved plan;
+        `fused` has the optimizer of each table."""
         if self._saved:
             planner = having_in_files(behind, self.mapped)
             plan = proposal(planner, self._model, self._topology, self._world_size)
@@ -160,7 +160,7 @@ class Homes:
         return self._with_room(behind, room, least=len(self.mapped))
 
     def _check_saved(self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]]) -> None:
-        """`CapabilityError` where a plan has tables otherwise than the saved homes need them."""
+        """`CapabilityError` where a plan places tables so that the saved homes cannot be."""
         if dense := sorted(self._on_every_rank(plan) & {*self.mapped}):
             raise CapabilityError(
                 f"{self._saved} has {listed(dense, kind='table')} in mapped files, but TorchRec's "
@@ -175,10 +175,11 @@ class Homes:
     def _with_room(
         self, behind: HoldsRowWise, topology: Topology, *, least: int
     ) -> tuple[HoldsRowWise, ShardingPlan]:
-        """A planner like the one behind and its plan, with as few tables in mapped files as there
-        is no room for in memory, but `least` of them; `RecdError` where there is none with all.
+        """A planner like the one behind and its plan, with as few tables in mapped files as memory
+        allows, but at least `least`; `RecdError` where there is no plan even with all of them
+        there.
 
-        Those of them that the plan has on every rank lie in memory, where it counts them.
+        Those that the plan has on every rank lie in memory, and it counts them there.
         """
         names = tuple(one.name for one in self._may_leave)
 
@@ -196,7 +197,7 @@ class Homes:
         return {name for name, one in shards.items() if one.kind == "data_parallel"}
 
     def none_may_leave(self, lacking: RecdError) -> CapabilityError:
-        """Why there is no plan, where memory has no room and no table may leave it."""
+        """The error where memory has no room and no table may leave it."""
         return CapabilityError(
             f"{self._slot}: {self._name}: no table may lie in mapped files, for its optimizer, its "
             f"rows per rank, its variable batch, the constraints, {self._options_in}.tables or an "
@@ -207,9 +208,8 @@ class Homes:
     def empty_somewhere(
         self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
-        """The tables in memory that a plan has row-wise, which leave some rank without a row of
-        their kernel, by the optimizer of each (`fused`). Collections with tables of one name are
-        not looked at."""
+        """The row-wise tables of a plan in memory whose kernel has no row on some rank; `fused` has
+        the optimizer of each. Collections with tables of one name are left out."""
         every, twice = model_tables(self._model), ambiguous(self._model)
         placed = cast("Mapping[str, Mapping[str, Any]]", plan.plan)
         unknown = {path for path, tables in placed.items() if twice & tables.keys()}
@@ -218,7 +218,8 @@ class Homes:
         return without_rows(sizes, every, self._world_size, self.mapped, fused)
 
     def in_words(self) -> Iterator[str]:
-        """Where each table that may leave memory is at home, and why, where any has left it."""
+        """Where each table that may leave memory is at home, and why; nothing where none has left
+        it."""
         if self.mapped and self._may_leave:
             cluster = Cluster.of(self._topology, self._world_size)
             yield from in_words(self._may_leave, self.mapped, cluster)
@@ -235,7 +236,7 @@ class MayLeave:
     """Its different rows that a step of all ranks looks up."""
 
     def ms(self, cluster: Cluster) -> float:
-        """Milliseconds of a step that a mapped file takes of a rank, on average."""
+        """Milliseconds of a step that a mapped file costs a rank, on average."""
         return self.touched / cluster.world_size * cluster.mapped_ns * 1e-6
 
 
@@ -249,8 +250,8 @@ def may_leave(
 ) -> list[MayLeave]:
     """The tables that may lie in mapped files, the cheapest there first.
 
-    A table that row-wise would have no row on some rank may not, for fbgemm looks nothing up in
-    files without rows; nor one whose optimizer (`fused`) mapped files have no room for. With an old
+    A table that would have no row on some rank may not, since fbgemm looks nothing up in files
+    without rows; nor may one whose optimizer (`fused`) mapped files do not support. With an old
     fbgemm none may.
     """
     from recd_plugins.compat.host_buffers import state_width, takes_buffers
@@ -269,10 +270,10 @@ def may_leave(
 
 
 def fewest(attempt: Callable[[int], T], least: int, most: int) -> tuple[int, T]:
-    """The fewest tables, from `least` to `most` of them, with which `attempt` raises no
-    `RecdError`, and what it returns; the error that it raises with the most where it always does.
+    """The smallest number of tables, from `least` to `most`, with which `attempt` raises no
+    `RecdError`, and what it returns. Where it always raises, its error with `most`.
 
-    What has room with some has room with more.
+    If some are enough, more are too.
     """
     found = attempt(most)
     while least < most:
@@ -292,8 +293,8 @@ def boundless(topology: Topology, memory: Literal["host", "device"] = "host") ->
 
 
 def less(topology: Topology, taken: float) -> Topology:
-    """The topology, with so many bytes of a rank's host memory taken; `RegistryError` where there
-    are not so many."""
+    """The topology, with `taken` bytes less of a rank's host memory; `RegistryError` where it has
+    not so many."""
     from torchrec.distributed.planner.constants import DDR_CAP
 
     has = topology.host_memory_gb or DDR_CAP / GB
@@ -303,7 +304,7 @@ def less(topology: Topology, taken: float) -> Topology:
 def in_words(
     tables: Sequence[MayLeave], mapped: Collection[str], cluster: Cluster
 ) -> Iterator[str]:
-    """A line for each table: where it is at home, and what a mapped file takes, or would take."""
+    """A line for each table: where it is at home, and what a mapped file costs, or would cost."""
     yield (
         "homes: memory has no room for all tables; those lie in mapped files of which a step looks "
         f"up the fewest different rows a byte, each of which takes {cluster.mapped_ns:,.0f} ns "
@@ -331,11 +332,11 @@ def without_rows(
     mapped: Collection[str] = (),
     fused: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[str]:
-    """The tables that are to be row-wise in a kernel which has no row on some rank then, for fbgemm
-    looks nothing up there; each rank has ceil(rows / W) rows of a table, as far as they go.
+    """The tables that would be row-wise in a kernel without a row on some rank, where fbgemm looks
+    nothing up. Each rank has ceil(rows / W) rows of a table, until there are no more.
 
-    A collection has tables of one type, pooling, home and optimizer, by its `fused` params, in one
-    kernel. Of bags whose rows travel, and of files, those of one dimension.
+    A kernel has the tables of a collection that are of one type, pooling, home and optimizer (its
+    `fused` params); of bags whose rows travel, and of files, also of one dimension.
     """
     kernels: dict[tuple[object, ...], list[ModelTable]] = {}
     for name, size in sizes.items():
@@ -373,8 +374,8 @@ def newly_without_rows(
     mapped: Collection[str],
     fused: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """`without_rows` of tables with `sizes`, and of others that are `row_wise` beside them: those
-    that would have some without these sizes, and in memory."""
+    """`without_rows` of tables with `sizes`, and of others that are `row_wise` beside them; of the
+    others only those that would have rows if there were no such sizes and no files."""
     before = without_rows(row_wise, tables, world_size, (), fused)
     found = without_rows({**row_wise, **sizes}, tables, world_size, mapped, fused)
     return [name for name in found if name in sizes or name not in before]

@@ -1,4 +1,4 @@
-"""The ledger of a choice: the prices of every tier of every table, added up."""
+"""The ledger of a choice: the prices of all tiers of all tables, added up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 TierName = Literal["replicated", "per_node", "home"]
 REPLICAS: tuple[TierName, ...] = ("replicated", "per_node")
 TINY = 1e-300
-"""Instead of 0, where nothing is looked up and so nothing is a share of it."""
+"""Divides instead of 0, where nothing is looked up."""
 OPERATIONS: Mapping[str, int] = {
     "replicated": 205,
     "in common": 125,
@@ -43,8 +43,9 @@ OPERATIONS: Mapping[str, int] = {
     "node": 105,
 }
 """Tensor operations of our tiers beside those of row-wise tables, as torch's profiler counts them
-in a step of 2 x 2 ranks whose update is one chunk: views too, and none that is within another. Two
-ranks alone have DP's rows in common. A test counts such steps (tests/tiers/test_counted_steps.py).
+in a step of 2 x 2 ranks whose update is one chunk: views count, operations within others do not.
+Two ranks alone have DP's rows in common. A test counts such steps
+(tests/tiers/test_counted_steps.py).
 """
 FURTHER: Mapping[str, int] = {"replicated": 115, "in common": 55, "per_node": 45}
 """The same of each chunk of rows after the first of an update."""
@@ -56,12 +57,12 @@ CALLS: Mapping[str, Mapping[str, int]] = {
     "grid_shard": {"a2a_global": 1, "a2a_intra": 2, "a2a_cross": 2},
     "data_parallel": {"ar_global": 1},
 }
-"""Calls of an exchange with tables at home, beside its splits: ids, rows or sums, gradients. Parts
-of sums are all-reduced."""
+"""Calls of an exchange with tables at home, without its splits: for ids, for rows or sums, and for
+gradients. Parts of sums are all-reduced."""
 ROUTING = 55
 """Tensor operations of a collection with any of these, to route ids and to merge rows."""
 POOLED: Mapping[str, int] = {"none": 13, "rank": 9, "node": 16}
-"""Tensor operations for each pooled table more, by how its ids are coalesced."""
+"""More tensor operations for each pooled table, by how its ids are coalesced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +93,8 @@ class TableLedger:
     def of(
         cls, table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
     ) -> TableLedger:
-        """`share` is that of its bags whose sums travel, where there are sums; by default of those
-        that have a row without a replica."""
+        """`share` is the share of its bags whose sums travel, where there are sums; by default that
+        of the bags which have a row without a replica."""
         # Planners price the same sizes for different searches and reports.
         asked = TableLedger, table, sizes, prices, share
         return remembered(asked, lambda: cls._made(table, sizes, prices, share))
@@ -136,7 +137,7 @@ class TableLedger:
         return cls(table=table, sizes=sizes, entries=entries)
 
     def interval(self, tier: TierName) -> tuple[float, float]:
-        """Between what and what the share of lookups that a tier takes will lie."""
+        """The interval in which the share of lookups that a tier takes will lie."""
         rows, sizes, share = self.table.rows, self.sizes, self.entries[tier].share
         if sizes.as_torchrec:
             return share, share
@@ -163,21 +164,20 @@ class TableLedger:
 
     @property
     def is_torchrecs(self) -> bool:
-        """Whether no tier and no coalescing is before it."""
+        """Whether neither a tier nor coalescing stands in front of it."""
         sizes = self.sizes
         plain = sizes.coalesce == "none" and not self.has_replicas
         return sizes.as_torchrec or plain
 
     @property
     def travels(self) -> bool:
-        """Whether its rows travel, to be summed where they were asked for."""
+        """Whether its rows travel, and are summed where they were asked for."""
         sizes = self.sizes
         return bool(self.table.bags) and sizes.coalesce != "none" and not sizes.as_torchrec
 
     @property
     def home_kind(self) -> str:
-        """The way in which its rows at home are exchanged: TorchRec's sharding type, or `rows` one
-        by one."""
+        """How its rows at home are exchanged: TorchRec's sharding type, or `rows` one by one."""
         if self.sizes.as_torchrec and self.table.shards is not None:
             kind = self.table.shards.kind
             return kind if self.table.bags or kind == "data_parallel" else "rows"
@@ -185,17 +185,17 @@ class TableLedger:
 
     @cached_property
     def exchange(self) -> tuple[str, str, str, int]:
-        """The exchange with home that it shares: how its rows at home travel, TorchRec's sharding
-        type, each of which has exchanges of its own, its collection, and its dimension where rows
-        travel that are summed behind."""
+        """The exchange with home that it shares with other tables, by: how its rows at home travel;
+        TorchRec's sharding type, each of which has exchanges of its own; its collection; and its
+        dimension, where rows travel and are summed then."""
         own = self.table.shards if self.sizes.as_torchrec else None
         kind = own.kind if own else "row_wise"
         return self.home_kind, kind, self.table.collection, self.table.dim if self.travels else 0
 
     @property
     def alike(self) -> tuple[str, int, Coalesce]:
-        """What it has in common with tables that share calls and operations of replicas: one
-        collection's are updated together, those of one width and way at once."""
+        """What tables that share calls and operations of replicas have in common: those of one
+        collection are updated together, those of one width and way of coalescing at once."""
         return self.table.collection, self.table.width, self.sizes.coalesce
 
     @cached_property
@@ -254,8 +254,8 @@ class Ledger:
 
     @cached_property
     def router_memory(self) -> float:
-        """Bytes by which a rank finds the rows that have replicas, beside `memory`: no budget is
-        for them."""
+        """Bytes in which a rank finds the rows that have replicas. They are not in `memory`, and no
+        budget counts them."""
         return sum(
             router_bytes(one.table.rows.num_rows, one.sizes.replicated + one.sizes.per_node)
             for one in self.tables.values()
@@ -322,10 +322,10 @@ class Ledger:
 
     @cached_property
     def _further_chunks(self) -> Mapping[tuple[TierName, str, int, Coalesce], int]:
-        """The chunks after the first in which rows are updated, by tier and alike: a share of
-        DP has as many rows of each chunk as any other, one of Flex has chunks of its own. A dense
-        reduce has one chunk. Where a side stream has them one after another, which nobody waits
-        for, they have no price of their own."""
+        """The chunks after the first in which rows are updated, by tier and alike: a share of DP
+        has as many rows of each chunk as any other, one of Flex has chunks of its own. A dense
+        reduce has one chunk. Where a side stream runs them one after another and nobody waits, they
+        have no price of their own."""
         touched: dict[tuple[TierName, str, int, Coalesce], float] = {}
         for one in self.tables.values():
             for tier in REPLICAS if one.has_replicas else ():
@@ -370,9 +370,9 @@ class Ledger:
 
     @cached_property
     def ms_working_meanwhile(self) -> float:
-        """The same where ranks that share processors work while others wait for bytes between
-        nodes, in all that they do: with little to exchange, a step takes as long as processors
-        work. Where none share any, or all are of one node, it is `ms`."""
+        """The same where ranks that share processors always work while others wait for bytes
+        between nodes: with little to exchange, a step takes as long as processors work. Where no
+        ranks share one, or all are of one node, it is `ms`."""
         if not self.may_work_meanwhile:
             return self.ms
         home, replicas = self._lanes
@@ -392,9 +392,9 @@ class Ledger:
 
     @property
     def _lanes(self) -> tuple[Lane, Lane]:
-        """Of home, and of replicas."""
+        """The lane of home, and that of replicas."""
         cluster = self.prices.cluster
-        # All of these operations are of a rank's one thread, where replicas have no stream.
+        # Where replicas have no stream, all operations are in the rank's one thread.
         operations = 0 if cluster.side_stream else self.operations
         return (
             Lane.of(self._home_cost, cluster, self.home_calls),
@@ -408,8 +408,8 @@ class Ledger:
 
     @property
     def handed_over(self) -> float:
-        """The bytes that a rank hands to torch's collectives in a step, on average; all of an
-        operand counts, what stays on the rank too.
+        """The bytes that a rank hands to torch's collectives in a step, on average. All of an
+        operand counts, with what stays on the rank.
 
         But of the sums of replicas' gradients, which its node gathers, a rank hands over its share
         for each other rank, (W - 1) v r / W of the v r that they are priced for; and of an
@@ -441,10 +441,11 @@ class Ledger:
 def travelling_shares(
     tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]
 ) -> dict[str, float]:
-    """The share of its bags whose sums travel, by table, where replicas are in front of sums.
+    """For each table, the share of its bags whose sums travel, where replicas stand in front of
+    sums.
 
-    A collection's tables travel in one shape, as many bags of each as of the one with the most; of
-    tables without replicas that is all.
+    The sums of a collection's tables travel in one tensor, with as many bags of each table as of
+    the one with the most; a table without replicas has all its bags in it.
     """
     summed = [name for name, one in tables.items() if one.bags and sizes[name].coalesce == "none"]
     taken = {name: sizes[name].replicated + sizes[name].per_node for name in summed}
@@ -463,7 +464,7 @@ def travelling_shares(
 
 
 def home_cost(table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None) -> Cost:
-    """The cost of the rows of a table that have no replica; `share` as in `TableLedger.of`. Those
+    """The cost of the rows of a table that have no replica; `share` is as in `TableLedger.of`. Rows
     in mapped files take no static_memory, and are paged."""
     first = sizes.replicated + sizes.per_node
     cost = _exchanged(table, sizes, prices, share)

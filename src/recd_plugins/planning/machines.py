@@ -1,4 +1,4 @@
-"""The machines that ranks are on, which the launcher says, beside the nodes of a topology."""
+"""The machines of ranks, as the launcher says, and the nodes of a topology."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ __all__ = ["as_launched", "finds_these_nodes", "neighbours", "on_machines"]
 
 
 def as_launched(topology: Topology, world_size: int) -> Topology:
-    """The topology, with the launcher's nodes where it names none; with one of all ranks where
-    nobody does, or where they do not fill the launcher's, or not even one of its own."""
+    """The topology, with the launcher's nodes where it names none. All ranks are one node where
+    nobody names any, where they do not fill the launcher's nodes, or where they are fewer than one
+    of its own."""
     launched = ranks_of_a_node(world_size) or world_size
     per_node = world_size if world_size % launched else launched
     per_node = min(topology.ranks_per_node or per_node, world_size)
@@ -24,8 +25,8 @@ def as_launched(topology: Topology, world_size: int) -> Topology:
 
 
 def ranks_of_machine(world_size: int) -> int | None:
-    """The ranks of a machine, as TorchRec finds them when it shards, which goes by the launcher's
-    LOCAL_WORLD_SIZE; none where these ranks are not here."""
+    """The number of ranks on a machine that TorchRec finds when it shards, by the launcher's
+    LOCAL_WORLD_SIZE; None where these ranks are not running here."""
     import torch.distributed as dist
     from torchrec.distributed.comm import get_local_size
 
@@ -34,8 +35,8 @@ def ranks_of_machine(world_size: int) -> int | None:
 
 
 def finds_these_nodes(topology: Topology, world_size: int) -> bool:
-    """Whether TorchRec will find the nodes of the topology when it shards: that may name several on
-    one machine. Nodes of one rank have nothing to be divided."""
+    """Whether TorchRec will find the topology's nodes when it shards; a topology may name several
+    on one machine. Nodes of one rank share nothing."""
     per_node = topology.ranks_per_node or world_size
     return per_node > 1 and ranks_of_machine(world_size) in (None, per_node)
 
@@ -48,9 +49,9 @@ def neighbours(rank: int, world_size: int) -> range:
 
 
 def on_machines(plan: ShardingPlan, world_size: int) -> None:
-    """Have each shard of a plan on the device that its rank has on its machine, where these ranks
-    are here: planners count ranks by the nodes of a topology, which may be others. Ranks in want of
-    devices share them by turns."""
+    """Place each shard of a plan on the device that its rank has on its machine, if these ranks are
+    running: planners count ranks by the nodes of a topology, which may differ. Where there are
+    fewer devices than ranks, ranks share them in turn."""
     import torch
     from torchrec.distributed.planner.utils import placement
 

@@ -1,6 +1,6 @@
-"""What a plan has the ranks of this machine hold in its memory, or a rank on its accelerator,
-whatever room there is: TorchRec's planner takes a rank to have 128 GB of the one and 32 GB of the
-other where nobody says what it has."""
+"""The memory of this machine that its ranks take by a plan, or of an accelerator that a rank takes,
+whether there is room or not: unless the topology says it, TorchRec's planner assumes that a rank
+has 128 GB of the one and 32 GB of the other."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def bytes_held(
 def most_on_a_device(
     plan: ShardingPlan, model: nn.Module, sharders: Sequence[ModuleSharder[Any]], planner: object
 ) -> float:
-    """The bytes that a rank has on its accelerator of tables, of their optimizer's state and of
-    replicas: of the rank that has the most. Of tables in host memory it has what is cached."""
+    """The bytes of tables, of their optimizer's state and of replicas on an accelerator, of the
+    rank that has the most. Of tables in host memory it has what is cached."""
     fused = fused_by_table(model, sharders)
     every, each = 0.0, Counter[int]()
     if isinstance(planner, Tiered) and planner.tier_plan is not None and planner.report is not None:
@@ -85,7 +85,7 @@ def most_on_a_device(
 
 
 def _share_on_device(place: Any) -> float:
-    """The share of a table's rows that its kernel has on the accelerator."""
+    """The share of a table's rows that its kernel keeps on the accelerator."""
     if place.compute_kernel in ("fused", "dense"):
         return 1.0
     cached = place.compute_kernel == "fused_uvm_caching" and place.cache_params is not None

@@ -1,5 +1,5 @@
-"""Milliseconds of a step: what a cost takes on the links and processors of a cluster, and what runs
-beside what.
+"""Milliseconds of a step: what a cost takes on the links and processors of a cluster, and which
+parts run at the same time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NETWORK = ("a2a_global", "a2a_cross", "ar_global", "ar_cross")
 def milliseconds(
     cost: Cost, cluster: Cluster, calls: Mapping[str, int], operations: int = 0
 ) -> dict[str, float]:
-    """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's
-    own work: rows at the rate of random ones, chunks, ids that are made unique, rows that are
-    updated, marks and rows of mapped files at theirs, and small operations. Where ranks differ all
-    wait for the one that has the most, as far as it has the link to itself, or within nodes, where
-    processors carry the bytes, the processor."""
+    """Milliseconds by collective: calls * latency + bytes / bandwidth; and `local`, the rank's own
+    work: rows at the rate of random ones, chunks, ids that are made unique, rows that are updated,
+    marks and rows of mapped files at theirs, and small operations. Where ranks differ, all wait for
+    the one that has the most, as far as it has the link to itself, or the processor where
+    processors carry the bytes, as within nodes."""
     found = {}
     within = ("a2a_intra", *(COLLECTIVES if cluster.n_nodes == 1 else ()))
     for name in COLLECTIVES:
@@ -49,7 +49,7 @@ def milliseconds(
 
 
 def own_work_ms(cost: Cost, cluster: Cluster) -> float:
-    """Milliseconds until every rank has done its own work, at the rates of when all work."""
+    """Milliseconds until every rank has done its own work, at the rates of all ranks at work."""
     waited = (_waited(one, cluster, cluster.crowded) for one in cost.own_work)
     return float(cluster.local_ms(*waited))
 
@@ -116,19 +116,19 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
 
 
 def working_meanwhile(cluster: Cluster, own: float, traffic: float) -> float:
-    """Milliseconds of all that a step does, where a processor is never without work while bytes are
-    between nodes, as far as its ranks have any: the least that a step takes for bytes.
+    """Milliseconds of a step in which a processor always works while bytes are between nodes, as
+    far as its ranks have work: the least that a step takes for its bytes.
 
-    Where c ranks share a processor, and wait for bytes at different times, the others are at their
-    own work and at their calls meanwhile:
+    Where c ranks share a processor and wait for bytes at different times, the others do their own
+    work and their calls meanwhile:
         hidden = (1 - 1 / c) * min(own, traffic)
     """
     return own + traffic - (1 - 1 / cluster.crowded) * min(own, traffic)
 
 
 def marginal_ms(cost: Cost, cluster: Cluster) -> Any:
-    """The difference that one row more or less makes: its bytes at each link's rate, no latencies;
-    as long as what overlaps the global all-to-all is shorter."""
+    """The difference that one row more or less makes: its bytes at each link's rate, without
+    latencies. It holds while what overlaps the global all-to-all is shorter."""
     total = cluster.local_ms(*cost.own_work)
     for name in COLLECTIVES:
         share = 1 - cluster.overlap if name in OVERLAPPING else 1.0

@@ -40,12 +40,12 @@ class ModelTable:
     element_bytes: int
     features: tuple[str, ...]
     bags: float = 0
-    """Bags of a sample; those of unique samples count as the share of samples that these are, the
-    rows that pad them included."""
+    """Bags of a sample. Bags of unique samples count by the share of samples that are unique, with
+    the rows that pad them."""
 
     @property
     def counted(self) -> Counted:
-        """The lookups that count for its distribution: those of all its features."""
+        """What is counted for its distribution: the lookups of all its features."""
         return Counted(num_rows=self.num_rows, features=self.features, bags=bool(self.bags))
 
     def with_rows(
@@ -115,8 +115,8 @@ def model_tables(
 
 
 def ambiguous(model: nn.Module) -> set[str]:
-    """The names that tables of several collections have. TorchRec tells them apart by module; what
-    goes by names, as profiles and tier plans do, cannot."""
+    """The names that tables of several collections share. TorchRec tells them apart by module;
+    profiles and tier plans, which go by names, cannot."""
     every = (configs for _, _, configs in embedding_collections(model))
     names = Counter(config.name for configs in every for config in configs)
     return {name for name, count in names.items() if count > 1}

@@ -1,5 +1,5 @@
-"""A plan held to the model that it is for, and to the other ranks' plans: TorchRec takes any, and
-fails deep inside of one that does not fit, or leaves out what nobody asked for."""
+"""The check of a plan against its model, and against the other ranks' plans: TorchRec accepts any
+plan, and fails deep inside if it does not fit, or silently leaves tables out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["check_alike", "check_plan", "check_same", "dense_tables"]
 
 IN_PART = ("key_value", "ssd_virtual_table", "dram_virtual_table")
-"""The kernels that hold some of a table's rows."""
+"""The kernels that hold only some of a table's rows."""
 MAKES = "`construct_module_sharding_plan` of TorchRec makes them."
 """Who makes shards as TorchRec takes them."""
 
@@ -34,8 +34,8 @@ def check_plan(
     whose: str,
     device: str = "cpu",
 ) -> None:
-    """`PluginError` where a plan names a module or a table that there is not, leaves out a table of
-    a module that it shards, or places a table as TorchRec does not, or cannot on this device;
+    """`PluginError` where a plan names a module or a table that does not exist, leaves out a table
+    of a module that it shards, or places a table as TorchRec does not, or cannot on this device.
     `whose` opens the message."""
     known = {path for path, _ in model.named_modules(remove_duplicate=False)}
     for path, placed in plan.plan.items():
@@ -87,10 +87,11 @@ def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
 
 
 def check_alike(made: Mapping[str, str], group: ProcessGroup, cures: Mapping[str, str]) -> None:
-    """`PluginError` on every rank of a group where one made something else of registry.yaml.
+    """`PluginError` on every rank of a group where one of them made something else of
+    registry.yaml.
 
-    `made` has what this rank made, in words, by whose it is, and `cures` what to do of each. A rank
-    may lack what another has made; all of them call it.
+    `made` says in words what this rank made, for each part of registry.yaml, and `cures` what to do
+    about each. A rank may lack what another has made; all of them call it.
     """
     each = _unless_alike(made, group) or []
     for whose, first in (one for made in each for one in made.items()):
@@ -104,7 +105,7 @@ def check_alike(made: Mapping[str, str], group: ProcessGroup, cures: Mapping[str
 
 
 def _unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[str, str]]:
-    """Those of all ranks, by rank; none where they are alike."""
+    """What all ranks have, by rank; nothing where it is alike."""
     import torch
     import torch.distributed as dist
 
@@ -220,8 +221,8 @@ def _check_place(place: Any, table: Tensor, world_size: int, whose: str) -> None
 
 
 def _of_equal_parts(module: nn.Module, sharder: ModuleSharder[Any]) -> set[str]:
-    """The tables of a collection that TorchRec's own sharder shards, but for those in buckets: a
-    sharder of somebody else's may take other parts."""
+    """The tables of a collection that TorchRec's own sharder shards, except those in buckets;
+    another sharder may take other parts."""
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
@@ -237,8 +238,8 @@ def _of_equal_parts(module: nn.Module, sharder: ModuleSharder[Any]) -> set[str]:
 
 
 def _check_parts(place: Any, table: Tensor, world_size: int, whose: str) -> None:
-    """`PluginError` unless a table's shards are those that TorchRec looks ids up in: it takes their
-    number, order and ranks for granted, and another rank's rows would be trained."""
+    """`PluginError` unless a table's shards are those in which TorchRec looks ids up: it takes
+    their number, order and ranks for granted, and would train another rank's rows."""
     kind = place.sharding_type
     if kind == "data_parallel" or place.compute_kernel in IN_PART:
         return
@@ -274,7 +275,8 @@ def _check_parts(place: Any, table: Tensor, world_size: int, whose: str) -> None
 
 
 def _overlap(shards: Sequence[Any], shape: tuple[int, int]) -> bool:
-    """Whether shards, which hold as many numbers as a table of this shape, are not its parts."""
+    """Whether shards that hold as many numbers as a table of this shape overlap, or lie outside of
+    it."""
     begins = np.array([one.shard_offsets for one in shards])
     sizes = np.array([one.shard_sizes for one in shards])
     ends = begins + sizes

@@ -42,7 +42,7 @@ class PlannedShards:
     kind: str
     """TorchRec's `ShardingType`."""
     shards: tuple[PlannedShard, ...] = ()
-    """None where every rank has all of it."""
+    """Empty where every rank has all of it."""
 
     @property
     def called(self) -> str:
@@ -70,7 +70,7 @@ class PlannedShards:
 def planned_shards(
     plan: ShardingPlan, tables: Mapping[str, ModelTable]
 ) -> dict[str, PlannedShards]:
-    """The shards that a plan has of each of these tables; without those that it leaves
+    """The shards that a plan has of each of these tables, without tables that it leaves
     unsharded."""
     found = {}
     for name, table in tables.items():

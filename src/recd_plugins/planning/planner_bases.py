@@ -1,4 +1,4 @@
-"""Bases that a planner inherits, and so declares what it can do beyond its slot.
+"""Bases by which a planner declares what it can do beyond its slot.
 
 A method alone declares nothing: a planner with an attribute `order` does not order batches unless
 it inherits `OrdersBatches`.
@@ -54,8 +54,8 @@ class Retiers(ABC):
 
     @property
     def begins_empty(self) -> bool:
-        """Whether no row has a replica before `retier` is called first: a notice asks who is to
-        call it."""
+        """Whether no row has a replica before `retier` is called first; a notice then asks who is
+        to call it."""
         return False
 
     @abstractmethod
@@ -80,12 +80,13 @@ class Tiered:
     report: PlanReport | None = None
     """The costs and the savings of the tier plan."""
     mapped: tuple[str, ...] = ()
-    """The tables that lie in mapped files, for memory has no room for all: by their prices, those
+    """The tables that lie in mapped files because memory has no room for all: by the prices, those
     that are the cheapest there."""
 
     @property
     def homes_by_table(self) -> bool:
-        """Whether each table has a home of its own, and no option says where all are."""
+        """Whether each table has a home of its own, so that no option says where all of them
+        are."""
         return True
 
     @property
@@ -95,10 +96,10 @@ class Tiered:
 
 
 class TakesContext(ABC):
-    """A planner that is given its context again before each plan, as it is known by then.
+    """A planner that is given its context again before each plan, with what is known by then.
 
     A trainer's batches, their size and its optimizer are not known when a planner is built early,
-    say by a loader. A planner without this is built anew for a plan that they matter to.
+    say by a loader. A planner without this base is built anew for a plan that depends on them.
     """
 
     @abstractmethod
@@ -108,29 +109,29 @@ class TakesContext(ABC):
 
 
 class OrdersBatches(LooksAtBatches, ABC):
-    """A planner that puts the samples of the train split in other batches, by its plan."""
+    """A planner that puts the samples of the train split into other batches, by its plan."""
 
     @abstractmethod
     def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """A loader of as many batches of the same samples, or the loader itself.
 
-        It is made before there is a plan, and iterated once there is one, by every rank. The
-        loader is a `Loader` of the host's batches; or a trainer's own, of batches whose samples
-        are got at by `own`.
+        Every rank makes it before there is a plan, and iterates it once there is one. The loader is
+        a `Loader` of the host's batches, or a trainer's own loader, whose samples `own` takes out
+        of its batches.
         """
 
     def hot_to_come(self, batches: Sequence[Batch], world_size: int) -> float | None:
-        """The share of batches that will be hot by the plan, foretold by some of this rank's as the
-        reader delivers them; none where the planner foretells nothing."""
+        """The share of batches that will be hot by the plan, forecast from some of this rank's as
+        the reader delivers them; None where the planner makes no forecast."""
         return None
 
     def unordered(self) -> Iterable[Notice]:
-        """Notices of options that a job does not use which trains without `order`."""
+        """Notices of options that a job which trains without `order` does not use."""
         return ()
 
     def ordered_in_vain(self, trained: int) -> Iterable[Notice] | None:
-        """Notices of what its order gains nothing in, for the model does not see it, once the
-        model was trained on so many batches; none as long as that is not known."""
+        """Notices of where its order gains nothing because the model does not see it, once the
+        model was trained on so many batches; None as long as that is not known."""
         return ()
 
 
@@ -150,24 +151,24 @@ class HoldsRowWise(Proposes):
     ) -> HoldsRowWise:
         """A planner like this one, which places these tables row-wise whatever it would choose.
 
-        They have TorchRec's fused kernel, but for those that `kernels` names another for.
+        They have TorchRec's fused kernel, unless `kernels` names another one.
         """
 
     @property
     def reserve(self) -> float:
-        """The share of an accelerator's memory that it keeps from tables, for what nobody counts:
-        activations, CUDA's own, buffers of collectives. Who stands in front and fills the rest
-        keeps as much; by default what TorchRec's own planner keeps."""
+        """The share of an accelerator's memory that it keeps free of tables, for what is not
+        counted: activations, CUDA's own, buffers of collectives. A planner in front that fills the
+        rest keeps as much free. By default what TorchRec's own planner keeps."""
         return RESERVE
 
     def in_files(self, tables: Collection[str]) -> HoldsRowWise:
-        """A planner like this one, by whose count the rows of these tables take no memory, for they
-        lie in mapped files; by default this one, which counts them all the same."""
+        """A planner like this one that counts no memory for the rows of these tables, since they
+        lie in mapped files; by default this one, which counts them anyway."""
         return self
 
     @abstractmethod
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own, or such as stand for them: see `recd_plugins.api.Planner`."""
+        """The trainer's own sharders, or wrappers of them: see `recd_plugins.api.Planner`."""
 
     @abstractmethod
     def explain(self) -> str:

@@ -1,5 +1,6 @@
-"""What was found once, for a while: what takes a planner seconds, or a registry's parts their share
-of it, is asked for again and again where registries are weighed that differ in other things."""
+"""Results that are kept for a while. What takes a planner seconds, or a registry's parts their
+share of that, is needed again and again where registries are compared that differ in other
+things."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ def remembering() -> Iterator[None]:
 
 
 def remembered(key: Hashable, make: Callable[[], T]) -> T:
-    """What `make` returned for this key, inside `remembering`; else what it returns now. The key
-    has all that it depends on, and who asks; nobody may change what is returned."""
+    """Inside `remembering`, what `make` returned for this key; elsewhere what it returns now. The
+    key holds all that the result depends on, and who asks for it. Nobody may change what is
+    returned."""
     found = _found.get()
     if found is None:
         return make()
-    # Once: keys with all tables of a model take their time to be hashed.
+    # Hash the key once: one with all tables of a model takes its time.
     made = found.get(key, found)
     if made is found:
         made = found[key] = make()

@@ -1,4 +1,4 @@
-"""The cost of rows at home where some ranks have more of the hot ones than others.
+"""The cost of rows at home where some ranks have more of the hot rows than others.
 
 TorchRec cuts a row-wise table into blocks of ids. Where ids were given by popularity, as
 vocabularies do it, all hot rows lie on the first rank, and a step waits for that one.
@@ -19,7 +19,7 @@ from recd_plugins.planning.tier_plan import Coalesce
 __all__ = ["home_load", "row_wise_cost", "touched_by_rank"]
 
 ALIKE = 1e-5
-"""The share by which ranks may differ and count as alike."""
+"""Ranks that differ by no more than this share count as alike."""
 
 
 def row_wise_cost(

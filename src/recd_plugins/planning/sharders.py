@@ -1,9 +1,9 @@
-"""The sharders of a trainer: which modules they shard, and what optimizer tables have by them.
+"""The sharders of a trainer: which modules they shard, and which optimizer they give to tables.
 
 A trainer says how tables are trained in two places, which TorchRec merges when it shards them:
 `apply_optimizer_in_backward` of a table's parameter, and the `fused_params` of its sharder. Both
-are read here, so that nobody says it twice. TorchRec is imported where it is asked, for that
-takes seconds.
+are read here, so that nobody has to say it twice. TorchRec is imported inside of functions, since
+that takes seconds.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def sharded_modules(
 ) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
     """The modules that DistributedModelParallel shards by these sharders: path, module, sharder.
 
-    It goes by a module's very class, and does not look inside of a module that it shards: the
-    collection in a ManagedCollisionEmbeddingCollection is that module's sharder's. A collection of
-    an adapted model is sharded as the one that it was.
+    It goes by a module's exact class, and does not look inside a module that it shards: the
+    collection in a ManagedCollisionEmbeddingCollection belongs to that module's sharder. A
+    collection of an adapted model is sharded as the one that it was.
     """
     by_type = {sharder.module_type: sharder for sharder in sharders}
 
@@ -90,7 +90,7 @@ def sharded_modules(
 def left_whole(
     model: nn.Module, sharders: Sequence[ModuleSharder[Any]], plan: ShardingPlan
 ) -> list[str]:
-    """The modules with tables for which there is a sharder, and no place in the plan:
+    """The modules with tables that have a sharder but no place in the plan:
     DistributedModelParallel leaves them whole on every rank."""
     return [
         path
@@ -156,8 +156,8 @@ def check_planned(
     planned: Sequence[ModuleSharder[nn.Module]],
     given: Sequence[ModuleSharder[nn.Module]],
 ) -> None:
-    """`CapabilityError` where a module was planned with some sharders and none of those that are
-    given now shards it."""
+    """`CapabilityError` where a module was planned and none of the sharders that are given now
+    shards it."""
     ours = {path for path, _, _ in sharded_modules(model, given)}
     for path, module, _ in sharded_modules(model, planned):
         if path not in ours:
@@ -171,10 +171,11 @@ def check_planned(
 def completed(
     found: Sequence[ModuleSharder[nn.Module]], given: Sequence[ModuleSharder[nn.Module]], who: str
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders that a planner brings, and those that the trainer has `given` for other modules.
+    """The sharders that a planner brings, with those that the trainer has `given` for other
+    modules.
 
-    `PluginError`, which names the planner as `who`, where it brings another one in place of the
-    trainer's that trains or exchanges otherwise.
+    `PluginError`, which names the planner as `who`, where it replaces a sharder of the trainer's by
+    one that trains or exchanges otherwise.
     """
     by_type = {one.module_type: one for one in found}
     for own in given:

@@ -1,5 +1,4 @@
-"""The number of rows of each table that each tier takes, and the rows of all tables in one
-order."""
+"""How many rows of each table each tier takes, and the rows of all tables in one order."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ class SequenceTable:
     dim: int
     element_bytes: int = 4
     bags: float = 0
-    """f: bags of a sample, where they are pooled, fewer than its features where bags of unique
-    samples are looked up; 0 where rows are looked up one by one."""
+    """f: bags of a sample, where rows are pooled; fewer than its features where bags of unique
+    samples are looked up. 0 where rows are looked up one by one."""
     collection: str = ""
     """The path of its collection in the model."""
     shards: PlannedShards | None = None
@@ -53,7 +52,7 @@ class TableSizes:
     """The next: a copy in every node (Flex)."""
     coalesce: Coalesce = "none"
     as_torchrec: bool = False
-    """Whether the table is left where TorchRec's own plan has it, of no size at all."""
+    """Whether the table is left where TorchRec's own plan has it, without any sizes."""
 
     def __post_init__(self) -> None:
         for tier in ("replicated", "per_node"):
@@ -70,7 +69,7 @@ class TableSizes:
 
 
 AS_TORCHREC = TableSizes(as_torchrec=True)
-"""What a table has that is left to TorchRec."""
+"""The sizes of a table that is left to TorchRec."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,8 +131,8 @@ def tier_plan(
     cluster: Cluster,
     hottest_rows: HottestRows | None = None,
 ) -> TierPlan:
-    """Sizes as row ids: those of `hottest_rows`, or else of the distributions, which must know
-    them."""
+    """The tier plan of these sizes, with the row ids of `hottest_rows`; by default those of the
+    distributions, which must know them."""
     plans = {
         name: TablePlan.hottest(
             name,

@@ -1,6 +1,6 @@
 """A tier plan: which rows of each table have replicas where, and which tables lie in mapped files.
 
-It is data, and is kept beside TorchRec's plan.
+It is plain data, kept beside TorchRec's plan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ that touches it, or once per node (through a concentrator rank)."""
 Rows = NDArray[np.int64]
 
 HottestRows = Callable[[str, RowDistribution, int], Rows]
-"""A function of a table, its distribution and a count: so many row ids, the hottest first."""
+"""A function of a table, its distribution and a count, which returns that many row ids, the hottest
+first."""
 
 CHUNK_ROWS = 1 << 13
 """Rows of replicas under way at a time in an update, of all ranks of a node: a few MB, at no loss
@@ -78,7 +79,7 @@ class TablePlan:
     """[m] int64: rows with a copy in every node, spread over its ranks (Flex), hottest first."""
     coalesce: Coalesce = "none"
     num_rows: int | None = None
-    """Rows of the table, where that is known: what a saved plan is held to."""
+    """Rows of the table, where that is known: a saved plan is checked against it."""
 
     @classmethod
     def hottest(
@@ -133,7 +134,7 @@ class TablePlan:
             raise DataError(f"{where}: a row is named twice; each belongs to one tier.")
 
     def check_fits(self, num_rows: int, where: str) -> None:
-        """`CapabilityError` where the table that the model has is none of this plan's."""
+        """`CapabilityError` where the model's table is not the one that this plan is for."""
         again = "Plan again: take `plan` out of registry.yaml."
         if self.num_rows is not None and self.num_rows != num_rows:
             raise CapabilityError(
@@ -288,13 +289,14 @@ class TierPlan:
 
 
 def shares_of_replicated(n_nodes: int, ranks_per_node: int) -> int:
-    """The shares of the tier `replicated` that the ranks of a node update: each rank its own; but
-    two ranks that are the only ones have one in common, which both update."""
+    """The number of shares of the tier `replicated` in a node: each rank updates one of its own,
+    but two ranks that are the whole world have one in common, which both update."""
     return 1 if (n_nodes, ranks_per_node) == (1, 2) else ranks_per_node
 
 
 def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:
-    """Refuse row ids of a ranking that are none, too few, too many or of no row of the table."""
+    """Refuse a ranking that is no array of row ids, or has too few, too many, or ids of no row of
+    the table."""
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
         found = f"a {type(ids).__name__}"
         if isinstance(ids, np.ndarray):
@@ -318,7 +320,7 @@ def _rows(ids: pa.LargeListScalar) -> Rows:
 
 
 class TierChange(NamedTuple):
-    """One tier of one table, in rows."""
+    """The change of one tier of one table, in rows."""
 
     before: int
     after: int
@@ -333,8 +335,8 @@ class TierChange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TableChange:
-    """The tiers of a table in one plan and in the other; rows that a tier orders anew stay in
-    it."""
+    """The change of a table's tiers from one plan to another. Rows that only change places within a
+    tier stay in it."""
 
     replicated: TierChange
     per_node: TierChange
@@ -359,7 +361,7 @@ class TableChange:
 
 
 def plan_changes(before: TierPlan, after: TierPlan) -> Mapping[str, TableChange]:
-    """The changes, by table of either plan."""
+    """The change of each table of either plan."""
     found = {}
     for name in sorted({*before.tables, *after.tables, *before.mapped, *after.mapped}):
         old, new = (one.tables.get(name, TablePlan(table=name)) for one in (before, after))

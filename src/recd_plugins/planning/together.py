@@ -1,5 +1,5 @@
-"""What all ranks of a group do together, or rank 0 for all: where it fails on one of them, it fails
-on all."""
+"""What all ranks of a group do together, or rank 0 does for all. Where it fails on one of them, it
+fails on all."""
 
 from __future__ import annotations
 
@@ -79,18 +79,19 @@ def planning_by(planner: str) -> Doing:
 
 
 def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING) -> int:
-    """The greatest of what all ranks give; if one raises, all do, rather than wait for it.
+    """The greatest number that any rank returns. If one rank raises, all do, instead of waiting for
+    it.
 
-    What is done may make collectives of the group, as a loader does by which one rank reads for
-    all. Where that fails on one rank, the others may wait there: so ranks hear of each other by a
-    gloo of their own, and who fails waits for them for `PATIENCE` at most.
+    `do` may run collectives of the group, as a loader does where one rank reads for all. If it
+    fails on one rank, the others may wait there. So ranks hear of each other by a gloo of their
+    own, and a rank that fails waits for the others for at most `PATIENCE`.
     """
     import torch
     import torch.distributed as dist
 
     if group.size() == 1:
         return do()
-    gloo = _own_gloo(group)  # before, for it takes all of them
+    gloo = _own_gloo(group)  # first, since all of them must make it
     failure: Exception | None = None
     number = 0
     try:
@@ -136,15 +137,15 @@ def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
 
 
 def _own_gloo(group: ProcessGroup) -> Any:
-    """The one by which its ranks hear of failures, made once."""
+    """The gloo by which a group's ranks hear of failures, made once."""
     if group not in _OWN_GLOO:
         _OWN_GLOO[group] = _made_gloo(group, "failures")
     return _OWN_GLOO[group]
 
 
 def _made_gloo(group: ProcessGroup, purpose: str, timeout: timedelta | None = None) -> Any:
-    """It is none of torch's groups, which ranks name by the number that each has made: ranks that
-    made unlike numbers would wait for each other here."""
+    """A gloo of a group's ranks. It is not one of torch's groups: ranks name those by the number
+    that each has made, and ranks with different numbers would wait for each other."""
     from recd_plugins.compat.pytorch import own_gloo
 
     made = _MADE.setdefault(group, {})
@@ -155,8 +156,8 @@ def _made_gloo(group: ProcessGroup, purpose: str, timeout: timedelta | None = No
 
 
 class LeastOfRanks:
-    """What the ranks of a group have the least of, asked time and again: by a gloo of their own,
-    for the trainer's groups may be busy, and what is asked is on the CPU."""
+    """Finds the least of the ranks' numbers, again and again. The ranks have a gloo of their own
+    for that, since the trainer's groups may be busy and the numbers are on the CPU."""
 
     def __init__(
         self, group: ProcessGroup | None, purpose: str, patience: timedelta | None = None
@@ -171,8 +172,8 @@ class LeastOfRanks:
         self._gloo = _made_gloo(ranks, purpose, patience)
 
     def least(self, mine: Sequence[int], patience: timedelta | None = None) -> list[int]:
-        """The least of the ranks' numbers at each place; every rank must ask as often, for as
-        many."""
+        """The least of the ranks' numbers at each place; every rank must call it equally often,
+        with as many."""
         import torch
         import torch.distributed as dist
 
@@ -184,7 +185,7 @@ class LeastOfRanks:
 
 
 def ranks_where(group: ProcessGroup, here: bool) -> list[int]:
-    """The ranks on which something is so; every rank of the group calls it."""
+    """The ranks that have `here`; every rank of the group calls it."""
     import torch
     import torch.distributed as dist
 
@@ -214,7 +215,7 @@ def agreed(make: Callable[[], T], group: ProcessGroup | None = None) -> T:
 
 
 def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
-    """The result of rank 0, on every rank; or its error, for which the others wait as well.
+    """The result of rank 0, on every rank; or its error, which all of them raise.
 
     An error of others' code is raised as it is on rank 0; the other ranks learn what it says.
     """

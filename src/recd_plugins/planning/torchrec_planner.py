@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 UNSAID_BATCH = 512
-"""The samples of a batch by which TorchRec's planner goes where a trainer does not say it."""
+"""The batch size that TorchRec's planner assumes where a trainer does not give one."""
 
 DATA_PARALLEL = "data_parallel"
 """TorchRec's sharding type of a table that every rank has whole."""
@@ -62,8 +62,8 @@ class TorchRecPlannerConfig(Config):
     constraints: Mapping[str, TableConstraint] = field(default_factory=dict)
     """Table name or glob to what the planner may choose from for it."""
     search: Literal["torchrec", "greedy"] = "torchrec"
-    """The plans that are compared: TorchRec's choice, up to 10,000 of a grid among them, or the
-    greedy ones alone (milliseconds instead of seconds)."""
+    """The plans that are compared: TorchRec's choice, with up to 10,000 of a grid, or the greedy
+    ones alone (milliseconds instead of seconds)."""
     reserve: Annotated[float, Range(ge=0, lt=1)] = RESERVE
     """The share of an accelerator's memory that tables may not take; TorchRec reserves none of a
     host's."""
@@ -74,7 +74,7 @@ class _Ranks:
     """The ranks that a plan is for, which need not be here."""
 
     topology: Topology
-    """With nodes, be they the launcher's."""
+    """With nodes, if need be the launcher's."""
     world_size: int
     device: Literal["cpu", "cuda"]
     sharders: Sequence[ModuleSharder[nn.Module]]
@@ -82,7 +82,7 @@ class _Ranks:
 
 
 class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
-    """Plans with `EmbeddingShardingPlanner`, asked with the sharders that the trainer has."""
+    """Plans with `EmbeddingShardingPlanner` and the trainer's sharders."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         data_parallel: bool = False,
         in_files: Collection[str] = (),
     ) -> None:
-        """Tables in `row_wise` are held to those constraints, over the config's, whose path in
-        registry.yaml is `where`, and over those that the trainer has `given`. `sharders` gives the
-        trainer's own. Tables `in_files` take no memory."""
+        """Tables in `row_wise` have those constraints, which override the config's (at `where` in
+        registry.yaml) and those that the trainer has `given`. `sharders` returns the trainer's own.
+        Tables `in_files` take no memory."""
         self._where = where
         self._config = config
         self._row_wise = dict(row_wise or {})
@@ -111,15 +111,15 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self._in_files = frozenset(in_files)
         self._explanation = "No plan has been made yet."
         self._plain: Callable[[], Mapping[str, str]] = dict
-        """Finds the sharding types that plain TorchRec would have of a trainer's tables, by a
-        search of its own, for whoever asks for notices."""
+        """Finds the sharding types that plain TorchRec would choose for a trainer's tables, by a
+        search of its own, once notices are asked for."""
         self._kinds: Mapping[str, str] = {}
         """The sharding types of the last plan."""
         self._named: frozenset[str] = frozenset()
-        """The tables of a trainer's that it names an optimizer of."""
+        """The trainer's tables for which it names an optimizer."""
         self._small: tuple[str, ...] = ()
-        """The tables of a trainer's that nobody names an optimizer of, with no more rows than a
-        batch has samples, or may have: TorchRec may have them data-parallel."""
+        """The trainer's tables without a named optimizer that have no more rows than a batch has
+        samples, or may have: TorchRec may make them data-parallel."""
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
@@ -148,7 +148,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         return self._like(held, self._in_files)
 
     def in_files(self, tables: Collection[str]) -> TorchRecPlanner:
-        """A copy by whose count these tables take no memory, but for what a step exchanges."""
+        """A copy that counts no memory for these tables, except for what a step exchanges."""
         return self._like(self._row_wise, tables)
 
     def _like(
@@ -169,7 +169,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         return found
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own: a plan of TorchRec's takes no others."""
+        """The trainer's own: a plan of TorchRec's needs no others."""
         return list(self._sharders())
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
@@ -196,21 +196,21 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         on = torchrec_topology(topology, world_size, device)
         offered = self._row_wise.keys() & offers_row_wise(model, ranks.sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
-        # Behind all others: the last that fits counts.
+        # These come last: the last pattern that fits counts.
         wanted = {
             **{name: one for name, one in self._config.constraints.items() if name not in held},
             **held,
         }
         others = self._row_wise.keys() - offered
         fused = fused_by_table(model, ranks.sharders) if self._data_parallel else {}
-        # The dense optimizer may step the tables that nobody names another one for.
+        # The dense optimizer may step the tables for which no other one is named.
         unnamed = [name for name, own in fused.items() if not own]
         constraints = self._constrained(model, ranks, wanted, held, unnamed)
         for name in others & constraints.keys():
-            # These leave their place, so that they must not count where others are balanced.
+            # These leave their place, so they must not count when others are balanced.
             inputs = constraints[name].pooling_factors
             constraints[name].batch_sizes = [1] * len(inputs)
-        if not self._row_wise:  # else the planner of which this is a copy found them
+        if not self._row_wise:  # a copy has those that its original found
             self._small = self._smaller_than_a_batch(model, ranks, constraints, unnamed)
         chosen = (
             self._config,
@@ -240,8 +240,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         data_parallel: Collection[str],
         batch_size: int | None = None,
     ) -> dict[str, ParameterConstraints]:
-        """The constraints of each table: those that are `wanted`, and over them the trainer's,
-        but for tables that are `held`. Those that may be `data_parallel` are named."""
+        """The constraints of each table: the `wanted` ones, overridden by the trainer's unless the
+        table is `held`. The tables that may be data-parallel are those named in `data_parallel`."""
         dense = [
             name for name, one in self._given.items() if "dense" in (one.compute_kernels or ())
         ]
@@ -268,8 +268,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         constraints: Mapping[str, ParameterConstraints],
         unnamed: Iterable[str],
     ) -> tuple[str, ...]:
-        """The unnamed tables with no more rows than a batch has samples, or may have, which
-        TorchRec may have data-parallel."""
+        """The unnamed tables with no more rows than a batch has samples, or may have, if TorchRec
+        may make them data-parallel."""
         rows = {
             name: len(parameter)
             for _, module, sharder in sharded_modules(model, ranks.sharders)
@@ -290,8 +290,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         constraints: Mapping[str, ParameterConstraints],
         others: set[str],
     ) -> tuple[ShardingPlan, str]:
-        """The best plan `on` TorchRec's topology, in which `others` are row-wise though TorchRec
-        offers no such plan of them; and why it is what it is."""
+        """The best plan `on` TorchRec's topology, and why it is what it is. `others` are row-wise
+        in it, though TorchRec offers no such plan of them."""
         from recd_plugins.planning.torchrec_search import make_row_wise
 
         plan, best = self._searched(model, ranks, on, constraints)
@@ -317,23 +317,23 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         fused: Mapping[str, Mapping[str, Any]],
         seen: Sequence[Any],
     ) -> Callable[[], Mapping[str, str]]:
-        """Finds, when it is asked, the sharding types of tables that plain TorchRec might have
-        otherwise than the last plan. It does not keep the model.
+        """A function that finds the sharding types of the tables that plain TorchRec might place
+        otherwise than the last plan. It does not keep the model alive.
 
-        Of tables whose optimizer is named, it finds also what TorchRec has on every rank by the
-        batch size that its planner goes by where nobody names one.
+        For tables whose optimizer is named, it also finds what TorchRec would have on every rank by
+        the batch size that its planner assumes by default.
         """
         from recd_plugins.planning.torchrec_search import torchrec_topology
 
-        # A trainer's own planner knows no rates of links. Where none are stated here either, it
-        # would have those tables alone otherwise whose optimizer is named.
+        # A trainer's own planner knows no rates of links. Where none are stated here either, only
+        # tables whose optimizer is named can differ.
         plainly = dataclasses.replace(
             ranks.topology, ranks_per_node=None, intra_node_gbps=None, inter_node_gbps=None
         )
         plainly = as_launched(plainly, ranks.world_size)
         by_default = torchrec_topology(plainly, ranks.world_size, ranks.device)
         asked = self._named if repr(by_default) == repr(on) else frozenset(fused)
-        # Whoever has them row-wise says why; replicas send no ids, either.
+        # The planner that has them row-wise says why; replicas send no ids, either.
         asked -= self._named & self._row_wise.keys()
         if not asked:
             return dict
@@ -436,8 +436,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
     def notices(self) -> Sequence[Notice]:
         """Notices of tables that plain TorchRec would have on every rank, where the trainer's dense
-        optimizer would step them, and not the one that is named for them; or may have there, where
-        none is."""
+        optimizer steps them and not the one that is named for them; or that it might have there,
+        where none is named."""
         plain = {
             name: kind
             for name, kind in self._plain().items()
@@ -541,8 +541,8 @@ def _kinds(plan: ShardingPlan) -> dict[str, str]:
 
 
 def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
-    """Whether a plan that is free in this may have the table on every rank where one that has it of
-    this kind does not, or the other way round."""
+    """Whether a plan with these `free` constraints may differ from one of this kind in having the
+    table on every rank."""
     return any(
         (one == DATA_PARALLEL) != (kind == DATA_PARALLEL)
         for one in free.sharding_types or (DATA_PARALLEL,)
@@ -557,7 +557,8 @@ def _dense(table: str) -> str:
 def _asked_of(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[Any, ...]]:
-    """The model as TorchRec's planner sees it: its tables, who shards them and how they train."""
+    """The model as TorchRec's planner sees it: its tables, their sharders and how they are
+    trained."""
     from recd_plugins.compat.torchrec import own_fused_params
 
     for path, module, sharder in sharded_modules(model, sharders):

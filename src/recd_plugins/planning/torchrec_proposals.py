@@ -1,10 +1,10 @@
-"""The proposals that TorchRec's planner compares, without those that no placement can make the
-best.
+"""The proposals that TorchRec's planner compares, without those that cannot be the best wherever
+they are placed.
 
 A proposal is an option for every table; TorchRec places its shards on ranks, which takes tens of
 milliseconds for a hundred tables, and rates it by the time of its busiest rank. That is no less
-than the mean over ranks. So a proposal whose mean is longer than the best rating so far is left
-out unplaced, and the plan that is found is the one that TorchRec finds without this.
+than the mean over ranks. So a proposal whose mean exceeds the best rating so far is left out
+without being placed, and TorchRec still finds the same plan.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["Proposals"]
 
 Proposal = list[ShardingOption]
 ROUNDING = 1e-9
-"""What sums of floats in another order may be off by."""
+"""The relative error of sums of floats in another order."""
 
 
 class Proposals:
-    """The proposals of TorchRec's own search, which share what is the best so far."""
+    """The proposals of TorchRec's own search. Its proposers share the best rating so far."""
 
     def __init__(self, world_size: int, search: Literal["torchrec", "greedy"]) -> None:
         self.world_size = world_size
@@ -36,11 +36,12 @@ class Proposals:
         self.compared: set[tuple[int, ...]] = set()
         """The proposals that were met, each named by its options."""
         self.placed: set[tuple[int, ...]] = set()
-        """The proposals of these that TorchRec placed on ranks."""
+        """Those of these proposals that TorchRec placed on ranks."""
         self._search = search
 
     def proposers(self) -> list[Proposer]:
-        """The proposers in TorchRec's order: the first of those that are rated alike is taken."""
+        """The proposers in TorchRec's order: of proposals that are rated alike, the first is
+        taken."""
         greedy = [_Promising(self, _greedy(_longest)), _Promising(self, _greedy(_total))]
         if self._search == "greedy":
             return list(greedy)
@@ -52,7 +53,7 @@ class Proposals:
 
 
 class _Promising(Proposer):
-    """A TorchRec proposer of those that may be better than the best so far.
+    """A TorchRec proposer of the proposals that may beat the best so far.
 
     TorchRec asks for the next one after it has rated the last.
     """
@@ -101,8 +102,9 @@ class _Promising(Proposer):
 def _greedy(
     score: Callable[[ShardingOption], float],
 ) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
-    """GreedyProposer's: the fastest option of each table; then, time and again, the next one of
-    the table that takes the most memory. TorchRec looks through all tables each time."""
+    """The proposals of GreedyProposer: first the fastest option of each table, then again and again
+    the next option of the table that takes the most memory. TorchRec searches all tables each time;
+    this keeps a heap."""
 
     def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
         options: dict[str, list[ShardingOption]] = {}
@@ -111,7 +113,7 @@ def _greedy(
         of_tables = [sorted(own, key=score) for own in options.values()]
         sizes = [[_size(option) for option in own] for own in of_tables]
         at = [0] * len(of_tables)
-        # The first of those that are as large goes on, and none that takes no memory.
+        # Of tables as large, the first goes on; one that takes no memory never does.
         heap = [
             (sizes[table][0], table)
             for table, own in enumerate(of_tables)
@@ -134,8 +136,8 @@ def _greedy(
 
 
 def _size(option: ShardingOption) -> tuple[float, ...]:
-    """The measure by which the largest table is found, negative: the most of a rank, and of all, by
-    memory."""
+    """The measure by which the largest table is found, negated: by kind of memory, the most of a
+    rank and the sum of all."""
     storages: Sequence[Any] = [shard.storage for shard in option.shards]
     found: list[float] = []
     for name in ("hbm", "ddr"):
@@ -145,7 +147,7 @@ def _size(option: ShardingOption) -> tuple[float, ...]:
 
 
 def _as_proposed(proposer: Proposer) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
-    """The proposals of a proposer which goes on alike however the last one was rated."""
+    """The proposals of a proposer that goes on regardless of how the last one was rated."""
 
     def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
         proposer.load(search_space=space)
@@ -157,12 +159,12 @@ def _as_proposed(proposer: Proposer) -> Callable[[list[ShardingOption]], Iterato
 
 
 def _longest(option: ShardingOption) -> float:
-    """The score of GreedyProposer by default: of its longest shard."""
+    """GreedyProposer's default score: the time of the longest shard."""
     return max(_times(option))
 
 
 def _total(option: ShardingOption) -> float:
-    """The total of all its shards, `use_depth=False`."""
+    """Its score with `use_depth=False`: the total of all shards."""
     return sum(_times(option))
 
 

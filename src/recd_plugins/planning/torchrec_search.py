@@ -1,4 +1,4 @@
-"""TorchRec's planner, asked so that the plan is a function of its arguments, with the reasons.
+"""TorchRec's planner, used so that the plan is a function of its arguments, with the reasons.
 
 Options come in one order, named tables are held row-wise, and the options of the plan are kept.
 This module imports TorchRec's planner, which takes seconds: import it where a plan is made.
@@ -49,11 +49,12 @@ __all__ = [
 
 KINDS = [kind.value for kind in ShardingType]
 NAMES = ("name", "feature_names", "dependency")
-"""What tables that are alike differ by, of a sharding option."""
+"""The attributes of a sharding option in which tables that are alike differ."""
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator in one order: its own is a set's, which breaks ties at random.
+    """TorchRec's enumerator in a fixed order: its own order is a set's, which breaks ties at
+    random.
 
     Options that are alike but for their table's name are estimated once: a hundred tables have few
     shapes, and TorchRec takes milliseconds for an option.
@@ -84,7 +85,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
         for option in sharding_options:
             alike.setdefault(self._estimated_by(option), []).append(option)
         super().populate_estimates([options[0] for options in alike.values()])
-        # TorchRec copies the list for a second call, of which there is none: it takes seconds.
+        # TorchRec copies the list for a second call, which there is not, and that takes seconds.
         self._options = sharding_options[:]
         sharding_options.clear()
         for first, *others in alike.values():
@@ -102,7 +103,8 @@ class OrderedEnumerator(EmbeddingEnumerator):
         own = {
             name: value
             for name, value in vars(option).items()
-            # A table and its module, by its path, are other objects, though alike.
+            # The tensors of a table, and its module with its path, differ between tables that are
+            # alike.
             if name not in NAMES and not isinstance(value, Tensor | tuple)
         }
         own["shards"] = [(shard.size, shard.offset) for shard in option.shards]
@@ -133,7 +135,7 @@ def _without_rows(option: ShardingOption, shard: Any) -> Any:
 
 
 class _OncePerSize(EmbeddingPerfEstimator):
-    """TorchRec's estimates, whose shards of one size take one time."""
+    """TorchRec's estimates, made once for the shards of one size."""
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
         every = [option.shards for option in sharding_options]
@@ -183,8 +185,8 @@ def make_row_wise(
 
 
 def copied(plan: ShardingPlan) -> ShardingPlan:
-    """The plan with mappings and lists of its own; its shards, of which a hundred tables have
-    thousands, are the same: nobody changes them."""
+    """A copy of the plan with mappings and lists of its own. The shards, thousands for a hundred
+    tables, are shared: nobody changes them."""
     made = copy.copy(plan)
     made.plan = {}
     for path, tables in plan.plan.items():
@@ -284,8 +286,8 @@ class BestOptions:
 
 @contextmanager
 def quiet_planner() -> Iterator[None]:
-    """Hide what TorchRec warns of at every plan, and of each data-parallel table by the root
-    logger: it asks nothing of a user."""
+    """Hide the warnings that TorchRec gives at every plan, and for each data-parallel table by the
+    root logger: they ask nothing of a user."""
     logger = logging.getLogger("torchrec.distributed.planner")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -300,5 +302,5 @@ def quiet_planner() -> Iterator[None]:
 
 
 def _asks_something(record: logging.LogRecord) -> bool:
-    """Whether it is not that a data-parallel table has no spec of shards, which none has."""
+    """False for the record that a data-parallel table has no spec of shards, as none has."""
     return not record.getMessage().startswith("Sharding spec not found")

@@ -1,4 +1,4 @@
-"""The sizes that a policy chooses: held to what it may answer, and with tables left after all."""
+"""The sizes that a policy chooses, their check, and how tables are left to TorchRec after all."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ class ChosenSizes:
     """The sizes that a policy makes of the tables' distributions."""
 
     sizes: Mapping[str, TableSizes]
-    """The sizes of each table; tables without any, or `AS_TORCHREC`, are left to the planner
-    behind."""
+    """The sizes of each table. Tables without an entry, or with `AS_TORCHREC`, are left to the
+    planner behind."""
     report: PlanReport
     reason: str
     """Why the sizes are what they are, in words."""
     forced: bool = True
-    """Whether they are taken even where the planner behind would have a faster plan, by the
-    prices."""
+    """Whether they are taken even where the planner behind has a faster plan by the prices."""
     notices: tuple[Notice, ...] = ()
-    """The options that are not used, or are used at a loss. Where no table has a size and nothing
-    is given here, the planner says itself that it has chosen nothing."""
+    """Notices of options that are not used, or are used at a loss. Where no table has a size and
+    there are no notices, the planner itself says that it has chosen nothing."""
 
     @property
     def planned(self) -> dict[str, TableSizes]:
@@ -38,7 +37,8 @@ class ChosenSizes:
         return {name: one for name, one in self.sizes.items() if not one.as_torchrec}
 
     def without(self, names: Collection[str], tables: Mapping[str, SequenceTable]) -> ChosenSizes:
-        """The choice, with these of all `tables` as TorchRec has them."""
+        """The choice, with the tables of these `names` as TorchRec has them; `tables` are all of
+        them."""
         sizes = {**self.sizes, **dict.fromkeys(names, AS_TORCHREC)}
         ledger = Ledger.of(tables, sizes, self.report.ledger.prices)
         report = dataclasses.replace(self.report, ledger=ledger)
@@ -46,8 +46,8 @@ class ChosenSizes:
 
 
 def check_choice(chosen: object, tables: Collection[str], whose: str) -> None:
-    """`PluginError`, which begins with `whose` it is, where a policy returned no choice, or one of
-    other than these tables."""
+    """`PluginError`, which begins with `whose`, where a policy returned no choice, or one of other
+    tables than these."""
     if not isinstance(chosen, ChosenSizes):
         raise PluginError(
             f"{whose} a {type(chosen).__name__}, where it must return "

@@ -24,7 +24,7 @@ __all__ = ["KernelRows"]
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRows:
-    """Holds the sizes of a model's tables to kernels that have rows on all ranks."""
+    """Checks the sizes of a model's tables: each kernel must have rows on all ranks."""
 
     model: nn.Module
     world_size: int
@@ -40,8 +40,8 @@ class KernelRows:
         found: Mapping[str, ModelTable],
         left: LeftTables,
     ) -> ChosenSizes:
-        """The choice, with the tables as TorchRec has them whose kernel would have no row on some
-        rank: they are `left`."""
+        """The choice, in which tables whose kernel would have no row on some rank are `left` to
+        TorchRec."""
         lacking = without_rows(chosen.sizes, found, self.world_size, self.files, self.fused)
         if not lacking:
             return chosen
@@ -57,9 +57,10 @@ class KernelRows:
         left: LeftTables,
         options_in: str,
     ) -> ChosenSizes:
-        """The choice, with the bags as TorchRec has them without which a table that the planner
-        behind has row-wise, in their kernel, would have no row of it on some rank: bags whose rows
-        travel are in a kernel apart. `options_in` names the slot that names tables."""
+        """The choice, in which bags stay TorchRec's if another table needs them: bags whose rows
+        travel get a kernel of their own, and a table that the planner behind has row-wise, in their
+        old kernel, could have no row on some rank without them. `options_in` is the slot that names
+        tables."""
         every, planned = model_tables(self.model), chosen.planned
         lacking = self._newly_lacking(row_wise_tables(own, every), planned, every)
         lone = sorted(set(lacking).difference(planned))
@@ -83,8 +84,8 @@ class KernelRows:
         return chosen.without(partners, tables)
 
     def check_saved(self, saved: TierPlan, plan: ShardingPlan, where: str) -> None:
-        """`CapabilityError` where a saved tier plan has a table, or leaves one that the planner
-        behind has row-wise, in a kernel without a row on some rank."""
+        """`CapabilityError` where a saved tier plan puts a table into a kernel without a row on
+        some rank, or leaves one there that the planner behind has row-wise."""
         every = model_tables(self.model)
         behind = row_wise_tables(plan, every)
         held = {

@@ -1,4 +1,4 @@
-"""The tables that a planner of tiers leaves to TorchRec, and what it says of that."""
+"""The tables that a planner of tiers leaves to TorchRec, and its notices of that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CURES = {
     ONE_NAME: "Give each collection's tables names of their own.",
     WEIGHTED_MEANS: "Pool weighted ids by the sum, and have the model divide.",
 }
-"""What to do about a table that is left for a reason of the model's own."""
+"""What to do about a table that is left for a reason in the model."""
 OWN_SHARDERS = (
     "Replicas are for tables of an EmbeddingCollection or EmbeddingBagCollection that TorchRec's "
     "own sharders shard."
@@ -35,13 +35,13 @@ OWN_SHARDERS = (
 
 
 class LeftTables:
-    """The tables that a policy is for and tiers cannot be in front of, each with the reason; and
-    the notices of a plan that gives replicas to none."""
+    """The tables that a policy is for but tiers cannot stand in front of, each with the reason; and
+    the notices of a plan that gives replicas to no table."""
 
     def __init__(self, what: str, kind: str, *, asked_by: Sequence[str], options_in: str) -> None:
-        """Of the planner that is `what` registry.yaml switches on, which gives replicas to a `kind`
-        of table. It plans nothing without the slots that it is `asked_by`, and its tables and
-        memory are options of another slot, if not of its own."""
+        """`what` names the planner as registry.yaml switches it on, `kind` what it gives replicas
+        to. It plans nothing without the slots that it is `asked_by`; the options of its tables and
+        memory are those of the slot `options_in`."""
         self.why: Mapping[str, str] = {}
         self._cures: Mapping[str, str] = CURES
         self._what, self._kind = what, kind
@@ -54,40 +54,41 @@ class LeftTables:
         fused: Mapping[str, Mapping[str, Any]],
         sharders: Sequence[ModuleSharder[nn.Module]],
     ) -> None:
-        """Those of the chosen tables that the trainer's sharders do not shard, or in ways that
-        tiers cannot stand in front of; `fused` has the tables of which they say the optimizer."""
+        """Begin with the chosen tables that the trainer's sharders do not shard, or in ways that
+        tiers cannot stand in front of. `fused` has the tables whose optimizer the sharders name."""
         refused = dict(_refused(model, fused, sharders))
         self.why = {name: refused[name] for name in chosen if name in refused}
         self._cures = CURES
 
     def add(self, names: Collection[str], why: str, cure: str | None = None) -> None:
-        """These are left too; with a cure, a notice says so."""
+        """Leave these too; with a cure, a notice says so."""
         self.why = {**self.why, **dict.fromkeys(names, why)}
         if cure is not None:
             self._cures = {**self._cures, why: cure}
 
     @property
     def reported(self) -> set[str]:
-        """Those of which a notice says that they are left, and what to do."""
+        """The tables of which a notice says that they are left, and what to do."""
         return {name for name, why in self.why.items() if why in self._cures}
 
     def in_words(self) -> list[str]:
-        """A line for each of them."""
+        """A line for each table."""
         return [f"table {name} is left to TorchRec, for {why}" for name, why in self.why.items()]
 
     def of_the_model(self) -> Iterator[Notice]:
-        """A notice of tables that are left for what the model makes of them, or another table needs
-        of them, while others are planned."""
+        """Notices, while other tables are planned, of those that are left because of how the model
+        uses them, or because another table needs them."""
         for why, cure in self._cures.items():
             if names := [name for name, left in self.why.items() if left == why]:
                 yield Missed(what=self._what, why=f"{_left_alone(names)}, for {why}", cure=cure)
 
     def add_weighted_means(self, names: Collection[str]) -> None:
-        """These are left too, for the weights that their ids come with."""
+        """Leave these too, for the weights that their ids come with."""
         self.add(names, WEIGHTED_MEANS)
 
     def add_variable(self, names: Sequence[str], *, others: bool) -> Notice:
-        """These are left too, for what their KJTs are; whether there are `others`."""
+        """Leave these too, for the kind of their KJTs; `others` says whether other tables are
+        planned."""
         self.add(names, VARIABLE)
         kind = Missed if others else Unused
         return kind(
@@ -98,7 +99,7 @@ class LeftTables:
         )
 
     def counted_otherwise(self, tables: Sequence[str]) -> Missed:
-        """Most ids that were counted of these are none that they have a row for."""
+        """Most ids that were counted of these tables have no row in them."""
         return Missed(
             what=self._what,
             why=f"most ids that were counted of {listed(tables, kind='table')} are of no row, as "
@@ -109,7 +110,7 @@ class LeftTables:
         )
 
     def no_batches(self, options_in: str) -> Unused:
-        """Nothing can be counted; a saved profile is named among the options of a slot."""
+        """Nothing can be counted. A saved profile would be an option of the slot `options_in`."""
         return Unused(
             what=self._what,
             why="there are no batches to profile",
@@ -169,8 +170,8 @@ class LeftTables:
     def none_pays(
         self, tables: Collection[str], world_size: int, *, row_wise: bool, over: str
     ) -> Unused:
-        """The policy has chosen nothing for these, or that they are plainly `row_wise`; what would
-        be faster is `over` what it may take."""
+        """The policy has chosen nothing for these tables, or left them plainly `row_wise`; a faster
+        plan would be `over` what it may take."""
         left = "these are plainly row-wise" if row_wise else "all tables are TorchRec's"
         if over:
             return Unused(

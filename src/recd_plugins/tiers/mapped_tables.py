@@ -44,11 +44,11 @@ PAGE = mmap.PAGESIZE
 
 
 class MappedSharder(WrappedSharder):
-    """Has `inner` shard a collection, whose tables then lie in mapped files on this rank.
+    """Has `inner` shard a collection, and its tables lie in mapped files on this rank.
 
-    What `inner` makes is as it would be: parameters, state dict and optimizer are views of the
-    files. Each kernel has files of its own, which nobody else sees and which go with the
-    process: checkpoints keep what is to be kept.
+    The sharded module is what `inner` makes anyway; its parameters, state dict and optimizer are
+    views of the files. Each kernel has files of its own, which nobody else sees and which vanish
+    with the process: checkpoints keep what is to be kept.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class MappedSharder(WrappedSharder):
         tables: Collection[str] | None,
         apart: Collection[str],
     ) -> None:
-        """`tables` alone, or all; those `apart` share no file with others, for `inner` has
-        them in another module."""
+        """`tables` lie in files, by default all. Those `apart` share no file with others, since
+        `inner` has them in another module."""
         super().__init__(inner)
         if not takes_buffers():
             raise CapabilityError(
@@ -98,7 +98,7 @@ class MappedSharder(WrappedSharder):
         ]
         with kernels_over(module, kernels):
             sharded = self._inner.shard(module, params, env, device, module_fqn)
-        # Who asks for the state dict fills, saves or loads the tables, row after row.
+        # To ask for the state dict is to fill, save or load the tables, row after row.
         sharded.register_state_dict_pre_hook(lambda *_: files.expect(random=False))
         before_lookups(sharded, files.read_ahead)
         return sharded
@@ -110,11 +110,11 @@ def mapped(
     tables: Collection[str] | None = None,
     apart: Collection[str] = (),
 ) -> list[ModuleSharder[Any]]:
-    """The sharders, with those of collections keeping their tables, or those of these that are
-    named, in files in `folder`.
+    """The sharders; those of collections keep their tables, or the named ones, in files in
+    `folder`.
 
-    Tiers may stand in front; the tables of bags whose rows they have travel are named `apart`.
-    Tables that are not of the fused kernel stay in memory.
+    Tiers may stand in front of these; `apart` names the tables of bags whose rows travel there.
+    Tables of another kernel than the fused one stay in memory.
     """
     collections = (EmbeddingCollection, EmbeddingBagCollection)
     return [
@@ -128,9 +128,9 @@ def mapped(
 class MappedFile:
     """Zeros [numel] in a file of their own in a folder.
 
-    The file never has a name, so that nothing is left of it when the tensor, or the process,
-    is gone; and its space is set aside at once, so that the disk cannot fill up under it. Pages
-    that nobody has touched take no memory.
+    The file never has a name, so nothing is left of it once the tensor, or the process, is gone.
+    Its space is allocated at once, so the disk cannot fill up under it. Pages that nobody has
+    touched take no memory.
     """
 
     def __init__(self, numel: int, dtype: torch.dtype, folder: Path) -> None:
@@ -155,8 +155,8 @@ class MappedFile:
     def expect(self, *, random: bool) -> None:
         """Advise the system how the file will be read from now on.
 
-        The system reads ahead, unless at random: then most of what it read would be for
-        nothing, and where memory is short it would push out what is needed.
+        The system reads ahead unless reads are random: then it would mostly read in vain, and where
+        memory is short it would evict what is needed.
         """
         if random != self._random:
             self._random = random
@@ -165,7 +165,7 @@ class MappedFile:
     def read_ahead(self, at: Tensor, width: int) -> None:
         """Have the disk read the numbers [at, at + width), for each of `at` [n], all at once.
 
-        Whoever reads them would else wait for the disk page by page.
+        Otherwise the reader would wait for the disk page by page.
         """
         size = self.tensor.itemsize
         first, last = at * size // PAGE, ((at + width) * size - 1) // PAGE

@@ -1,4 +1,4 @@
-"""What the sizes that a policy chose take by the prices, beside the plan of the planner behind."""
+"""What a policy's choice takes by the prices, compared with the plan of the planner behind."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["priced_beside", "slower_than_own"]
 def slower_than_own(
     name: str, slot: str, asked_by: Sequence[str], ms: float, other: float, *, forced: bool
 ) -> tuple[Notice, str]:
-    """The notice that a planner's choice takes longer than TorchRec's own plan, which takes `other`
-    ms; what becomes of the choice, in words."""
+    """The notice that a planner's choice takes longer, `ms`, than TorchRec's own plan, `other`; and
+    what becomes of the choice, in words."""
     what, how = f"{slot}: {name}", compared(ms, other, OWN)
     why = f"by the prices of this topology its plan is {how}"
     slower = f"{name}: this plan is {how}, by the prices of this topology"
@@ -44,8 +44,8 @@ def priced_beside(
     found: Mapping[str, ModelTable],
     mapped: Collection[str],
 ) -> PlanReport:
-    """The report, with the tables that are left to the planner behind priced where `plan` has them
-    now that others are row-wise, which may be on other ranks."""
+    """The report, in which the tables that are left to the planner behind are priced where `plan`
+    has them: with others row-wise, that may be on other ranks."""
     shards = planned_shards(plan, found)
     every = report.ledger.tables
     tables = {

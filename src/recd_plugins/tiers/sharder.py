@@ -37,23 +37,24 @@ M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection, TierRowBag
 
 
 class TierCluster:
-    """A tier plan on a world of ranks, and all tiers that were made by it: one for all sharders."""
+    """A tier plan on a world of ranks, and all tiers that were made by it. All sharders share
+    one."""
 
     def __init__(self, plan: TierPlan, *, chunk_rows: int = CHUNK_ROWS) -> None:
         self.made_of = self.plan = plan
-        """The plan that it was made of; and that of the replicas by now."""
+        """The plan that it was made of, and the plan of the replicas now."""
         self.chunk_rows = chunk_rows
         self._nodes: Nodes | None = None
         self._tiers: WeakSet[Tiers] = WeakSet()
 
     @property
     def tables(self) -> set[str]:
-        """The tables of collections that have its tiers."""
+        """The tables that have its tiers in front of them."""
         return {name for one in self._tiers for name in one.tables}
 
     @property
     def never_hot(self) -> set[str]:
-        """The tables of collections that were never handed a hot batch."""
+        """Those in collections that were never handed a hot batch."""
         return {name for one in self._tiers if not one.met_hot for name in one.tables}
 
     def nodes(self, env: ShardingEnv) -> Nodes:
@@ -114,7 +115,7 @@ class TierCluster:
     def retier(self, plan: TierPlan) -> None:
         """`Tiers.retier` of all collections; every rank calls it between the same batches.
 
-        All of them are asked first: a plan that one collection cannot take changes none.
+        All of them check the plan first: one that some collection cannot take changes none.
         """
         if (plan.n_nodes, plan.ranks_per_node) != (self.plan.n_nodes, self.plan.ranks_per_node):
             raise RegistryError(
@@ -136,11 +137,11 @@ class TierCluster:
 
 
 class TierSharder(WrappedSharder):
-    """Puts tiers in front of the collections that have planned tables, and has the trainer's
-    sharder shard all others.
+    """Puts tiers in front of collections that have planned tables; the trainer's sharder shards all
+    others.
 
-    Sharded with tiers, a module has the trainer's fused params and codecs. Where the plan coalesces
-    the tables of an EmbeddingBagCollection, their rows travel and no sums: `TierRowBagCollection`.
+    A module sharded with tiers has the trainer's fused params and codecs. Where the plan coalesces
+    tables of an EmbeddingBagCollection, their rows travel instead of sums: `TierRowBagCollection`.
     """
 
     def __init__(self, inner: ModuleSharder[Any], cluster: TierCluster) -> None:
@@ -176,7 +177,8 @@ class TierSharder(WrappedSharder):
         return self._cluster.shard(kind, self, module, params, env, **options)
 
     def reshard(self, sharded_module: Any, *rest: Any, **options: Any) -> Any:
-        """The trainer's; refused where replicas know where rows are at home."""
+        """Refuse collections with replicas, which know where rows are at home; the trainer's
+        sharder reshards others."""
         if isinstance(sharded_module, TieredModule | TierRowBagCollection):
             raise CapabilityError(
                 "tiers: a collection with replicas cannot be resharded. Leave its tables out of "
@@ -192,10 +194,10 @@ COLLECTIONS: dict[type[ModuleSharder[Any]], type[nn.Module]] = {
 
 
 def why_no_tiers(sharder: ModuleSharder[Any]) -> str:
-    """Why no tiers can stand in front of what a sharder shards; nothing where they can.
+    """Why no tiers can stand in front of what a sharder shards; "" where they can.
 
-    TorchRec's own sharders can have them, and subclasses that leave `shard` to them: what another
-    `shard` would make, nobody knows.
+    TorchRec's own sharders can have them, and so can subclasses that do not override `shard`: what
+    another `shard` makes is not known.
     """
     kind = type(sharder)
     for own, collection in COLLECTIONS.items():
@@ -212,7 +214,7 @@ def why_no_tiers(sharder: ModuleSharder[Any]) -> str:
 def tier_sharders(
     cluster: TierCluster, sharders: Iterable[ModuleSharder[Any]]
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders, with those of TorchRec's collections putting tiers in front of their tables."""
+    """The sharders; those of TorchRec's collections put tiers in front of their tables."""
     collections = (EmbeddingCollection, EmbeddingBagCollection)
     return [
         TierSharder(sharder, cluster) if issubclass(sharder.module_type, collections) else sharder

@@ -1,5 +1,5 @@
-"""The access distributions that a planner of tiers goes by: the trainer's, saved ones, or those
-that batches show, which all ranks count together."""
+"""The access distributions that a planner of tiers uses: the trainer's, saved ones, or those of
+batches that all ranks count together."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TableProfiles:
     """One planner's profiles of a model's tables, one for each plan."""
 
     def __init__(self, slot: str, path: Path | None, num_batches: int | None) -> None:
-        """A saved profile has its `path` under `slot.profile`. Of each rank so many batches are
-        counted, or as many as it takes (`count_sample`)."""
+        """`path` is that of a saved profile, the option `slot.profile`. Otherwise `num_batches`
+        batches of each rank are counted, by default as many as it takes (`count_sample`)."""
         self._path, self._num_batches = path, num_batches
         self.variable: frozenset[str] = frozenset()
         """The features that were counted in KJTs whose keys differ in batch size."""
@@ -58,8 +58,8 @@ class TableProfiles:
         tables: Mapping[str, ModelTable],
         group: ProcessGroup | None = None,
     ) -> None:
-        """Count the batches that this process reads, for the profile that is asked for next; those
-        of all ranks of a group, on its rank 0."""
+        """Count the batches that this process reads, for the profile that is asked for next; of a
+        group, rank 0 then has the counts of all ranks."""
         opened = _opened(context, group)
         self._tally = count_sample(
             opened,
@@ -70,11 +70,11 @@ class TableProfiles:
         )
 
     def forget(self) -> None:
-        """Give the counts up."""
+        """Drop the counts."""
         self._tally = None
 
     def begin(self) -> None:
-        """Nothing is known of what the next profile counts."""
+        """Forget what was found for the last profile."""
         self._no_row, self._counted, self.strange = {}, "", ()
         self.variable = self.weighted = frozenset()
 
@@ -107,7 +107,7 @@ class TableProfiles:
             self.count(context, tables)
         counts = self._tally
         assert counts is not None  # it was counted
-        self._tally = None  # so that its counters can be given up
+        self._tally = None  # so that its counters can be freed
         self._no_row, self._counted = dict(counts.no_row), counts.explain()
         self.variable, self.weighted = counts.variable, counts.weighted
         profile = counts.profile()

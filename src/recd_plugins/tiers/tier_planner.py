@@ -1,7 +1,8 @@
-"""A planner of tier plans, but for its policy: how many rows of which tables, and which rows.
+"""The base of planners of tier plans. A subclass is the policy: how many rows of which tables, and
+which rows.
 
-A policy subclasses `TierPlanner` and fills in `tables` and `choose`; which rows are hot it may
-decide too, in `hottest_rows`.
+A policy subclasses `TierPlanner` and fills in `tables` and `choose`; in `hottest_rows` it may also
+decide which rows are hot.
 """
 
 from __future__ import annotations
@@ -89,13 +90,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         plan: Path | None = None,
         others: HoldsRowWise | None = None,
     ) -> None:
-        """The planner of the `others` is by default the context's. Tables are profiled on so many
-        batches of each rank, or on as many as it takes (`count_sample`), unless a saved `profile`
-        is named; a saved tier `plan` is taken as it is."""
+        """`others` is the planner of the other tables, by default the context's. Tables are
+        profiled on `profile_batches` batches of each rank, by default on as many as it takes
+        (`count_sample`), unless a saved `profile` is named. A saved tier `plan` is taken as it
+        is."""
         self.context = context
         """The context of the job that is planned."""
         self.others = others or context.require_others()
-        """The planner of the tables that get no replicas, and of where those at home are."""
+        """The planner of the tables that get no replicas, and of where the homes of the others
+        are."""
         self.profile_path = profile
         self.num_profile_batches = profile_batches
         self.plan_path = plan
@@ -106,8 +109,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.fused: Mapping[str, Mapping[str, Any]] = {}
         """The optimizer of each of the model's tables, as TorchRec's `fused_params`."""
         self.carried = 1.0
-        """What exchanges carry of rows, sums and gradients, by the sharders' codecs:
-        `Prices.carried`."""
+        """The share of the bytes of rows, sums and gradients that exchanges carry, by the sharders'
+        codecs: `Prices.carried`."""
         self._profiles = TableProfiles(self.options_in, profile, profile_batches)
         self._left = LeftTables(
             f"{self.slot}: {self.name}",
@@ -117,25 +120,26 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         )
         self.explanation = "No plan has been made yet."
         self._held: tuple[str, ...] = ()
-        """The tables that are row-wise in the last plan, whatever the planner behind would do."""
+        """The tables that are row-wise in the last plan, whatever the planner behind would
+        choose."""
         self._forced = True
         self._cluster: TierCluster | None = None
         self._clusters: list[TierCluster] = []
-        """Those of all plans that sharders were asked for."""
+        """The clusters of all plans that sharders were asked for."""
         self._notices: list[Notice] = []
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
 
     @property
     def options_in(self) -> str:
-        """The slot whose options name the tables, and a saved profile or plan: its own, unless
-        another planner says these things."""
+        """The slot whose options name the tables, and a saved profile or plan; its own, unless
+        another planner has these options."""
         return self.slot
 
     @property
     def asked_by(self) -> tuple[str, ...]:
-        """The slots of registry.yaml that ask for what it plans: without all of these the plan is
-        that of the planner behind."""
+        """The slots of registry.yaml that ask for its tier plan; without them the plan is that of
+        the planner behind."""
         return (self.slot,)
 
     def take(self, context: Context) -> None:
@@ -175,10 +179,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
         """[count] int64: the rows of a table that get replicas, the hottest first.
 
-        By default those are the rows looked up most in the profile. A policy of its own, say of
-        decayed or learned counts, overrides this: rank 0 asks it once per table in planning and
-        at each move of the replicas, with the distribution of the batches counted last. Sizes and
-        the report go by that distribution whichever rows it names.
+        By default those are the rows looked up most in the profile. A policy with another ranking,
+        say by decayed or learned counts, overrides this: rank 0 calls it for each table in planning
+        and at each move of the replicas, with the distribution of the batches counted last. Sizes
+        and the report go by that distribution, whichever rows it names.
         """
         return rows.hottest(count)
 
@@ -294,7 +298,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return False
 
     def home(self, topology: Topology) -> Topology:
-        """The topology that the planner of the others counts the memory of tables at home by."""
+        """The topology by which the planner of the others counts the memory of tables at home."""
         return topology
 
     def kernels(self) -> Mapping[str, TableConstraint]:
@@ -331,14 +335,16 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return self.context.folder / "mapped"
 
     def without_tiers(self, plan: TierPlan) -> list[str]:
-        """The tables of this plan, as it was made, that have no tiers in front of them: those that
-        were not sharded so, be the replicas of others other rows by now."""
+        """The tables of this plan, as it was made, that have no tiers in front of them, since they
+        were not sharded with tiers. It does not matter if replicas have moved to other rows
+        since."""
         made = [one.tables for one in self._clusters if one.made_of is plan]
         return sorted(plan.tables.keys() - set().union(*made))
 
     @property
     def never_hot(self) -> set[str]:
-        """The tables with tiers, of the last plan, whose collections were handed no hot batch."""
+        """The tables with tiers in the last plan whose collections were never handed a hot
+        batch."""
         return set() if self._cluster is None else self._cluster.never_hot
 
     def retier(self, batches: Iterable[Any], group: ProcessGroup) -> None:
@@ -489,8 +495,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _beside_tiers(
         self, homes: Homes, world_size: int
     ) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
-        """The planner behind, which has the tables with sizes row-wise, and its plan; what to say
-        if all is slower for it, or if replicas leave no room for any plan."""
+        """The planner behind, which has the tables with sizes row-wise; its plan, if it finds one;
+        and what to say if a step is slower by it, or if replicas leave no room for any plan."""
         others = self._others_planner()
         try:
             others, plan = homes.plan_beside(others, self._replica_bytes, self.fused)
@@ -502,7 +508,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             why = f"{self.name}: {in_memory(error)} All is left to the planner behind."
             return others, None, why
         if homes.lacking is not None:
-            # Tables whose rows travel may be in a module without the others, and look up there.
+            # Tables whose rows travel may be in a module of their own, and look up there.
             held = dict.fromkeys(self._held, TableSizes())
             empty = without_rows(held, self.found, world_size, homes.mapped, self.fused)
             if empty := empty or homes.empty_somewhere(plan, self.fused):
@@ -514,14 +520,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _kernel_rows(
         self, model: nn.Module, world_size: int, mapped: Collection[str]
     ) -> KernelRows:
-        """What holds sizes to rows on all ranks; tables in files are there for memory that has no
-        room for them."""
+        """What checks that kernels have rows on all ranks; tables in files are those for which
+        memory has no room."""
         files = self.found if self.all_mapped else mapped
         return KernelRows(model=model, world_size=world_size, files=files, fused=self.fused)
 
     @property
     def _replica_bytes(self) -> float:
-        """Bytes that replicas and what goes with them take of a rank."""
+        """The bytes of a rank that replicas take, and what goes with them."""
         return self.report.ledger.replica_memory if self.report else 0.0
 
     def _leave_all(self) -> None:
@@ -529,16 +535,16 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.tier_plan, self._held = None, ()
 
     def _leave_data_parallel(self, own: ShardingPlan) -> None:
-        """Leave the tables that the planner behind has on every rank, where the dense optimizer
-        steps them: with tiers, their own would."""
+        """Leave the tables that the planner behind has on every rank: the dense optimizer steps
+        them there, and with tiers their own one would."""
         shards = planned_shards(own, self.found)
         dense = [name for name, one in shards.items() if one.kind == "data_parallel"]
         self._left.add(dense, f"{OWN} plan has it data-parallel")
         self._find_no_more(dense)
 
     def _leave_variable(self) -> list[str]:
-        """The tables of collections that are given KJTs of variable batch, which replicas do not
-        take: they are found no more."""
+        """Leave the tables of collections that are given KJTs of variable batch, which replicas do
+        not take; their names."""
         variable = self._profiles.variable
         given = {one.module for one in self.found.values() if variable & {*one.features}}
         left = [name for name, one in self.found.items() if one.module in given]
@@ -546,7 +552,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return left
 
     def _leave_weighted_means(self, model: nn.Module) -> list[str]:
-        """The tables that take means of ids which come with weights: they are found no more."""
+        """Leave the tables that take means of ids which come with weights; their names."""
         left = [
             name for name in of_weighted_means(model, self._profiles.weighted) if name in self.found
         ]
@@ -558,8 +564,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _placed_anew(self, plan: ShardingPlan, mapped: Collection[str]) -> str:
-        """Price the tables that are left to the planner behind where it has them now that others
-        are row-wise, which it may have on other ranks; what to say if all is slower for it."""
+        """Price the tables that are left to the planner behind where it has them now: with others
+        row-wise, it may put them on other ranks. What to say if a step is slower by that."""
         if self.report is None:
             return ""
         report = self.report = priced_beside(self.report, plan, self.found, mapped)
@@ -571,7 +577,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         )
 
     def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """The tables that the policy is for, that may be row-wise, and tiers in front of them."""
+        """The tables that the policy is for, that may be row-wise and that tiers can stand in front
+        of."""
         self.fused = self.context.fused_by_table(model)
         self.carried = self.context.carried(model)
         chosen = self.tables(model)
@@ -594,7 +601,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         }
 
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
-        """Why there is nothing that could get replicas, if so."""
+        """Why no table could get replicas, if that is so."""
         if self.found:
             known = self._profiles.known(self.context)
             return None if known else self._left.no_batches(self.options_in)
@@ -610,7 +617,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return self._left.none_named(every)
 
     def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
-        """Take the plan of a file, if it is for these tables and ranks; what it says, in words."""
+        """Take the plan of a file, which must be for these tables and ranks; what it says, in
+        words."""
         num_rows = {name: table.num_rows for name, table in self.found.items()}
         plan, where = TierPlan.load(path), f"{self.options_in}.plan: {path}"
         if not self.homes_by_table:
