@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_flexshard.policy.breakpoints import _fill, _first
-from recd_flexshard.policy.goals import Goal, auto, choose, frontier
+from recd_flexshard.policy.goals import Goal, choose, frontier
 from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
@@ -80,7 +80,7 @@ def test_by_itself_auto_has_all_tiers_and_no_budget() -> None:
     large, small = (Prices(cluster=SLOW, batch_size=batch, k=3.0) for batch in (512, 64))
 
     def sizes(prices: Prices, **asked: Any) -> TableSizes:
-        return auto(tables, prices, **asked).tables["t"].sizes
+        return choose(tables, prices, goal="auto", **asked).tables["t"].sizes
 
     assert sizes(large) == sizes(large, budget=0.0)
     assert sizes(large).replicated < sizes(large, budget=1e5).replicated
@@ -223,7 +223,7 @@ def test_what_every_goal_keeps(
         for one in ledger.tables.values():
             assert one.sizes.replicated % 4 == one.sizes.per_node % 4 == 0
             assert one.sizes.replicated + one.sizes.per_node <= one.table.rows.num_rows
-    found = auto(tables, prices, budget=0)
+    found = choose(tables, prices, goal="auto", budget=0)
     assert found.ms <= plain.ms
     alone = {name: TableSizes(coalesce=one.sizes.coalesce) for name, one in found.tables.items()}
     # The buffers of coalescing alone are no replicas'.
@@ -312,7 +312,10 @@ def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
     least = [np.interp(at, one.memory, one.ms) for one in (curve, with_two)]
     assert np.all(least[0] <= least[1] + 1e-9)
     assert np.any(least[0] < 0.99 * least[1])
-    assert auto(tables, prices).tables["t"].sizes == auto(tables, prices, tiers=3).tables["t"].sizes
+    assert (
+        choose(tables, prices, goal="auto").tables["t"].sizes
+        == choose(tables, prices, goal="auto", tiers=3).tables["t"].sizes
+    )
 
 
 @pytest.mark.parametrize(
@@ -366,7 +369,7 @@ def test_the_curve_has_tables_whose_sums_travel_as_the_plan_has_them() -> None:
 def test_without_skew_auto_leaves_row_wise_alone() -> None:
     tables = {"t": SequenceTable(name="t", rows=uniform(10**8, 10), dim=64)}
     prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
-    assert auto(tables, prices).tables["t"].sizes == TableSizes()
+    assert choose(tables, prices, goal="auto").tables["t"].sizes == TableSizes()
 
 
 def test_hot_rows_make_auto_coalesce_and_replicate() -> None:
@@ -376,7 +379,7 @@ def test_hot_rows_make_auto_coalesce_and_replicate() -> None:
     }
     cluster = dataclasses.replace(SLOW, ranks_per_node=4, unique_ns=26)
     prices = Prices(cluster=cluster, batch_size=512, k=1.62)
-    found = auto(tables, prices)
+    found = choose(tables, prices, goal="auto")
     plain = Ledger.of(tables, {}, prices)
     coalesced = Ledger.of(tables, {"hot": TableSizes(coalesce="rank")}, prices)
     assert found.ms < coalesced.ms < plain.ms

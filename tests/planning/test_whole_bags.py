@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_flexshard.policy.goals import auto
+from recd_flexshard.policy.goals import choose
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import RowDistribution
@@ -95,8 +95,10 @@ def test_auto_puts_replicas_in_front_of_sums_where_whole_bags_are_hot() -> None:
         return {"t": SequenceTable(name="t", rows=rows, dim=64, bags=1)}
 
     rows = counted(bags(1.0, 64, seed=1))
-    chosen = auto(table(rows), prices, budget=1e9)
-    drawn_alone = auto(table(dataclasses.replace(rows, whole_bags=None)), prices, budget=1e9)
+    chosen = choose(table(rows), prices, goal="auto", budget=1e9)
+    drawn_alone = choose(
+        table(dataclasses.replace(rows, whole_bags=None)), prices, goal="auto", budget=1e9
+    )
     sizes, other = chosen.tables["t"].sizes, drawn_alone.tables["t"].sizes
     assert sizes.replicated >= HOT
     assert sizes.coalesce == "none"

@@ -23,7 +23,7 @@ from recd_plugins.api.planning import (
     marginal_ms,
 )
 
-__all__ = ["Goal", "auto", "choose", "frontier"]
+__all__ = ["Goal", "choose", "frontier"]
 
 Goal = Literal["memory_neutral", "max_memory_saving", "min_communication", "budget", "auto"]
 Tables = Mapping[str, SequenceTable]
@@ -44,12 +44,13 @@ def choose(
     budget             the least time within `budget`, which may be negative
     max_memory_saving  each row where it takes the least memory
     min_communication  each row where it takes the least time
-    auto               the least time within `budget`, over coalescing too
+    auto               the least time within `budget` over TorchRec's own plan, over coalescing
+                       too: that plan is the first candidate, so that none slower is taken
 
     Rows come in multiples of the world size: budgets hold but for what rounding down changes.
     """
     if goal == "auto":
-        return auto(tables, prices, budget=budget, tiers=tiers)
+        return PlanSearch(tables, prices, budget=budget, tiers=tiers).run()
     merged, levels = MergedRows.of(tables), dict.fromkeys(tables, coalesce)
     offers = Offers.of(merged, prices, levels)
     multiple, allowed = prices.cluster.world_size, allowed_tiers(prices, tiers)
@@ -71,14 +72,6 @@ def choose(
         within = {"budget": budget, "max_memory_saving": least, "min_communication": None}[goal]
         found = optimum.at(within, multiple)
     return Ledger.of(tables, merged.sizes(*found, levels), prices)
-
-
-def auto(
-    tables: Tables, prices: Prices, *, budget: float = 0.0, tiers: Literal[1, 2, 3] = 3
-) -> Ledger:
-    """The least expected time over coalescing, tiers and their sizes, within `budget` extra
-    bytes a rank over TorchRec's own plan, which is the first candidate: never slower than it."""
-    return PlanSearch(tables, prices, budget=budget, tiers=tiers).run()
 
 
 def frontier(
