@@ -1,4 +1,4 @@
-"""A trainer's model, made to take unique samples; and in words, what was done to it and why."""
+"""A trainer's models are made to take unique samples; what was done to them, and why, in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recd_plugins.stack.usage import Usage
 if TYPE_CHECKING:
     from torch import nn
 
-    from recd_plugins.stack.held_plan import PartsWithoutRows
+    from recd_plugins.stack.checked_plan import PartsWithoutRows
 
 __all__ = ["Adaptation"]
 
@@ -25,7 +25,7 @@ class Adaptation:
     def __init__(self, registry: Registry, features: FeatureSteps, usage: Usage) -> None:
         self._registry, self._features, self._usage = registry, features, usage
         self.explained = ""
-        """What was done to the last model, and why; nothing where none is adapted."""
+        """What was done to the last model, and why; "" where none is adapted."""
 
     def adapt(
         self,
@@ -36,7 +36,7 @@ class Adaptation:
         route: Literal["padded", "vbe"],
         own_batches: bool,
     ) -> None:
-        """Have a model, itself, take unique samples, of which there are some."""
+        """Change a model in place so that it takes unique samples, where there are any."""
         from recd_plugins.embedding.adapt import adapt, explain, not_looked_up
 
         steps = self._features

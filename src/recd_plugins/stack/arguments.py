@@ -1,5 +1,5 @@
-"""The arguments of a trainer's own calls, held to what they must be: an error names the argument,
-where torch or TorchRec would fail deep below it, or take it for something else."""
+"""Checks of the arguments of a trainer's calls. An error names the argument, where torch or
+TorchRec would fail deep below, or take it for something else."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def check_model(model: Any, whose: str) -> None:
 
 
 def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
-    """The sharders as a list; `RegistryError` where they are none."""
+    """The sharders as a list; `RegistryError` where something else is given."""
     if isinstance(sharders, str) or not isinstance(sharders, Iterable):
         raise RegistryError(
             f"{whose}: `sharders` are {_called(sharders)}, where they must be a list of them."
@@ -105,8 +105,8 @@ def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
 
 
 def check_batches(batches: Any, whose: str, name: str = "batches") -> None:
-    """`RegistryError` unless it can be iterated over for batches: of one batch that is a mapping,
-    or a KeyedJaggedTensor, that would give its keys."""
+    """`RegistryError` unless iterating over it gives batches; a single batch that is a mapping or a
+    KeyedJaggedTensor would give its keys."""
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     right = "an iterable of batches, as a DataLoader or a list"

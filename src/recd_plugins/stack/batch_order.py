@@ -1,4 +1,4 @@
-"""The order of batches that a planner makes: hot and normal ones, in place of a loader's own."""
+"""The order of batches that a planner makes, hot and normal ones, instead of a loader's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["BatchOrder"]
 
 
 class BatchOrder:
-    """Has a registry's planner put batches in order, and warns where no plan goes with that."""
+    """Has a registry's planner put batches in order, and warns where there is no plan for that."""
 
     def __init__(self, planning: RegistryPlanner, usage: Usage) -> None:
         self._planning, self._usage = planning, usage
@@ -30,7 +30,7 @@ class BatchOrder:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Batches that are asked for inside are looked at, rather than trained."""
+        """Batches that are asked for inside are looked at, not trained."""
         self._looks = True
         try:
             yield
@@ -98,7 +98,8 @@ class BatchOrder:
             )
 
     def _warning_without_plan(self, loader: Iterable[Any], asked: str) -> Iterable[Any]:
-        """The loader, which warns where batches are trained in an order that no plan makes."""
+        """The loader, with a warning where batches are trained before there is a plan to order
+        them."""
         from recd_plugins.data.conversion import ConvertedLoader
 
         def warn(batch: Any) -> Any:

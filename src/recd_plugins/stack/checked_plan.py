@@ -1,5 +1,5 @@
-"""A plan that the registry's planner returned, held to what TorchRec takes, to the memory here and
-to what the trainer wants."""
+"""Checks of the plan that a registry's planner returned: against what TorchRec takes, the memory
+here and what the trainer wants."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingPlan
 
-__all__ = ["PartsWithoutRows", "check_is_plan", "hold_to_torchrec", "hold_to_trainer"]
+__all__ = ["PartsWithoutRows", "check_for_torchrec", "check_is_plan", "compare_with_trainer"]
 
 
 class PartsWithoutRows(CapabilityError):
     """Parts of a collection of unique samples would have no row on some rank."""
 
     def __init__(self, who: str, modules: frozenset[str], tables: str, world_size: int) -> None:
-        """The collections' paths in the model; and the tables of those parts, in words."""
+        """`modules` are the collections' paths in the model, `tables` those of the parts, in
+        words."""
         self.modules = modules
         self.why = (
             f"{tables} would be row-wise, in a kernel without a row on some of "
@@ -49,8 +50,8 @@ class PartsWithoutRows(CapabilityError):
 
 
 def check_is_plan(planning: RegistryPlanner, plan: object, part: str) -> str:
-    """`PluginError` where that part of the planner did not return a plan; whose it is, as errors of
-    it begin."""
+    """`PluginError` where that part of the planner did not return a plan; how errors about the plan
+    begin."""
     from torchrec.distributed.types import ShardingPlan
 
     whose = f"{planning.choice.who}: its `{part}` returned"
@@ -58,7 +59,7 @@ def check_is_plan(planning: RegistryPlanner, plan: object, part: str) -> str:
     return whose
 
 
-def hold_to_torchrec(
+def check_for_torchrec(
     plan: ShardingPlan,
     model: nn.Module,
     planning: RegistryPlanner,
@@ -68,7 +69,7 @@ def hold_to_torchrec(
     device: Literal["cpu", "cuda"],
     group: ProcessGroup,
 ) -> None:
-    """`PluginError`, which begins with `whose` it is, where TorchRec would not take it, or ranks
+    """`PluginError`, which begins with `whose`, where TorchRec would not take the plan, or ranks
     have different ones; and a notice where this machine, or its GPU, has no memory for it."""
     check_plan(plan, model, planning.sharders(), group.size(), whose, device)
     check_same(plan, group, whose)
@@ -88,8 +89,8 @@ def hold_to_torchrec(
 def _check_rows_on_all(
     plan: ShardingPlan, model: nn.Module, planning: RegistryPlanner, group: ProcessGroup
 ) -> None:
-    """`CapabilityError` where a kernel of row-wise tables has no row on some rank, for fbgemm looks
-    nothing up there; `PartsWithoutRows` where unique samples leave bags in such a kernel."""
+    """`CapabilityError` where a kernel of row-wise tables has no row on some rank, since fbgemm
+    looks nothing up there; `PartsWithoutRows` where unique samples put bags into such a kernel."""
     every = model_tables(model)
     if ambiguous(model):  # a plan's tables are found by their names
         return
@@ -123,14 +124,15 @@ def _check_rows_on_all(
         )
 
 
-def hold_to_trainer(
+def compare_with_trainer(
     plan: ShardingPlan,
     model: nn.Module,
     planning: RegistryPlanner,
     usage: Usage,
     constraints: Mapping[str, ParameterConstraints],
 ) -> None:
-    """Notices of tables that are not as the trainer's constraints and sharders have them."""
+    """Notices of tables that the plan does not place as the trainer's constraints and sharders
+    ask."""
     choice, sharders = planning.choice, planning.sharders()
     usage.not_kept(choice, not_kept(plan, constraints))
     if planned := tables_of(plan):  # of a model without tables the planner has said so

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.access.trainer_batches import trainer_batches
+from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
 from recd_plugins.planning.together import planning_by, together
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.stack.adaptation import Adaptation
 from recd_plugins.stack.batch_order import BatchOrder
-from recd_plugins.stack.held_plan import PartsWithoutRows, check_is_plan, hold_to_torchrec
+from recd_plugins.stack.checked_plan import PartsWithoutRows, check_for_torchrec, check_is_plan
 from recd_plugins.stack.looked_up import check_read, too_small
 from recd_plugins.stack.made_alike import check_made_alike
 from recd_plugins.stack.planner import RegistryPlanner
@@ -30,11 +32,25 @@ if TYPE_CHECKING:
 
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["GroupPlanning"]
+__all__ = ["GroupPlanning", "TrainersOwn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainersOwn:
+    """What a trainer hands `stack.plan` of its own."""
+
+    batches: Iterable[Any] | None
+    features: FeaturesOf | None
+    profile: Profile | Path | str | None
+    constraints: Mapping[str, ParameterConstraints]
+
+    def looked_at(self, group: ProcessGroup) -> AbstractContextManager[TrainerBatches]:
+        """The batches and the profile, for a plan that is made inside."""
+        return trainer_batches(group, self.batches, self.features, self.profile)
 
 
 class GroupPlanning:
-    """Has the planner of a registry plan on every rank of a group, by what all ranks bring."""
+    """Has a registry's planner plan on every rank of a group, from what all ranks bring."""
 
     def __init__(
         self,
@@ -47,7 +63,7 @@ class GroupPlanning:
         adaptation: Adaptation,
         made: Callable[[], tuple[Tables | None, Schema | None]],
     ) -> None:
-        """`made` gives the tables and the schema that this rank has made by now."""
+        """`made` returns the tables and the schema that this rank has made by now."""
         self._registry, self._planning = registry, planning
         self._features, self._usage = features, usage
         self._order, self._adaptation, self._made = order, adaptation, made
@@ -58,20 +74,18 @@ class GroupPlanning:
         on: Topology,
         device: Literal["cpu", "cuda"],
         group: ProcessGroup,
-        batches: Iterable[Any] | None,
-        features: FeaturesOf | None,
-        profile: Profile | Path | str | None,
-        constraints: Mapping[str, ParameterConstraints],
+        own: TrainersOwn,
     ) -> ShardingPlan:
-        """A plan that TorchRec takes; every rank of the group calls this. `device` is where ranks
-        train where the topology does not say.
+        """A plan that TorchRec takes; every rank of the group calls this. Ranks train on `device`,
+        unless the topology says another.
 
-        Groups that nobody named give way to it, where no plan has a place for all their parts.
+        Where a plan has no place for all parts of feature groups that nobody named, their
+        collections look up all samples.
         """
 
-        def held() -> ShardingPlan:
-            plan, whose = self._planned(model, on, group, batches, features, profile, constraints)
-            hold_to_torchrec(
+        def checked() -> ShardingPlan:
+            plan, whose = self._planned(model, on, group, own)
+            check_for_torchrec(
                 plan,
                 model,
                 self._planning,
@@ -83,26 +97,23 @@ class GroupPlanning:
             return plan
 
         try:
-            return held()
+            return checked()
         except PartsWithoutRows as error:
             if not self._features.are_advised:
                 raise
             self._adaptation.look_up_all_samples(model, error)
-            return held()
+            return checked()
 
     def _planned(
         self,
         model: nn.Module,
         on: Topology,
         group: ProcessGroup,
-        batches: Iterable[Any] | None,
-        features: FeaturesOf | None,
-        profile: Profile | Path | str | None,
-        constraints: Mapping[str, ParameterConstraints],
+        own: TrainersOwn,
     ) -> tuple[ShardingPlan, str]:
-        """The planner's plan, and whose it is, as errors of it begin."""
+        """The planner's plan, and how errors about it begin."""
         planning = self._planning
-        with self._order.looking(), trainer_batches(group, batches, features, profile) as brought:
+        with self._order.looking(), own.looked_at(group) as brought:
             given = brought.batches is not None or brought.profile is not None
             if self._registry.has_dataset and not given:
                 check_read(model, self._features)
@@ -110,7 +121,7 @@ class GroupPlanning:
                 planning.read_by_registry(group.rank(), group.size())
             else:
                 planning.read_by_trainer(brought)
-            planning.know(constraints=constraints)
+            planning.know(constraints=own.constraints)
             plans: list[ShardingPlan] = []
 
             def planned() -> int:

@@ -19,7 +19,7 @@ __all__ = ["Loaders"]
 
 
 class Loaders:
-    """Opens loaders of a registry's reader, each held to what its batches must be."""
+    """Opens loaders of a registry's reader, and checks the batches of each."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Loaders:
         usage: Usage,
         schema: Callable[[], Schema],
     ) -> None:
-        """`schema` gives that of the batches."""
+        """`schema` returns the schema of the batches."""
         self._registry, self._contexts = registry, contexts
         self._features, self._usage, self._schema = features, usage, schema
 

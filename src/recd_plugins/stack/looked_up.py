@@ -1,4 +1,5 @@
-"""What a trainer's model looks up, held to what the registry reads; and what it has beside."""
+"""What a trainer's model looks up, checked against what the registry reads; and what else it
+has."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def looked_up(model: nn.Module) -> set[str]:
 
 
 def check_read(model: nn.Module, steps: FeatureSteps) -> None:
-    """`CapabilityError` where a model looks up what is not read, for it is another one than the
-    registry's."""
+    """`CapabilityError` where a model looks up what is not read, since it is not the registry's
+    model."""
     asked = set() if steps.columns is None else looked_up(model)
     lacking = asked & {*steps.made.sparse_names} - {*steps.schema.sparse_names}
     if lacking:
@@ -40,7 +41,7 @@ def check_read(model: nn.Module, steps: FeatureSteps) -> None:
 
 
 def too_small(model: nn.Module, schema: Schema) -> list[str]:
-    """The tables that have fewer rows than a feature of theirs has ids, in words; but for those
+    """The tables that have fewer rows than one of their features has ids, in words; without those
     behind a managed collision, which gives each id a row."""
     from recd_plugins.planning.model_tables import model_tables
 
@@ -68,7 +69,7 @@ def behind_collisions(model: nn.Module) -> list[str]:
 
 
 def unweighed(model: nn.Module) -> set[str]:
-    """The features that bags of a model look up without their ids' weights, and no others do."""
+    """The features that only bags without weights of ids look up."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
     found: dict[bool, set[str]] = {True: set(), False: set()}

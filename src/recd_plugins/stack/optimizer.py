@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["held_factory"]
+__all__ = ["checked_factory"]
 
 
-def held_factory(choice: Choice, factory: OptimizerFactory, usage: Usage) -> OptimizerFactory:
+def checked_factory(choice: Choice, factory: OptimizerFactory, usage: Usage) -> OptimizerFactory:
     """The factory, which raises `PluginError` where it makes no optimizer of the parameters; a
     notice names those that it leaves out."""
 

@@ -34,7 +34,8 @@ class PeriodBatches:
         read: Callable[[Tables, Split], Loader],
         waiting: Waiting,
     ) -> None:
-        """`read` gives the batches of tables, for this rank; `waiting` hears what is waited for."""
+        """`read` returns the batches of tables, for this rank; `waiting` is called with what is
+        waited for."""
         self._registry, self._periods = registry, periods
         self._features, self._usage = features, usage
         self._rank, self._world_size = rank, world_size
@@ -52,7 +53,7 @@ class PeriodBatches:
         return found.loader
 
     def _opened(self, number: int, split: Split, together: Together) -> OpenPeriod | None:
-        """A period as batches, once it is closed; none where the data end before it."""
+        """A period as batches, once it is closed; None where the data end before it."""
         self._waiting(f"period {number}")
         period = self._periods.wait(number, speaks=self._rank == 0, together=together)
         if period is None:
@@ -68,7 +69,7 @@ class PeriodBatches:
         return OpenPeriod(loader, period.fingerprint())
 
     def _verify(self, number: int) -> str | None:
-        """The digest of a period; `DataError` where it is no more what it was made of."""
+        """The digest of a period; `DataError` where it is no longer what it was made of."""
         period = self._periods.wait(number)
         if period is not None and self._rank == 0:
             period.verify()

@@ -1,4 +1,4 @@
-"""What the ranks of a plan exchange, how it travels, and both in words."""
+"""What the ranks of a plan exchange, how it travels, and words for both."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ __all__ = ["PlannedExchanges"]
 
 
 class PlannedExchanges:
-    """The exchanges of the last plan: of lookups by its sharders, of dense gradients beside it."""
+    """The exchanges of the last plan: those of lookups, by its sharders, and those of dense
+    gradients."""
 
     def __init__(self) -> None:
         self.rows: dict[str, str] = {}
-        """Why the rows of each table come one by one; nothing of those that come as bags of one."""
+        """By table, why its rows come one by one; "" where they come as bags of one."""
         self.dense_bytes = 0
-        """The bytes of parameters to train that are in no planned table."""
+        """The bytes of trained parameters that are in no planned table."""
         self.planned_on: Topology | None = None
         self._dense: DenseGradients | None = None
         self._codecs = ""
-        """What embeddings travel as, in words; nothing where that is as they are."""
+        """The precisions in which embeddings travel, in words; "" where all are their own."""
         self._exchanges = ""
-        """How ranks exchange, in words; nothing where torch's own way is left as it is."""
+        """How ranks exchange, in words; "" where torch's own way is unchanged."""
 
     def take(
         self,
@@ -42,7 +43,7 @@ class PlannedExchanges:
         sharders: Sequence[ModuleSharder[nn.Module]],
         group: ProcessGroup,
     ) -> None:
-        """This plan is trained from now on, on this topology."""
+        """Take this plan, on this topology, as the one that trains from now on."""
         from recd_plugins.planning.exchanges import exchange_as_measured
 
         self.rows = {}
@@ -64,7 +65,7 @@ class PlannedExchanges:
         return self.dense_bytes if self._dense is None else self._dense.handed
 
     def explain(self) -> Iterator[str]:
-        """Each way that something travels, in a line."""
+        """A line for each kind of exchange that is not TorchRec's default."""
         if self.rows:
             from recd_plugins.embedding.bags_of_one import explain_rows
 

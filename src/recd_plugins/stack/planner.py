@@ -1,4 +1,4 @@
-"""The planner that a registry chose: what it is to know, and whose sharders it plans for."""
+"""The planner that a registry chose: what it knows, and whose sharders it plans for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["RegistryPlanner"]
 
 
 class RegistryPlanner:
-    """A registry's planner, built once, when it is asked for."""
+    """A registry's planner, built once, when it is first asked for."""
 
     def __init__(
         self,
@@ -58,11 +58,12 @@ class RegistryPlanner:
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """The facts that a plan is made by beside the registry, in the words of `Context`."""
+        """The facts, beside the registry, by which a plan is made; they are fields of `Context`."""
         return self._known
 
     def planner(self) -> Planner:
-        """The planner, which reads as many ranks as are to train, unless it knows better."""
+        """The planner, which counts as many ranks as are to train, unless it knows other
+        batches."""
         if self._planner is None:
             if not self._known:
                 self.read_by_registry(0, self._registry.train.ranks)
@@ -70,13 +71,13 @@ class RegistryPlanner:
         return self._planner
 
     def planner_by_now(self) -> Planner:
-        """The planner, which knows what is known now."""
+        """The planner, with what is known now."""
         planner: object = self._planner
         if isinstance(planner, TakesContext):
             with self.choice.named("when told what it plans for"):
                 planner.take(self._contexts().planning(self.choice))
         elif self._of_trainer and not isinstance(planner, OrdersBatches):
-            self._planner = None  # it was built before this was known
+            self._planner = None  # the old one was built before this was known
         return self.planner()
 
     def check_has(self, part: str) -> None:
@@ -84,7 +85,8 @@ class RegistryPlanner:
         check_parts(self.planner(), "Planner", (part,), f"{self.choice.who} built")
 
     def sharders_of_plan(self) -> list[ModuleSharder[nn.Module]]:
-        """The planner's: the trainer's own, those wrapped whose modules the plan changes."""
+        """The planner's sharders: the trainer's own, wrapped where the plan changes their
+        modules."""
         self.check_has("sharders")
         planner, choice = self.planner(), self.choice
         with choice.named("when asked for its sharders"):
@@ -109,20 +111,21 @@ class RegistryPlanner:
 
     @property
     def _of_trainer(self) -> bool:
-        """Whether it knows what no registry says: a trainer's batches or its constraints."""
+        """Whether it knows what is in no registry: a trainer's batches or its constraints."""
         return "batch_size" in self._known or bool(self._known.get("constraints"))
 
     def know(self, **facts: Any) -> None:
-        """Facts beside those that are known."""
+        """Add facts to those that are known."""
         self._known.update(facts)
 
     def read_by_registry(self, rank: int, world_size: int) -> None:
-        """From now on it knows what this rank reads of the registry's dataset, if it has one."""
+        """From now on the planner counts what this rank reads of the registry's dataset, if there
+        is one."""
         reads = self._registry.has_dataset
         self._known = {"batches": (lambda: self._read(rank, world_size)) if reads else None}
 
     def read_by_trainer(self, brought: TrainerBatches) -> None:
-        """From now on it knows what the trainer brought."""
+        """From now on the planner counts what the trainer brought."""
         self._known = {
             "batches": brought.batches,
             "features": brought.features,
@@ -134,8 +137,8 @@ class RegistryPlanner:
     def plan_for(
         self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]] | None
     ) -> None:
-        """`model` is planned next, with these sharders, or with those of before;
-        `RegistryError` where registry.yaml says another optimizer of tables."""
+        """Plan `model` next, with these sharders, by default the earlier ones; `RegistryError`
+        where registry.yaml names another optimizer of tables."""
         if sharders is not None:
             self._sharders = list(sharders)
         self._check_agrees(model, self.sharders())
@@ -148,11 +151,12 @@ class RegistryPlanner:
 
     @property
     def model_is_gone(self) -> bool:
-        """Whether the model that was planned last is no more: a copy that nobody trains."""
+        """Whether the model that was planned last no longer exists: it was a copy that nobody
+        trains."""
         return self._model is not None and self._model() is None
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own sharders, or what TorchRec would take where it names none."""
+        """The trainer's own sharders; TorchRec's default ones where it names none."""
         if self._sharders is None:
             named = self._options_of_tables
             fused = self._registry.train.optimizer.fused_params() if named else None
@@ -160,7 +164,7 @@ class RegistryPlanner:
         return self._sharders
 
     def take_sharders(self, mine: list[ModuleSharder[nn.Module]]) -> None:
-        """The trainer's own, which a plan may have been made without."""
+        """Take the trainer's own sharders; a plan may have been made without them."""
         if (model := self.model) is not None:
             check_planned(model, self.sharders(), mine)
             self._check_agrees(model, mine)
@@ -172,13 +176,14 @@ class RegistryPlanner:
             self._sharders = self.default_sharders()
 
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's default sharders, by which tables train, and exchange, as `train.optimizer`
-        and `train.codecs` say, be it by default."""
+        """TorchRec's default sharders, by which tables train and exchange as `train.optimizer` and
+        `train.codecs` say, even by their defaults."""
         return default_sharders(self._registry.train.optimizer.fused_params(), self._codecs)
 
     @cached_property
     def _codecs(self) -> Codecs | None:
-        """Those of registry.yaml: one object for all sharders, which are compared by it."""
+        """The codecs of registry.yaml, as one object for all sharders: these are compared by
+        identity."""
         return self._registry.train.codecs.of_tables(self._contexts().device)
 
     def _check_agrees(self, model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
@@ -188,13 +193,13 @@ class RegistryPlanner:
 
     @property
     def _options_of_tables(self) -> Sequence[str]:
-        """The options of `train.optimizer` that registry.yaml has for tables."""
+        """The options of `train.optimizer` for tables that registry.yaml names."""
         written = self._registry.written("train", "optimizer")
         return [name for name in written if name.startswith("tables")]
 
     def _batch_size(self, brought: TrainerBatches) -> int:
-        """Samples of a rank and step: the trainer's batches say it, or else the registry, or the
-        profile."""
+        """The samples of a rank and step, by the trainer's batches, or else by the registry, or by
+        the profile."""
         chosen, found = self._registry.train.batch_size, brought.batch_size
         if "batch_size" not in self._registry.written("train"):
             return found or chosen

@@ -49,11 +49,11 @@ from recd_plugins.stack.arguments import (
     check_share,
 )
 from recd_plugins.stack.batch_order import BatchOrder
-from recd_plugins.stack.group_planning import GroupPlanning
-from recd_plugins.stack.held_plan import check_is_plan, hold_to_trainer
+from recd_plugins.stack.checked_plan import check_is_plan, compare_with_trainer
+from recd_plugins.stack.group_planning import GroupPlanning, TrainersOwn
 from recd_plugins.stack.loaders import Loaders
 from recd_plugins.stack.looked_up import looked_up, unweighed
-from recd_plugins.stack.optimizer import held_factory
+from recd_plugins.stack.optimizer import checked_factory
 from recd_plugins.stack.period_batches import PeriodBatches
 from recd_plugins.stack.planned_exchanges import PlannedExchanges
 from recd_plugins.stack.planner import RegistryPlanner
@@ -81,26 +81,27 @@ B = TypeVar("B")
 
 
 def load(registry: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Stack:
-    """Read and check a registry (a file or a mapping) and stand ready to build from it."""
+    """Read and check a registry (a file or a mapping); the stack builds from it when it is
+    asked."""
     check_age(installed_versions())
     check_overrides(registry, overrides)
     return Stack(Registry.load(registry, overrides))
 
 
 class Stack(LooksAtBatches):
-    """The parts that a registry chose, built when they are asked for, each once."""
+    """The parts that a registry chose, each built once, when it is asked for."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
-        """The last plan for ranks that need not be there."""
+        """The last plan that `planned_for` made, for ranks that need not be there."""
         self.group: ProcessGroup | None = None
-        """The ranks that train, where these are not all of the job's."""
+        """The ranks that train; None where all of the job's do."""
         self.waiting: Callable[[str], None] = lambda what: None
-        """Hears, several times a second, what batches are waited for."""
+        """Called several times a second with what batches are waited for."""
         self.together: Together = bool
-        """Agrees with the other ranks that a period is closed; may raise what ends the wait."""
+        """Agrees with the other ranks that a period is closed; it may raise to end the wait."""
         self._usage = Usage(registry)
         self._watched = WatchedModels(registry, self._usage)
         self._order = BatchOrder(self._planning, self._usage)
@@ -116,8 +117,8 @@ class Stack(LooksAtBatches):
         )
 
     def __getstate__(self) -> NoReturn:
-        """Copies and pickles ask for it: neither would know what this stack has built, nor would
-        its models be looked at by them."""
+        """Refuse copies and pickles, which would not know what this stack has built, and would not
+        watch its models."""
         raise CapabilityError(
             "a stack is neither pickled nor copied. Call rp.load in each process, with the same "
             "registry. For a loader's workers, pickle `stack.convert` or what "
@@ -152,12 +153,13 @@ class Stack(LooksAtBatches):
 
     @property
     def tables_read(self) -> Tables:
-        """The same with the features and dense columns alone that the registry's model takes, or
-        that a transform makes these of; with all, where nobody knows what it takes."""
+        """The same tables with only the features and dense columns that the registry's model takes,
+        or that a transform makes these of; with all columns, where it is not known what the model
+        takes."""
         return self._features.tables
 
     def as_read(self, path: Location) -> Table | None:
-        """The table of `tables_read` that lies there; none where that is another one, or where
+        """The table of `tables_read` that lies there; None where another table does, or where
         tables have to be written first."""
         split = self._tables.split_at(path)
         return None if split is None else self.tables_read[split]
@@ -165,8 +167,8 @@ class Stack(LooksAtBatches):
     def stats(
         self, table: Table, progress: Progress = silent
     ) -> Iterator[tuple[Choice, StatsReport]]:
-        """The findings of each measure in any table: those of `stats`, or else all that plugins
-        have."""
+        """The findings of each measure in any table, by the measures of `stats`, or by default all
+        that plugins have."""
         choices, left_out = self.registry.chosen_or_all("stats")
         if not choices:
             why = "; ".join(f"{one.what}: {one.why}" for one in left_out)
@@ -228,27 +230,28 @@ class Stack(LooksAtBatches):
         features: FeaturesOf | None = None,
         select: Select | None = None,
     ) -> Any:
-        """A trainer's own loader, its samples in batches of the planner's: hot and normal ones.
+        """A trainer's own loader, with its samples in batches that the planner forms: hot and
+        normal ones.
 
-        As many batches of as many samples, on every rank alike; the loader itself where the
-        planner orders none. Batches are of any type that can be taken apart by sample, or that
-        `select(batches, samples)` makes of samples [N], by their place in all of the batches.
-        `features(batch)` gives its KJT, or a list of them all, by default its only one; rank and
-        world size are those of the process group that `plan` was given.
+        There are as many batches of as many samples, on every rank alike; it is the loader itself
+        where the planner orders nothing. Batches are of any type that can be taken apart by sample,
+        or `select(batches, samples)` makes them of samples [N], given by their places in all of the
+        batches. `features(batch)` gives its KJT, or a list of them all, by default its only one;
+        rank and world size are those of the process group that `plan` was given.
         """
         check_batches(loader, "stack.order", "loader")
         check_features(features, "stack.order")
         return self._order.of_trainer(loader, rank, world_size, features, select)
 
     def read(self, rank: int, world_size: int, split: Split = "train") -> Loader:
-        """The batches of a rank in the reader's own order: what planners count."""
+        """The batches of a rank in the reader's own order, as planners count them."""
         self._usage.asked("reader", "preprocess", "dedup")
         self.check()
         return self._loaders.open(self._features.tables, rank, world_size, split)
 
     @property
     def periods(self) -> Periods | None:
-        """The periods of a dataset that grows; none of any other."""
+        """The periods of a dataset that grows; None for any other."""
         return self._tables.periods
 
     def _of_periods(
@@ -278,7 +281,7 @@ class Stack(LooksAtBatches):
         return loader
 
     def delivery(self) -> Delivery:
-        """The delivery: another process needs it to make the same batches."""
+        """The delivery, which another process needs to make the same batches."""
         return self._loaders.delivery()
 
     def profile(
@@ -287,21 +290,21 @@ class Stack(LooksAtBatches):
         batches: int | None = None,
         met: Callable[[int], None] | None = None,
     ) -> Profile:
-        """The lookups to come of tables, by batches of the train split from the shares of all
-        `train.ranks`: as many of each as it takes, unless `batches` says how many. `met` hears how
+        """The forecast lookups of tables, from batches of the train split out of the shares of all
+        `train.ranks`: `batches` of each, by default as many as it takes. `met` is called with how
         many were counted."""
         ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
         return count_sample(ranks, tables, most=batches, met=met).profile()
 
     @property
     def groups(self) -> Groups:
-        """The features that batches have deduplicated, and which of them together."""
+        """The features that are deduplicated in batches, by group."""
         return self._features.groups
 
     @property
     def unique_shares(self) -> dict[str, float]:
-        """The share of a batch's samples that is unique, by deduplicated feature; 1 where nobody
-        measured it."""
+        """The share of a batch's samples that is unique, by deduplicated feature; 1 where it was
+        not measured."""
         shares = self._features.unique_shares or [1.0] * len(self.groups)
         each = zip(self.groups, shares, strict=True)
         return {name: share for group, share in each for name in group}
@@ -326,7 +329,7 @@ class Stack(LooksAtBatches):
             )
         (choice,) = choices
         factory: OptimizerFactory = choice.build(self._contexts.of("optimizer"))
-        return held_factory(choice, factory, self._usage)
+        return checked_factory(choice, factory, self._usage)
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
@@ -338,20 +341,21 @@ class Stack(LooksAtBatches):
         return found
 
     def check(self) -> None:
-        """Check what registry.yaml does not show: whether features exist, what its planner can."""
+        """Check what registry.yaml does not show: whether features exist, and what its planner can
+        do."""
         self.check_planner()
         self._features.check()
 
     def check_planner(self) -> None:
-        """Check what the registry's planner can, for which no table need be there."""
+        """Check what the registry's planner can do, which needs no table."""
         if self.registry.train.retier_every:
             self.retiering_planner()
         if self._planning.choice.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
 
     def check_features(self) -> None:
-        """Check the same of features by the schema that the dataset's options have, if they do:
-        before its tables are written, where no `etl` step makes others of them."""
+        """Check features, before tables are written, by the schema that the dataset's options have,
+        if any, and if no `etl` step changes it."""
         schema = getattr(self.registry.one("dataset").config, "schema", None)
         if not isinstance(schema, Schema) or self.registry.chosen("etl"):
             return
@@ -359,7 +363,7 @@ class Stack(LooksAtBatches):
         FeatureSteps(self.registry, self._contexts, lambda: tables, lambda notices: None).check()
 
     def check_topology(self, topology: Topology | None = None) -> None:
-        """`CapabilityError` where tables would be placed on devices that training has none of."""
+        """`CapabilityError` where tables would be placed on devices that training does not have."""
         stated = (topology or self.registry.topology).device
         if stated == "cuda" and self.device == "cpu":
             raise CapabilityError(
@@ -433,10 +437,10 @@ class Stack(LooksAtBatches):
     def converting(
         self, make_batch: Callable[..., Any] | None = None, *, features: FeaturesOf | None = None
     ) -> Callable[..., Any]:
-        """A function that makes a batch, such as a loader's `collate_fn`, with its features
-        converted.
+        """A function that makes batches with converted features, from one such as a loader's
+        `collate_fn`.
 
-        Without `make_batch` it takes a batch: the collate_fn of a dataset that yields batches.
+        Without `make_batch` it takes a batch, as the collate_fn of a dataset that yields batches.
         `features(batch)` gives the KJT that the batch holds, by default its only one.
         """
         from recd_plugins.data.conversion import Converting
@@ -451,9 +455,10 @@ class Stack(LooksAtBatches):
         return Converting(self.convert, make_batch, features)
 
     def converted(self, loader: Iterable[Any], *, features: FeaturesOf | None = None) -> Any:
-        """A trainer's own loader, whose batches are converted as they come; all else is its own.
+        """A trainer's own loader, with its batches converted as they come; all else is unchanged.
 
-        In the process that iterates; `collate_fn=stack.converting(collate)` does it in workers.
+        They are converted in the process that iterates; `collate_fn=stack.converting(collate)` does
+        it in workers.
         """
         from recd_plugins.data.conversion import ConvertedLoader
 
@@ -520,11 +525,12 @@ class Stack(LooksAtBatches):
             adaptation=self._adaptation,
             made=lambda: (self._tables.made, vars(self).get("schema")),
         )
-        plan = planned.plan(
-            model, on, self.device, group, batches, features, profile, constraints or {}
+        own = TrainersOwn(
+            batches=batches, features=features, profile=profile, constraints=constraints or {}
         )
+        plan = planned.plan(model, on, self.device, group, own)
         planning.planned = True
-        hold_to_trainer(plan, model, planning, self._usage, constraints or {})
+        compare_with_trainer(plan, model, planning, self._usage, own.constraints)
         self._exchanges.take(plan, model, on, planning.sharders(), group)
         planner = planning.planner()
         self._usage.planned(planner, planning.choice, group)
@@ -538,14 +544,14 @@ class Stack(LooksAtBatches):
         return plan
 
     def _check_weighed(self, model: nn.Module, *, own: bool) -> None:
-        """Say which transforms give ids weights that the model takes none of."""
+        """Give a notice of transforms that give weights to ids where the model takes none."""
         bare = unweighed(model)
         own = own or not self.registry.has_dataset
         for choice, names in self._features.weighing(looked_up(model), own=own):
             self._usage.unweighed(choice, [name for name in names if name in bare])
 
     def _train_on(self, group: ProcessGroup | None) -> None:
-        """These ranks agree from now on; where none are named, all of the job."""
+        """From now on these ranks agree on things; by default all of the job."""
         self.group = self._features.group = self._usage.group = group
 
     @property
@@ -569,10 +575,10 @@ class Stack(LooksAtBatches):
         topology: Topology | None = None,
         profile: Profile | None = None,
     ) -> Planner:
-        """The planner, once it has planned for so many ranks, which need not be there.
+        """The planner, after it has planned for `world_size` ranks, which need not be there.
 
-        A `profile` stands for what would be counted of the dataset; where there is none, the plan
-        is for a trainer's own batches.
+        A `profile` replaces what would be counted of the dataset; where the registry has no
+        dataset, the plan is for a trainer's own batches.
         """
         self._usage.as_written(world_size)
         planning = self._planning
@@ -604,7 +610,7 @@ class Stack(LooksAtBatches):
         return self._planning.choice
 
     def retiering_planner(self) -> Retiers:
-        """The planner, if it can move its replicas while training; an error if it cannot."""
+        """The planner, if it can move its replicas while training; otherwise an error."""
         self._usage.asked("retier_every")
         planner = self.planner()
         if not isinstance(planner, Retiers):
@@ -619,10 +625,10 @@ class Stack(LooksAtBatches):
     def sharders(
         self, mine: Sequence[ModuleSharder[Any]] | None = None
     ) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's sharders for DistributedModelParallel, those wrapped whose modules the
-        plan changes.
+        """The trainer's sharders for DistributedModelParallel, wrapped where the plan changes their
+        modules.
 
-        `mine` are those that `plan` was given, if they are not named again.
+        `mine` are the trainer's own, by default those that `plan` was given.
         """
         if mine is not None:
             self._planning.take_sharders(check_sharders(mine, "stack.sharders"))
@@ -653,7 +659,7 @@ class Stack(LooksAtBatches):
             sharders = with_bags_of_one(sharders, self._exchanges.rows)
         model = self._planning.model
         if model is None and not self._planning.model_is_gone:
-            model = self._features.model  # which the trainer plans itself
+            model = self._features.model  # one that the trainer plans itself
             if model is None:
                 return sharders
         from recd_plugins.embedding.means import with_means
@@ -682,8 +688,8 @@ class Stack(LooksAtBatches):
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes of parameters to train that are in no planned table: what an all-reduce of
-        their gradients takes."""
+        """The bytes of trained parameters that are in no planned table: what an all-reduce of their
+        gradients carries."""
         return self._exchanges.dense_bytes
 
     @property
@@ -692,17 +698,18 @@ class Stack(LooksAtBatches):
         return self._exchanges.dense_handed
 
     def default_sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's default sharders, by which tables train as `train.optimizer` says, be it by
-        default: those of `recd train`."""
+        """TorchRec's default sharders, by which tables train as `train.optimizer` says, even by its
+        defaults: those of `recd train`."""
         return self._planning.default_sharders()
 
     def explain(self) -> str:
-        """Why batches are deduplicated so, what `adapt` did, and why the last plan is as it is."""
+        """Why batches are deduplicated as they are, what `adapt` did, and why the last plan is as
+        it is."""
         explanations = filter(None, [self.explain_groups(), self._adaptation.explained])
         return "\n".join([*explanations, self._planning.explain(), *self._exchanges.explain()])
 
     def explain_groups(self) -> str:
-        """Why batches are deduplicated so, alone."""
+        """Only why batches are deduplicated as they are."""
         return self._features.explain()
 
     @cached_property
@@ -716,7 +723,8 @@ class Stack(LooksAtBatches):
 
 
 def _uncalled(*_: object) -> None:
-    """What DistributedModelParallel asks of a wrapper, asked of the method that makes one."""
+    """Refuse the method itself as a wrapper: DistributedModelParallel calls this on what it is
+    given."""
     raise RegistryError(
         "data_parallel_wrapper: is the method stack.data_parallel, which makes one. Write "
         "`data_parallel_wrapper=stack.data_parallel()`."

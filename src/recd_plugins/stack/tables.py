@@ -20,23 +20,24 @@ __all__ = ["RegistryTables"]
 
 
 class RegistryTables:
-    """The tables of a registry's dataset, whole, through every `etl` step; made once."""
+    """The tables of a registry's dataset, with all columns, through every `etl` step; made once."""
 
     def __init__(
         self, registry: Registry, contexts: Contexts, usage: Usage, waiting: Waiting
     ) -> None:
-        """`waiting` hears, several times a second, what is waited for of a dataset that grows."""
+        """`waiting` is called several times a second with what is waited for, of a dataset that
+        grows."""
         self._registry, self._contexts, self._usage = registry, contexts, usage
         self._waiting = waiting
         self._tables: Tables | None = None
 
     @cached_property
     def periods(self) -> Periods | None:
-        """The periods of a dataset that grows; none of any other."""
+        """The periods of a dataset that grows; None for any other."""
         return Periods.of(self._registry, self._contexts.of, self._waiting, self._usage.found)
 
     def prepare(self, progress: Progress = silent) -> Tables:
-        """The tables of the dataset, or of the first period with rows of one that grows."""
+        """The tables of the dataset; where it grows, those of the first period that has rows."""
         self._usage.asked("dataset", "etl", "log")
         if self._tables is None:
             if self.periods is not None:
@@ -48,12 +49,12 @@ class RegistryTables:
 
     @property
     def made(self) -> Tables | None:
-        """The tables that are made by now, which every rank makes alike; none where the dataset
+        """The tables that are made by now, which every rank makes alike; None where the dataset
         grows."""
         return None if self._tables is None or self.periods is not None else self._tables
 
     def split_at(self, path: Location) -> Split | None:
-        """The split whose table lies there; none where that is another table, or where tables have
+        """The split whose table lies there; None where that is another table, or where tables have
         to be written first."""
         path = absolute(path)
         tables = there(self._registry, self._contexts.of, path)

@@ -1,5 +1,5 @@
-"""The parts of a registry that a trainer asks a stack for, and the notices of what is planned, read
-and made of it."""
+"""The parts of a registry that a trainer asks a stack for, and the notices of how they are planned,
+read and used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Usage"]
 
 
 class Usage:
-    """Warns of what registry.yaml switches on and the job does not use; one for each stack."""
+    """Warns of what registry.yaml switches on and the job does not use. Each stack has one."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -49,7 +49,7 @@ class Usage:
         """The ranks that train, where these are not all of the job's: the first of them warns."""
 
     def asked(self, *what: str) -> None:
-        """The trainer asks for what these slots, or options of `train`, are for."""
+        """The trainer asks for what these slots, or options of `train`, provide."""
         self._asked.update(what)
 
     def asks_for(self, what: str) -> bool:
@@ -57,18 +57,18 @@ class Usage:
         return what in self._asked
 
     def unused(self, choice: Choice, why: str, cure: str) -> None:
-        """A choice does nothing, as all ranks find alike."""
+        """A choice does nothing, which all ranks find alike."""
         self._give(Unused(what=choice.what, why=why, cure=cure))
 
     def found(self, notices: Iterable[Notice]) -> None:
-        """Take what all ranks found alike of something that was built."""
+        """Give notices that all ranks found alike."""
         self._give(*notices)
 
     def as_written(self, world_size: int) -> None:
-        """Look at what registry.yaml says by itself: keys of it, or of a topology's file, with
-        nothing behind them, which may be what was commented out; overrides with nothing behind
-        them, as of a variable of the shell that is not set; settings that an override drops, or of
-        what others switch off; and what its plugins change of the process."""
+        """Give notices of what registry.yaml itself shows: keys of it, or of a topology's file,
+        with nothing behind them, perhaps since that was commented out; overrides with nothing
+        behind them, as from an unset variable of the shell; settings that an override drops, or
+        that other settings make idle; and changes that its plugins make to the process."""
         source = self._registry.source
         self._give(*_idle_settings(self._registry, world_size))
         self._give(*self._registry.catalog.put_back, *self._registry.empty)
@@ -113,8 +113,8 @@ class Usage:
             )
 
     def unseen(self, reader: Choice, device: object) -> None:
-        """The ids of a reader's batches come on a device: each look would have the processor wait
-        for it."""
+        """The ids of a reader's batches come on a device: to look at them would make the processor
+        wait."""
         self._give(
             Unchecked(
                 what=reader.what,
@@ -126,7 +126,7 @@ class Usage:
         )
 
     def too_small(self, tables: Sequence[str]) -> None:
-        """Tables have no row for some ids that batches may hold, as messages say of each."""
+        """Tables have no row for some ids that batches may hold; `tables` says so of each."""
         if tables:
             self._give(
                 Unchecked(
@@ -151,7 +151,7 @@ class Usage:
             )
 
     def not_kept(self, planning: Choice, tables: Sequence[str]) -> None:
-        """A plan has tables otherwise than the trainer's constraints of them allow."""
+        """A plan places tables otherwise than the trainer's constraints allow."""
         if tables:
             self._give(
                 Unused(
@@ -164,7 +164,7 @@ class Usage:
             )
 
     def of_no_table(self, names: Sequence[str], planned: Collection[str]) -> None:
-        """The trainer's constraints of these names are of none of the tables that are planned."""
+        """The trainer's constraints have these names, which no planned table has."""
         for name in names:
             self._give(
                 Unused(
@@ -175,7 +175,7 @@ class Usage:
             )
 
     def left_whole(self, planning: Choice, modules: Sequence[str]) -> None:
-        """A plan has no place for some modules with tables."""
+        """A plan leaves out some modules with tables."""
         if modules:
             self._give(
                 Otherwise(
@@ -187,7 +187,7 @@ class Usage:
             )
 
     def too_large(self, planning: Choice, held: float, has: int, ranks: int) -> None:
-        """A plan has the ranks of this machine hold so many bytes."""
+        """By a plan the ranks of this machine hold `held` bytes."""
         if held > has:
             self._give(
                 TooLarge(
@@ -201,7 +201,7 @@ class Usage:
             )
 
     def too_large_for_a_device(self, planning: Choice, held: float, has: int) -> None:
-        """A plan has some rank hold so many bytes on its accelerator."""
+        """By a plan some rank holds `held` bytes on its accelerator."""
         if held > has:
             self._give(
                 TooLarge(
@@ -214,7 +214,7 @@ class Usage:
             )
 
     def stepped_densely(self, planning: Choice, tables: Sequence[str]) -> None:
-        """A plan takes some tables from the optimizer that is named for them."""
+        """A plan has the dense optimizer step some tables for which another one is named."""
         if tables:
             self._give(
                 Otherwise(
@@ -228,7 +228,7 @@ class Usage:
             )
 
     def not_stepped(self, optimizer: Choice, left: int, of: int) -> None:
-        """An optimizer was made of some of the parameters that it was handed."""
+        """An optimizer was made of only some of the parameters that it was handed."""
         if left:
             self._give(
                 Otherwise(
@@ -241,7 +241,7 @@ class Usage:
             )
 
     def planned_a_copy(self) -> None:
-        """Nobody sees the model in training."""
+        """The model that was planned is gone, so nobody can watch the one that trains."""
         self._give(
             Unwatched(
                 what="registry.yaml",
@@ -254,8 +254,8 @@ class Usage:
     def planned(
         self, planner: Planner, planning: Choice, group: ProcessGroup | None = None
     ) -> None:
-        """Take what rank 0 found in planning; where it is an error, all ranks of the group learn
-        it."""
+        """Give the notices that rank 0 found in planning; where these are an error, all ranks of
+        the group raise it."""
         found = partial(planning.notices, planner)
         if group is None:
             self._notices.give(found(), 0)

@@ -1,9 +1,9 @@
-"""The models that a stack plans, looked at once they train: for notices of what is left alone by
-then."""
+"""The models that a stack plans. They are looked at once they train, for notices of what is still
+unused then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
     from torchrec.distributed.types import ModuleSharder
 
-    from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.slots import Planner
     from recd_plugins.sparse.groups import Groups
 
@@ -40,8 +39,8 @@ ASKING = {
 """What a trainer calls for what a slot builds."""
 
 SURELY_TRAINS = 3
-"""Forwards with gradients by which a model trains: one may be there to try it, or to make lazy
-modules."""
+"""Forwards with gradients after which a model surely trains: one may only try it, or initialise
+lazy modules."""
 
 
 class WatchedModels:
@@ -53,81 +52,25 @@ class WatchedModels:
         self._watching: WeakKeyDictionary[nn.Module, list[RemovableHandle]] = WeakKeyDictionary()
         """The hooks of each model's last plan."""
         self._begin: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Any]] = WeakKeyDictionary()
-        """What hooks another module in the place of a model that was planned last."""
+        """For a planned model, the function that hooks a module which takes its place."""
 
     def watch(
         self, model: nn.Module, planner: Planner, planning: Choice, unique: Groups = ()
     ) -> None:
-        """Look before the sharded model's first forward that may train it, for by then all was
-        asked for that will be; and after it, where the model is adapted to these groups, at what
-        they were looked up by."""
-        import torch
-        from torch.fx import Proxy
-        from torchrec.distributed.types import ShardedModule
-
-        from recd_plugins.embedding.sharded import handed_all_samples
-        from recd_plugins.sparse.own_batches import holds_unique
-
+        """Look at a model that was planned, which is adapted to the groups of `unique`, once its
+        sharded module trains."""
         for earlier in self._watching.pop(model, ()):
             earlier.remove()
-        looked, unsharded, planned = False, 0, ref(model)
-        watching: RemovableHandle
-        tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
-
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            nonlocal looked, unsharded  # a copy of the model has the hook for good
-            if not (module.training or torch.is_grad_enabled()):
-                return  # an evaluation, which may come before the training's loader is made
-            given = (*args, *kwargs.values())
-            traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
-            is_copy = module is not planned()
-            if looked or traced or (is_copy and module in self._watching):  # planned itself
-                return
-            if any(isinstance(part, ShardedModule) for part in module.modules()):
-                looked = True
-                watching.remove()
-                converted = holds_unique(given)
-                unconverted = bool(unique) and not converted
-                self._usage.found(_divided_wrongly(module))
-                self._watch_weights(module)
-                self._usage.found(self._idle(planner, planning, tier_plan, unconverted=unconverted))
-                if unique and converted:
-                    done: RemovableHandle
-                    done = module.register_forward_hook(lambda *_: after(module, done))
-                return
-            unsharded += not is_copy and module.training and torch.is_grad_enabled()
-            if unsharded == SURELY_TRAINS:
-                looked = True
-                watching.remove()
-                self._usage.unused(
-                    planning,
-                    "the model trains unsharded: its plan knows modules by their paths in what "
-                    "stack.plan was given, and DistributedModelParallel finds none there",
-                    "Hand stack.plan what DistributedModelParallel is handed, with the module "
-                    "around the model, if there is one.",
-                )
-
-        def after(module: nn.Module, done: RemovableHandle) -> None:
-            done.remove()
-            if expanded := handed_all_samples(module, unique):
-                self._usage.unused(
-                    self._registry.one("dedup"),
-                    "the model hands its collection another KeyedJaggedTensor than the one "
-                    "that is converted, made of its batch's ids or another one of the batch, "
-                    f"so that {', '.join(expanded)} are looked up for all samples",
-                    "Hand the collection the features as the batch holds them; where a batch "
-                    "holds several, say by `features` which are converted; or take `dedup` "
-                    "out: `sharding: flexshard` sends each id of a rank once without.",
-                )
-
-        def begin(module: nn.Module) -> list[RemovableHandle]:
-            nonlocal watching
-            watching = module.register_forward_pre_hook(_Hook(before), with_kwargs=True)
-            if isinstance(planner, OrdersBatches):
-                return [watching, self._watch_order(module, planner)]
-            return [watching]
-
-        self._watching[model], self._begin[model] = begin(model), begin
+        watch = _Watch(
+            self._registry,
+            self._usage,
+            self._watching,
+            model=model,
+            planner=planner,
+            planning=planning,
+            unique=unique,
+        )
+        self._watching[model], self._begin[model] = watch.begin(model), watch.begin
 
     def watched_sharders(
         self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -141,9 +84,105 @@ class WatchedModels:
             return sharders
         return [AdjustingSharder(sharder, begin) for sharder in sharders]
 
+
+class _Watch:
+    """The look at one planned model, or at the module that takes its place: before its first
+    forward that may train it, since all that will be asked for has been asked for by then."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        usage: Usage,
+        watched: Container[nn.Module],
+        *,
+        model: nn.Module,
+        planner: Planner,
+        planning: Choice,
+        unique: Groups,
+    ) -> None:
+        """`watched` are the models that were planned themselves."""
+        self._registry, self._usage, self._watched = registry, usage, watched
+        self._planned = ref(model)
+        self._planner, self._planning, self._unique = planner, planning, unique
+        self._tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
+        self._looked = False
+        self._unsharded = 0
+        """The forwards of the unsharded model that may have trained it."""
+        self._watching: RemovableHandle | None = None
+
+    def begin(self, module: nn.Module) -> list[RemovableHandle]:
+        """Hook the module; what removes the hooks."""
+        self._watching = module.register_forward_pre_hook(_Hook(self._before), with_kwargs=True)
+        if isinstance(self._planner, OrdersBatches):
+            return [self._watching, self._watch_order(module, self._planner)]
+        return [self._watching]
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        import torch
+        from torch.fx import Proxy
+        from torchrec.distributed.types import ShardedModule
+
+        if not (module.training or torch.is_grad_enabled()):
+            return  # an evaluation, which may come before the training's loader is made
+        given = (*args, *kwargs.values())
+        traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
+        is_copy = module is not self._planned()
+        if self._looked or traced:  # a copy of the model keeps the hook
+            return
+        if is_copy and module in self._watched:  # planned itself
+            return
+        if any(isinstance(part, ShardedModule) for part in module.modules()):
+            self._end()
+            self._look(module, given)
+            return
+        self._unsharded += not is_copy and module.training and torch.is_grad_enabled()
+        if self._unsharded == SURELY_TRAINS:
+            self._end()
+            self._usage.unused(
+                self._planning,
+                "the model trains unsharded: its plan knows modules by their paths in what "
+                "stack.plan was given, and DistributedModelParallel finds none there",
+                "Hand stack.plan what DistributedModelParallel is handed, with the module "
+                "around the model, if there is one.",
+            )
+
+    def _end(self) -> None:
+        self._looked = True
+        if self._watching is not None:
+            self._watching.remove()
+
+    def _look(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        """Give the notices of a sharded module that is handed this; and after its forward those of
+        how the deduplicated features were looked up, if it is handed unique samples."""
+        from recd_plugins.sparse.own_batches import holds_unique
+
+        converted = holds_unique(given)
+        unconverted = bool(self._unique) and not converted
+        self._usage.found(_divided_wrongly(module))
+        self._watch_weights(module)
+        self._usage.found(self._idle(unconverted=unconverted))
+        if self._unique and converted:
+            done: RemovableHandle
+            done = module.register_forward_hook(lambda *_: self._after(module, done))
+
+    def _after(self, module: nn.Module, done: RemovableHandle) -> None:
+        from recd_plugins.embedding.sharded import handed_all_samples
+
+        done.remove()
+        if expanded := handed_all_samples(module, self._unique):
+            self._usage.unused(
+                self._registry.one("dedup"),
+                "the model hands its collection another KeyedJaggedTensor than the one "
+                "that is converted, made of its batch's ids or another one of the batch, "
+                f"so that {', '.join(expanded)} are looked up for all samples",
+                "Hand the collection the features as the batch holds them; where a batch "
+                "holds several, say by `features` which are converted; or take `dedup` "
+                "out: `sharding: flexshard` sends each id of a rank once without.",
+            )
+
     def _watch_weights(self, model: nn.Module) -> None:
-        """Look, in the next forward, whether sharded bags are handed weights that are to be learnt:
-        the exchange of ids passes no gradient on."""
+        """Look in the next forward whether sharded bags are handed weights that are to be learnt:
+        the exchange of ids passes on no gradient."""
         from torchrec.distributed.types import ShardedModule
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -152,7 +191,7 @@ class WatchedModels:
         looking: dict[nn.Module, RemovableHandle] = {}
 
         def look(part: nn.Module, args: Any, kwargs: Any) -> None:
-            if part not in looking:  # a copy, which has the hook for good
+            if part not in looking:  # a copy, which keeps the hook
                 return
             looking.pop(part).remove()
             for given in (*args, *kwargs.values()):
@@ -168,8 +207,8 @@ class WatchedModels:
                 looking[part] = part.register_forward_pre_hook(look, with_kwargs=True)
 
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
-        """Count the batches that the model is trained on until the planner knows whether its order
-        is seen."""
+        """Count the batches that the model is trained on, until the planner knows whether the model
+        sees its order."""
         trained, known = 0, False
 
         def trains(module: nn.Module, *_: Any) -> None:
@@ -185,16 +224,9 @@ class WatchedModels:
         counting = model.register_forward_hook(_Hook(trains))
         return counting
 
-    def _idle(
-        self,
-        planner: Planner,
-        planning: Choice,
-        tier_plan: TierPlan | None,
-        *,
-        unconverted: bool,
-    ) -> Iterator[Notice]:
-        """Notices of what a trainer that calls its model, which has this tier plan, leaves
-        alone."""
+    def _idle(self, *, unconverted: bool) -> Iterator[Notice]:
+        """Notices of what a trainer leaves unused whose model is about to train."""
+        planner, planning, tier_plan = self._planner, self._planning, self._tier_plan
         train, asks_for = self._registry.train, self._usage.asks_for
         tiered = isinstance(planner, TierPlanner) and planner
         bare = tiered.without_tiers(tier_plan) if tiered and tier_plan is not None else []
@@ -251,8 +283,8 @@ class WatchedModels:
 
 
 class _Hook:
-    """A hook that a copy of its model has for good, and a pickled one no more: what it looks at is
-    in this process."""
+    """A hook that copies of its model keep, and pickled ones do not: what it looks at is in this
+    process."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -272,7 +304,7 @@ def _look_at_nothing(*given: object) -> None:
 
 
 def _divided_wrongly(model: nn.Module) -> Iterator[Notice]:
-    """A notice of means that none of `stack.sharders()` has sharded, and of sums beside them."""
+    """A notice of means, and of sums beside them, that were sharded without `stack.sharders()`."""
     from recd_plugins.compat.mean_division import divided_wrongly
 
     if tables := divided_wrongly(model):
