@@ -11,8 +11,8 @@ __all__ = ["ADDITIONS"]
 
 Values = Mapping[str, Any]
 NEXT_TO_NOTHING = 1e-6
-"""GB: room for what shards differ by in their last rows, so that time decides about the ways of
-tables alone."""
+"""GB: room for the differences of shards in their last rows, so that time alone decides on the ways
+of tables."""
 
 
 def _coalesced(situation: Situation) -> Values | NotHere:

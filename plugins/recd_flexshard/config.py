@@ -70,7 +70,7 @@ class FlexShardConfig(Config):
             )
 
     def _check_plan_alone(self) -> None:
-        """Options that size a plan say nothing beside one that is there."""
+        """Refuse options that size a plan beside a saved plan."""
         for option in dataclasses.fields(self):
             sizes = option.name not in ("plan", "tables")
             if sizes and getattr(self, option.name) != option.default:

@@ -55,11 +55,11 @@ class FlexShardPlanner(TierPlanner):
         return self._config.goal == "auto" and self._config.plan is None
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """All tables where the goal is auto, or a saved plan says which; otherwise those of
+        """All tables, where the goal is auto or a saved plan names them. Otherwise those of
         sequences, and where ids are coalesced the pooled tables that are named.
 
-        Rows of an EmbeddingBagCollection that are not coalesced are summed before they travel, so
-        that a replica spares no traffic unless all of a bag's rows have one.
+        Rows of an EmbeddingBagCollection that are not coalesced are summed before they travel, so a
+        replica saves no traffic unless all rows of a bag have one.
         """
         coalesced, chosen = self._level != "none", self._config.tables
         every = self._config.goal == "auto" or self._config.plan is not None
@@ -72,7 +72,7 @@ class FlexShardPlanner(TierPlanner):
         }
 
     def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
-        """Pooled tables are for whoever names them."""
+        """Pooled tables must be named."""
         names = ", ".join(every)
         return Unused(
             what="sharding: flexshard",
@@ -105,7 +105,7 @@ class FlexShardPlanner(TierPlanner):
             budget=(config.budget_gb or 0.0) * GB,
             coalesce=self._level,
         )
-        # What no size was found for is TorchRec's.
+        # Tables for which no size was found are TorchRec's.
         sized = {name: one.sizes for name, one in ledger.tables.items()}
         left = {name: AS_TORCHREC for name, size in sized.items() if size == TableSizes()}
         return self._chosen(Ledger.of(tables, sized | left, prices), tables)
@@ -141,11 +141,11 @@ class FlexShardPlanner(TierPlanner):
 
     @property
     def _level(self) -> Coalesce:
-        """The way in which ids travel, where that is given."""
+        """The way in which ids travel, by the option; "none" by default."""
         return self._config.coalesce or "none"
 
     def _budget(self) -> float | None:
-        """Extra bytes that the goal allows; none where it does not ask."""
+        """Extra bytes that the goal allows; None where it does not count memory."""
         if self._config.goal == "memory_neutral":
             return 0.0
         return (self._config.budget_gb or 0.0) * GB if self._config.goal in BUDGETED else None

@@ -39,7 +39,7 @@ class Point(NamedTuple):
     hits: float
     """The share of lookups that the cache takes."""
     interval: tuple[float, float]
-    """Between what and what it will lie."""
+    """The interval in which it will lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,8 @@ class CacheCurve:
         """The curve for a device with room for `batch_size` samples and a tenth of the rows, by
         default.
 
-        And of a sample for the rows that it looks up and their gradients, the least there can be.
+        A sample takes `sample_bytes`, by default those of the rows that it looks up and of their
+        gradients, the least that there can be.
         """
         if not rows.lookups:
             raise RegistryError(
@@ -220,8 +221,8 @@ def merged_rows(tables: Sequence[RowDistribution]) -> RowDistribution:
 
 
 def _together(tables: Sequence[RowDistribution], order: Integers) -> Floats | None:
-    """[R] the uncertainty of all, as if each table's were on its own: their lookups, at the rows of
-    each that are as hot."""
+    """[R] the uncertainty of all, as if those of the tables were independent: each is taken at the
+    rows that are as hot, by its lookups."""
     if all(one.uncertainty is None for one in tables):
         return None
     lookups = sum(one.lookups for one in tables)

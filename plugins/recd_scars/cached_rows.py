@@ -1,4 +1,4 @@
-"""The rows of each table that SCARS caches: how many a rule of `size` takes, and why."""
+"""The rows of each table that SCARS caches: how many the rule of `size` takes, and why."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def _optimum(
     prices: Prices,
     reasons: list[str],
 ) -> Integers:
-    """The paper's |C|, but for rows that cost more than they save here; what it took."""
+    """[R] the paper's |C|, without rows that cost more than they save here; adds what it took to
+    `reasons`."""
     batch_size = prices.batch_size
     sample, whose = sample_bytes(config, merged)
     left = memory.capacity / GB
@@ -119,7 +120,7 @@ def _optimum(
 
 
 def sample_bytes(config: ScarsConfig, merged: MergedRows) -> tuple[float, str]:
-    """a: bytes of a sample's activations, and whose word that is."""
+    """a: bytes of a sample's activations, and where that number comes from."""
     if config.activation_bytes is not None:
         return config.activation_bytes, "cache.activation_bytes"
     looked_up = float((merged.rows.counts * merged.rows.p) @ merged.width)

@@ -94,7 +94,7 @@ class ScarsConfig(Config):
             )
 
     def _check_planned(self) -> None:
-        """Options that the sharding slot's planner decides are not the cache's to say."""
+        """Refuse options that the sharding slot's planner decides."""
         usual = {field.name: field.default for field in fields(self)}
         for option in DECIDED_BY_PLAN:
             if getattr(self, option) != usual[option]:

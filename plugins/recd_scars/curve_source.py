@@ -54,7 +54,7 @@ def of_law(law: str, rows: int, lookups: float, width: int) -> CurveSource:
 
 
 def of_profile(path: Path, tables: Sequence[str], width: int) -> CurveSource:
-    """Tables of a saved profile; it does not know how wide their rows are."""
+    """Tables of a saved profile, which does not say how wide their rows are."""
     profile = Profile.load(path)
     names = list(tables or profile.rows)
     return CurveSource(

@@ -1,4 +1,5 @@
-"""The homes that tables can have: on which devices, and what of their memory others count."""
+"""The homes that tables can have: on which devices, and how the planner of the others counts their
+memory."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def check_home(home: Home, device: Literal["cpu", "cuda"]) -> None:
 def seen_from(home: Home, topology: Topology) -> Topology:
     """The topology by which the planner of the others counts a rank's memory.
 
-    Mapped tables take none. For tables in host memory we have counted the device's ourselves: it
-    holds replicas and caches, of which TorchRec does not know.
+    Mapped tables take no memory. For tables in host memory we count the device's memory ourselves:
+    it holds replicas and caches, which TorchRec does not know of.
     """
     if home == "mapped":
         return boundless(topology, "host")

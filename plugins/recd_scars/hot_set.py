@@ -1,4 +1,4 @@
-"""The hot set, which is cached: the hottest rows of all tables together, as many as a rule says.
+"""The hot set, which is cached: the hottest rows of all tables together, as many as a rule takes.
 
 Each rule says how many rows of each run of `MergedRows` are taken, from the hottest on.
 """
@@ -22,7 +22,7 @@ from recd_scars.theory import CacheSize, Memory, optimal_cache
 __all__ = ["HotSet", "covering", "optimum", "within", "worth"]
 
 TIE = 1.05
-"""A replica may take so much of the time that its row's way to the table takes."""
+"""A replica may take this multiple of the time that its row takes to come from the table."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +49,7 @@ def covering(merged: MergedRows, share: float) -> Integers:
     each = rows.counts * rows.p
     wanted = np.clip(share * rows.lookups - (np.cumsum(each) - each), 0, each)
     exact = np.divide(wanted, rows.p, out=np.zeros_like(wanted), where=rows.p > 0)
-    # A whole number of rows may come out as one that is larger by an ulp or so.
+    # A whole number of rows may come out too large by an ulp or so.
     taken: Integers = np.minimum(np.ceil(exact * (1 - 1e-9)), rows.counts).astype(np.int64)
     return taken
 
@@ -68,7 +68,7 @@ def optimum(merged: MergedRows, memory: Memory) -> HotSet:
 
 
 def worth(merged: MergedRows, taken: Integers, prices: Prices, coalesce: Coalesce) -> Integers:
-    """[R] the rows taken whose replica takes no longer than their way to the table.
+    """[R] those of the taken rows whose replica takes no longer than their way to the table.
 
     The paper's cache is one device's. Copies on every rank must have their gradients reduced,
     which for a row that few ranks look up in a step takes longer than to fetch it.

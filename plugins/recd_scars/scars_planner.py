@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
 
 FROM_BYTES = 1 << 26
-"""Bytes for finding hot samples that a plan tells of."""
+"""A plan mentions the memory for finding hot samples from so many bytes on."""
 TRIED = 10
 """Windows without a hot batch after which a notice reports that there is none."""
 
@@ -71,7 +71,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def __init__(
         self, config: ScarsConfig, context: Context, policy: TierPlanner | None = None
     ) -> None:
-        """A `policy` says which tables have how many replicas of which rows, in place of SCARS."""
+        """A `policy` decides which tables have how many replicas of which rows, instead of
+        SCARS."""
         self._policy = policy
         if policy is None:
             super().__init__(
@@ -89,16 +90,17 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._every: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
         self._apart: frozenset[str] = frozenset()
-        """The tables of these that a rank looks up by itself beside the tiers, in hot steps too."""
+        """Those of these tables that a rank looks up by itself beside the tiers, in hot steps
+        too."""
         self.group: ProcessGroup | None = None
         """The ranks that the last plan is for."""
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
         self._yielded: list[Yielded] = []
-        """What each `order` yielded since the last plan."""
+        """What each loader of `order` has yielded since the last plan."""
         self.served: Served | None = None
-        """The way in which the last plan's tables are served from host memory, on rank 0."""
+        """How the last plan's tables are served from host memory, on rank 0."""
 
     @property
     def options_in(self) -> str:
@@ -133,8 +135,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return self.served.kernels if self.served else {}
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The sharders of the tiers; all tables lie in mapped files if that is where they are at
-        home."""
+        """The sharders of the tiers, with all tables in mapped files if that is their home."""
         sharders = super().sharders()
         return self.in_mapped_files(sharders) if self.all_mapped else sharders
 
@@ -144,7 +145,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     @property
     def chooses_homes(self) -> bool:
-        """Where the tables are at home in memory, the sharding slot's planner says it."""
+        """As the sharding slot's planner says, if the tables are at home in memory."""
         chooses = self._policy is not None and self._policy.chooses_homes
         return chooses and self.homes_by_table
 
@@ -188,7 +189,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         if self.served is not None:  # without a replica too, it has chosen the tables' kernels
             found = [one for one in found if one.what != f"{self.slot}: {self.name}"]
         tables = self.tier_plan.tables if self.tier_plan else {}
-        # Where nothing is planned, it may be the policy alone that is told so.
+        # Where nothing is planned, a notice of the policy alone may say so.
         named = any(one.what.startswith(f"{self.slot}: ") for one in found)
         sized = (tables or not named) and self.num_profile_batches != 0
         if self._config.hot_batches and sized and not self._has_copies:
@@ -243,9 +244,9 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             return ()
         if not firsts:
             return self._none_was_hot()
-        # Pipelines and loaders read ahead, though not by windows: what was yielded after a hot
-        # batch says that it came to the model. One who keeps batches may have them all before the
-        # first is trained: so many steps too must have been.
+        # Pipelines and loaders read ahead, though not by windows: enough batches after a hot one
+        # show that it has come to the model. A trainer that keeps batches may have them all before
+        # it trains on the first, so as many steps must have been made too.
         since = sum(one.since_hot for one in self._yielded)
         if since < ahead or trained < min(firsts) + ahead:
             return None
@@ -261,10 +262,11 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         ]
 
     def _none_was_hot(self) -> Iterable[Notice] | None:
-        """The notice of that, once enough windows were read while rows had copies; none before."""
+        """The notice that no batch was hot, once enough windows were read while rows had copies;
+        None before."""
         if not self._has_copies:
             for one in self._yielded:
-                one.begin()  # rows may be given copies yet
+                one.begin()  # rows may still be given copies
             return None
         window, count = self._config.window, sum(one.every for one in self._yielded)
         if count < TRIED * window:
@@ -368,7 +370,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return dataclasses.replace(chosen, reason=f"{chosen.reason}\n{self.served.reason}")
 
     def profiled(self) -> Profile:
-        """The profile; one in which nothing is looked up, where re-tiering is to learn it."""
+        """The profile; one without lookups, where re-tiering is to learn them."""
         given = self.profile_path is not None or self.context.profile is not None
         if given or self.num_profile_batches != 0 or self._policy is not None:
             return super().profiled()
@@ -379,8 +381,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         )
 
     def hotter(self, batches: Iterable[Batch]) -> TierPlan:
-        """The first time, with as many rows as these batches ask for, where none were counted: of
-        the tables that were sharded for it."""
+        """The first time, if nothing was counted, the plan has as many rows as these batches ask
+        for, of the tables that were sharded for that."""
         if self._policy is not None or self._has_counted:
             return super().hotter(batches)
         assert self.tier_plan is not None  # `retier` asked for a plan
@@ -435,7 +437,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
 
 def memory_of_hot_rows(tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]) -> str:
-    """What a plan says of the memory that finds hot samples; nothing, where it is little."""
+    """The line of a plan on the memory in which hot samples are found; "" where that is little."""
     if sum(table.rows.num_rows for table in tables.values()) < 8 * FROM_BYTES:
         return ""
     from recd_scars.hot_batches.hot_rows import most_bytes

@@ -11,7 +11,8 @@ from recd_plugins.api.planning import RowDistribution
 __all__ = ["CacheSize", "Memory", "coalesced", "cost", "epoch", "optimal_cache", "plain"]
 
 TOLERANCE = 1e-6
-"""The share of the least cost by which that of the cache that is found may be too high."""
+"""The most by which the cost of the cache that is found may exceed the least cost, as a share of
+it."""
 
 
 def plain(rows: RowDistribution, *, batch_size: float, width: int) -> float:
@@ -61,7 +62,7 @@ class Memory:
             )
 
     def batch_size(self, cached: int) -> float:
-        """b = (M - |C| d) / a: what is left for samples (equation 7); where `most_cached` are,
+        """b = (M - |C| d) / a: what is left for samples (equation 7). With `most_cached` rows,
         rounding does not take it below the smallest batch."""
         return max((self.capacity - cached * self.width) / self.per_sample, self.least)
 
@@ -84,7 +85,7 @@ class CacheSize:
 
 
 def cost(rows: RowDistribution, memory: Memory, cached: int) -> float:
-    """Numbers for one sample, with as large a batch as the cache leaves room for."""
+    """Numbers that cross for one sample, with as large a batch as the cache leaves room for."""
     return epoch(
         rows,
         samples=1,

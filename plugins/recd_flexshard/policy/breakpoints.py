@@ -12,7 +12,7 @@ from recd_plugins.api.planning import Floats, Integers, MergedRows
 __all__ = ["breakpoints"]
 
 LEAST = 1e-12
-"""Bytes of a row that takes none, so that all of its run fit."""
+"""The bytes that count for a row which takes none, so that its whole run fits."""
 
 
 def breakpoints(
@@ -33,7 +33,7 @@ def breakpoints(
         taken = _fill(counts, extra[REPLICATED], gain[REPLICATED], 0.0)
         return _rounded(merged, taken, multiple), np.zeros(len(merged.names), np.int64)
     replicated = _rounded(merged, counts * (extra[REPLICATED] < 0), multiple)
-    # Rows that rounding sent back are the first that Flex may take.
+    # Flex may take the rows first that rounding sent back.
     hot = _first(merged, replicated)
     left = -float(hot @ extra[REPLICATED])
     per_node = _fill(counts - hot, extra[PER_NODE], gain[PER_NODE], left)
@@ -43,7 +43,7 @@ def breakpoints(
 def _fill(counts: Integers, extra: Floats, gain: Floats, budget: float) -> Integers:
     """[R] rows of each run that gain time, from the first on, while the budget holds.
 
-    Memory falls before it rises, so the last place counts where it is within the budget.
+    Memory falls before it rises, so the last place within the budget counts.
     """
     rows = counts * (gain > 0)
     used = np.cumsum(rows * extra)

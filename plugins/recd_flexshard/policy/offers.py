@@ -34,7 +34,7 @@ class Offers:
         coalesce: Mapping[str, Coalesce],
         busy: Mapping[str, float] = MappingProxyType({}),
     ) -> Offers:
-        """`coalesce` says how the ids of each table travel; of others, as they are. Rows at home
+        """`coalesce` says how the ids of each table travel, by default as they are. Rows at home
         take `busy` times as long, where all wait for a rank that has more than its share."""
         rows, width = merged.rows, merged.width
         every = np.zeros((3, 3, len(width)))

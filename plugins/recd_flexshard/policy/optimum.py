@@ -1,7 +1,8 @@
 """The least time for every amount of memory: FlexShard's frontier (figure 5), over all tiers.
 
-Each row picks one of its tiers' offers: a multiple-choice knapsack, whose relaxation a greedy
-over the convex hulls of the offers solves exactly. Only one run is cut, at a whole row.
+Each row takes one of its tiers' offers. This is a multiple-choice knapsack, and a greedy search
+over the convex hulls of the offers solves its relaxation exactly. Only one run is cut, at a whole
+row.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Optimum:
         tiers = np.array([ROW_WISE, *allowed])
         memory, ms = offers.memory[tiers], offers.ms[tiers]
         run = np.arange(memory.shape[1])
-        # Of tiers that take the least memory alike, the fastest.
+        # Of tiers that take equally little memory, the fastest.
         at = start = np.where(memory == memory.min(axis=0), ms, np.inf).argmin(axis=0)
         steps: list[tuple[Integers, Integers, Floats, Floats]] = []
         for _ in allowed:
@@ -86,7 +87,7 @@ class Optimum:
             budget = max(budget, float(self.memory[0]))
             steps = int(np.searchsorted(self.memory, budget, side="right")) - 1
         counts = self.merged.rows.counts
-        # The last step of a run is where it ends up, whichever tier it went through.
+        # A run ends up where its last step takes it, whichever tiers it went through.
         final = self.start.copy()
         final[self.runs[:steps]] = self.tiers[:steps]
         taken = {tier: counts * (final == tier) for tier in (REPLICATED, PER_NODE)}

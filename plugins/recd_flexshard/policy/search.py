@@ -1,8 +1,8 @@
-"""`goal: auto`: the best of its ways for every collection, all tables' replicas in one optimum.
+"""`goal: auto`: the best way for every collection, with the replicas of all tables in one optimum.
 
-A way is how a table's rows get to those that ask: as TorchRec's own plan has the table; in a
+A way is how a table's rows get to the ranks that ask: as TorchRec's own plan has the table; in a
 row-wise table whose ids travel as they are, once per rank or once per node, with replicas or
-without; or, of pooled tables, as row-wise sums of those bags that have a row without a replica.
+without; or, for pooled tables, as row-wise sums of the bags that have a row without a replica.
 """
 
 from __future__ import annotations
@@ -45,24 +45,26 @@ CALLED: Mapping[Way, str] = {
 COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Shares of a collection's lookups that replicas in front of sums are tried for."""
 WORTH = 0.02
-"""The share of a step that another plan must save to be taken for one that came before it, and
-is simpler."""
+"""The share of a step that a plan must save to replace an earlier one, which is simpler."""
 LEAVING = 0.05
-"""The same, to be taken for TorchRec's own plan: prices are of two ways to do things then."""
+"""The same, to replace TorchRec's own plan: then prices of two different mechanisms are
+compared."""
 COPYING_BAGS = 0.16
 """The same, for pooled tables to have replicas of rows where they had none: such plans took up to
 20% more than their price, others 8% less to 2% more, so that a sixth by the prices is next to
 nothing at worst."""
 ROUNDING = 1e-9
-"""What sums of floats may be off by."""
+"""The relative error of sums of floats."""
 MOST_SPLITS = 32
-"""How many ways to split a collection there are to try."""
+"""The most splits of a collection that are tried."""
 FAR_APART = 8
-"""How many of these are tried first, far from each other; then those beside the best of them."""
+"""The number of these that are tried first, far from each other; then the neighbours of the best
+are tried."""
 
 
 class PlanSearch:
-    """The fastest plan within a budget of those that it met, and what it met by collection."""
+    """The fastest plan within a budget, of the plans that it met, and those that it met by
+    collection."""
 
     def __init__(
         self,
@@ -72,8 +74,8 @@ class PlanSearch:
         budget: float = 0.0,
         tiers: Literal[1, 2, 3] = 3,
     ) -> None:
-        """`budget` is extra bytes a rank over what TorchRec's own plan takes; row-wise, where
-        nobody knows that plan."""
+        """`budget` is extra bytes a rank over what TorchRec's own plan takes, or row-wise tables
+        where that plan is not known."""
         self.tables = tables
         self.prices = prices
         self.budget = budget
@@ -81,11 +83,11 @@ class PlanSearch:
         self._known = any(table.shards is not None for table in tables.values())
         self.ledgers = SizedLedgers.of(tables, prices)
         self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
-        """Candidates, by ways and the sizes that they have without replicas."""
+        """Candidates, by the ways of tables and by their sizes without replicas."""
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
         self.least = 0.0
-        """Extra bytes a rank of what takes the least memory, of all that was weighed."""
+        """The least extra bytes a rank of all that was weighed."""
         self.own = self.ledgers.own
         self._best: Ledger | None = None
 
@@ -98,8 +100,8 @@ class PlanSearch:
     def run(self) -> Ledger:
         """One way for all tables first, then each collection's own, then each table's.
 
-        None and rank, which have the least to do, are met before replicas; node, which waits the
-        most, last.
+        The levels none and rank, which are the simplest, are met before replicas; node, which waits
+        the most, comes last.
         """
         self._meet(self.own)
         for level in LEVELS[:2]:
@@ -142,8 +144,8 @@ class PlanSearch:
 
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
-        TorchRec's own plan: nobody asked for more traffic, however fast the links are.
-        Nor may a rank be left without any row of the tables that TorchRec looks up in one kernel.
+        TorchRec's own plan: nobody asked for more traffic, however fast the links are. Nor may a
+        rank be without any row of the tables that TorchRec looks up in one kernel.
         """
         if self._known and self._leaves_a_rank_empty(ledger):
             return False
@@ -163,10 +165,11 @@ class PlanSearch:
         return any(rows < self.prices.cluster.world_size for rows in most.values())
 
     def _extra(self, ledger: Ledger) -> float:
-        """Bytes a rank over TorchRec's own plan, of those that stay where these are fewer.
+        """Bytes a rank over TorchRec's own plan: all bytes, or those that stay from step to step,
+        whichever are fewer.
 
-        What is exchanged needs buffers for as long as a step's exchange lasts, more of them where
-        ids are coalesced; a budget is for what stays, unless it is to be saved.
+        Exchanges need buffers while they last, more of them where ids are coalesced. A budget
+        counts what stays, unless it asks to save memory.
         """
         over = ledger.memory - self.own.memory
         if self.budget < 0:
@@ -188,9 +191,9 @@ class PlanSearch:
 
     def _slower_at_work(self, ledger: Ledger) -> bool:
         """Whether it takes longer than TorchRec's own plan where ranks work while others wait for
-        bytes. What a plan spares of these is then worth less, and what it computes as much: one
-        that is not faster by either price is no gain to rely on."""
-        if not self._known or self.budget < 0:  # for memory that must be saved, steps may be slower
+        bytes. The bytes that a plan saves are worth less then, and what it computes costs as much:
+        one that is not faster by both prices is no reliable gain."""
+        if not self._known or self.budget < 0:  # to save memory, steps may be slower
             return False
         return ledger.ms_working_meanwhile >= self.own.ms_working_meanwhile
 
@@ -204,7 +207,7 @@ class PlanSearch:
         return ("torchrec", "rank", "node") if pooled else ("torchrec", *LEVELS)
 
     def _all(self, level: Coalesce) -> dict[str, Way]:
-        """One level for all tables that may have it; sums are TorchRec's."""
+        """The same level for all tables that may have it; sums are TorchRec's."""
         return {
             name: "torchrec" if table.bags and level == "none" else level
             for name, table in self.tables.items()
@@ -231,8 +234,8 @@ class PlanSearch:
         return self._sought[key]
 
     def _seek(self, ways: Mapping[str, Way], sizes: dict[str, TableSizes]) -> Iterator[Ledger]:
-        """Where exchanges overlap, sizes are sought for several guesses of how much of them is
-        hidden."""
+        """The ledgers of `_candidates`. Where exchanges overlap, sizes are sought for several
+        guesses of how much is hidden."""
         alone = self.ledgers.by(sizes)
         yield alone
         if not self._tiers:
@@ -272,8 +275,7 @@ class PlanSearch:
             yield staying, alone.static_memory - self.own.static_memory
 
     def _busy(self, levels: Mapping[str, Coalesce]) -> dict[str, float]:
-        """The multiple of its share of each table that the rank serves which has the most of
-        all."""
+        """For each table, the multiple of its share that the busiest of all ranks serves."""
         loads = {
             name: home_load(self.prices, self.tables[name], coalesce=level)
             for name, level in levels.items()
@@ -290,11 +292,11 @@ class PlanSearch:
         levels: Mapping[str, Coalesce],
         fixed: Mapping[str, TableSizes],
     ) -> Iterator[Ledger]:
-        """The sizes beside `fixed` ones, their halves and so on, as long as these are faster; the
-        least come first.
+        """The ledgers of these sizes beside `fixed` ones, of their halves and so on, as long as
+        that is faster; the smallest sizes come first.
 
-        Prices of single rows do not know that replicas and tables each have their own work done
-        beside the other's traffic.
+        The prices of single rows leave out that replicas and tables each do their own work during
+        the other's traffic.
         """
         ledgers: list[Ledger] = []
         while any(tier.any() for tier in found):
@@ -307,8 +309,8 @@ class PlanSearch:
         yield from reversed(ledgers)
 
     def _split(self, names: tuple[str, ...]) -> None:
-        """Meet plans in which some of a collection's pooled tables are TorchRec's, and of the
-        others rows travel: first those that gain the most by it."""
+        """Meet plans in which some of a collection's pooled tables are TorchRec's, and rows of the
+        others travel, beginning with those that gain the most by it."""
         movable = [name for name in names if self.tables[name].bags]
         if len(movable) < 2 or any(self.tables[name].shards is None for name in movable):
             return
@@ -331,7 +333,8 @@ class PlanSearch:
     def _fastest_split(
         self, rest: Mapping[str, TableSizes], rows: Sequence[tuple[str, TableSizes]]
     ) -> Ledger:
-        """The fastest plan with `rest` in which rows travel of the first few tables of these."""
+        """The fastest plan with `rest` in which the rows of the first few of these tables
+        travel."""
 
         def ms(count: int) -> float:
             return self.ledgers.by({**rest, **dict(rows[:count])}).ms
@@ -350,7 +353,7 @@ class PlanSearch:
         """Plans in which the hottest rows of a pooled collection are on every rank, and bags that
         have others are summed at home, row-wise.
 
-        A sum is spared with the last of its bag's rows, so that no row has a price of its own.
+        A sum is saved only with the last of its bag's rows, so single rows have no prices.
         """
         if not self._tiers or not all(self.tables[name].bags for name in names):
             return
@@ -370,8 +373,8 @@ class PlanSearch:
             yield self.ledgers.by(rest | sizes)
 
     def _by_table(self) -> dict[str, Way]:
-        """Each table's best level of coalescing, with its sizes and the other tables as they are;
-        bags of one collection keep theirs, and so does what is TorchRec's."""
+        """Each table's best level of coalescing, with its sizes and the other tables unchanged.
+        Bags keep theirs, and so do tables that are TorchRec's."""
         ledger = self.best
         for name, one in ledger.tables.items():
             if one.table.bags or one.sizes.as_torchrec:
@@ -438,7 +441,8 @@ class PlanSearch:
 
 
 def allowed_tiers(prices: Prices, tiers: Literal[1, 2, 3]) -> tuple[int, ...]:
-    """The tiers of replicas. Flex is one of its own where there are nodes of several ranks."""
+    """The tiers of replicas. Flex differs from DP only where there are several nodes of several
+    ranks."""
     if tiers == 1:
         return ()
     cluster = prices.cluster
@@ -453,7 +457,7 @@ def _way(one: TableLedger) -> Way:
 
 
 def _copies_of_bags(ledger: Ledger) -> bool:
-    """Whether rows of pooled tables travel that have replicas."""
+    """Whether pooled tables whose rows travel have replicas."""
     return _has_replicas(ledger, [name for name, one in ledger.tables.items() if one.travels])
 
 

@@ -1,6 +1,7 @@
 """The ledgers of one set of tables at one set of prices, by the sizes of all tables.
 
-Each is made once, and of each the prices of a table once: plans that are weighed differ in few.
+Each ledger is made once, and so are the prices of each table in it: plans that are compared differ
+in few tables.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from recd_plugins.api.planning import (
 __all__ = ["SizedLedgers"]
 
 WHOLE = ("table_wise", "column_wise", "table_column_wise")
-"""How TorchRec shards tables whose rows are not spread over ranks."""
+"""The sharding types of TorchRec that do not spread a table's rows over ranks."""
 
 
 class SizedLedgers:
-    """The ledgers by sizes; tables without any are as TorchRec has them, or row-wise, where nobody
-    knows its plan."""
+    """The ledgers by sizes. Tables without sizes are as TorchRec has them, or row-wise where its
+    plan is not known."""
 
     def __init__(self, tables: Mapping[str, SequenceTable], prices: Prices) -> None:
         self.tables = tables
@@ -48,20 +49,22 @@ class SizedLedgers:
         self._latest: dict[
             str, tuple[TableSizes, PlannedShards | None, float | None, TableLedger]
         ] = {}
-        """What the tables of the latest ledger were priced by, and their prices."""
+        """The arguments by which the tables of the latest ledger were priced, and their prices."""
         self._placed: dict[tuple[str, ...], Mapping[str, PlannedShards | None]] = {}
         self._moved: dict[tuple[str, tuple[int, ...]], PlannedShards] = {}
-        """The shards of a table on these ranks, as one object: they are compared by it."""
+        """The shards of a table on these ranks, always the same object: they are compared by
+        identity."""
         self._merged: dict[tuple[str, ...], MergedRows] = {}
 
     @classmethod
     def of(cls, tables: Mapping[str, SequenceTable], prices: Prices) -> SizedLedgers:
-        """Those of searches before, which had another budget: `recd advise` asks for many."""
+        """The ledgers of earlier searches with another budget, if there are any: `recd advise`
+        makes many searches."""
         return remembered((cls, *tables.items(), prices), lambda: cls(tables, prices))
 
     @cached_property
     def own(self) -> Ledger:
-        """As TorchRec has all tables."""
+        """The ledger of all tables as TorchRec has them."""
         return self.by({})
 
     def by(self, sizes: Mapping[str, TableSizes]) -> Ledger:
@@ -88,7 +91,7 @@ class SizedLedgers:
 
     @cached_property
     def _without(self) -> Mapping[str, TableSizes]:
-        """What each table has to which nobody gives sizes."""
+        """The sizes of each table for which none are given."""
         row_wise = TableSizes()
         return {
             name: row_wise if table.shards is None else AS_TORCHREC
@@ -96,7 +99,7 @@ class SizedLedgers:
         }
 
     def _make(self, every: Mapping[str, TableSizes]) -> Ledger:
-        """The ledger of these sizes, of which each table with its shards is priced once."""
+        """The ledger of these sizes; each table is priced once with its shards."""
         left = tuple(name for name, own in every.items() if own.as_torchrec)
         placed = self._placed.get(left)
         if placed is None:
@@ -108,7 +111,7 @@ class SizedLedgers:
             shards = placed.get(name, self.tables[name].shards)
             share = shares.get(name)
             known = before.get(name)
-            # Of two ledgers in a row most tables are alike, and to find a price takes hashes.
+            # Most tables of two successive ledgers are alike, and looking up a price takes hashes.
             if known and known[0] is own and known[1] is shards and known[2] == share:
                 priced = known[3]
             else:
@@ -129,7 +132,8 @@ class SizedLedgers:
 
     def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
         """The shards that TorchRec will have of the tables left to it: those of its own plan, if
-        those are all; else anew, each on the rank that has least so far, the largest first."""
+        all tables are left; otherwise new ones, each on the rank with the least so far, the largest
+        first."""
         found: dict[str, PlannedShards | None] = {name: self.tables[name].shards for name in left}
         if len(left) == len(self.tables):
             return found

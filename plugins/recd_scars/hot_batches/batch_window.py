@@ -1,4 +1,4 @@
-"""A window of batches, and which of its samples go into which batch: hot ones, and others."""
+"""A window of batches, and which of its samples go into which hot or normal batch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Formed:
-    """The way in which a window was dealt out: all that it takes to do so again, when the plan is
-    another."""
+    """How a window was dealt out: all that it takes to do so again, even when the plan has
+    changed."""
 
     hot: Bools
     """[N]: which of its samples were hot."""
@@ -83,7 +83,7 @@ class BatchWindow:
         self.start, self.end = start, end
         self._own = own
         self._features = list(zip(*(sparse_features(one, own) for one in batches), strict=True))
-        """Of each KJT that a batch holds, those of all batches."""
+        """For each KJT that a batch holds, those of all batches."""
         self.formed: Formed | None = None
         self.version: str | None = None
         """The version of the tier plan by which `hot` marks samples."""
@@ -112,7 +112,7 @@ class BatchWindow:
             ),
         )
         if 0 < self.most_hot < len(self) and self._own.select is None:
-            _ = self._samples  # joined where there is time for it
+            _ = self._samples  # join them now, where there is time for it
 
     def form(self, num_hot: int) -> None:
         """Deal the samples out to so many hot batches, and normal ones."""
@@ -230,8 +230,8 @@ I64: TypeAlias = npt.NDArray[np.int64]
 
 
 def most_hot(num_hot: int, sizes: Sequence[int]) -> int:
-    """The number of batches of a window that `num_hot` samples fill, whichever of these sizes they
-    are."""
+    """The number of batches of a window that `num_hot` samples surely fill, whichever of these
+    `sizes` they have."""
     largest = np.sort(np.asarray(sizes, np.int64))[::-1].cumsum()
     return int(np.searchsorted(largest, num_hot, side="right"))
 
@@ -244,11 +244,11 @@ def hot_counts(batches: Sequence[Batch], rows: HotRows) -> list[int]:
 
 
 WINDOWS = 200
-"""Windows that are drawn to foretell hot batches."""
+"""Windows that are drawn to forecast hot batches."""
 
 
 def share_to_come(hot: Sequence[int], sizes: Sequence[int], window: int, world_size: int) -> float:
-    """The share of batches that will be hot, where batches of these sizes have so many hot samples.
+    """The forecast share of hot batches, from batches of these sizes that have so many hot samples.
 
     Windows of `window` batches are drawn from them for every rank; each forms as many hot ones as
     the rank with the fewest hot samples fills.

@@ -1,5 +1,5 @@
-"""The samples that look up replicated rows alone, found in one pass over the ids: one bit is read
-for each, or two slots where the bits of a huge table would take much memory."""
+"""The samples that look up only replicated rows, found in one pass over the ids. One bit is read
+for each id, or two slots where the bits of a huge table would take much memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ U64s: TypeAlias = npt.NDArray[np.uint64]
 
 U64 = np.uint64
 STAYS = np.uint8(2)
-"""A mark beside 1, which says that a row may be hot: the row is among those that are left."""
+"""A second mark, beside 1 for a row that may be hot: the row is among those that are left."""
 
 BELOW, BY_BIT, BY_SLOT = 0, 1, 2
 """The ways to look a row up: by whether it comes before the end of the hot rows, where all before
@@ -80,11 +80,11 @@ class HotRows:
         return self._bits.nbytes + self._slots.nbytes
 
     def samples(self, features: SparseFeatures) -> Bools:
-        """[B]: which samples have hot ids alone; those that have none among them."""
+        """[B]: which samples have only hot ids; samples without ids are among them."""
         return self.samples_of_all(JoinedFeatures([features.plain]), [features])
 
     def samples_of_all(self, plain: JoinedFeatures, batches: Sequence[SparseFeatures]) -> Bools:
-        """[N]: the same of batches that follow each other, whose plain features are joined."""
+        """[N]: the same for batches that follow each other, whose plain features are joined."""
         hot = self._rows(plain, plain.keys)
         begins = plain.ids.begins
         for begin, end, batch in zip(begins, begins[1:], batches, strict=False):
@@ -96,7 +96,7 @@ class HotRows:
         return hot
 
     def _rows(self, features: JoinedFeatures, keys: Sequence[str]) -> Bools:
-        """[N]: which rows have hot ids alone in all of `keys`."""
+        """[N]: which rows have only hot ids in all of `keys`."""
         hot = np.ones(features.ids.begins[-1], np.uint8)
         lookups = self._lookups_of(tuple(features.keys), tuple(keys))
         if len(lookups.keys):
@@ -127,8 +127,8 @@ class _Lookups(NamedTuple):
 
 
 def way_to(hot: int, end: int) -> int:
-    """The way to look up rows of a table with so many hot ones, all of which come before `end`: by
-    bits, unless these are many and slots take less."""
+    """The way to look up rows of a table with so many hot rows, all before `end`: by bits, unless
+    these take much memory and slots take less."""
     if hot == end:
         return BELOW
     less = end / 8 > max(SMALL, SLOT_BYTES * hot)

@@ -1,7 +1,7 @@
-"""A loader's batches in windows: of each, as many hot batches as all ranks can form.
+"""A loader's batches in windows: each gets as many hot batches as all ranks can form.
 
-Every rank forms as many, at the same places of the window, so that a step is hot on all ranks
-or on none. A window is agreed upon by itself: nothing is carried over, the order drifts by a
+Every rank forms as many, at the same places of the window, so a step is hot on all ranks or on
+none. The ranks agree on each window by itself: nothing is carried over, the order changes by a
 window at most, and each sample comes once an epoch.
 """
 
@@ -28,10 +28,10 @@ from recd_scars.hot_batches.hot_rows import HotRows
 __all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]
 
 TAKEN = 2
-"""Batches of the next window that are taken for each that is yielded: it is complete, and there is
-time to classify it, when half of this one is used."""
+"""Batches of the next window that are taken for each one that is yielded: so it is complete when
+half of this one is used, and there is time to classify it."""
 PATIENCE = timedelta(seconds=60)
-"""The time that a rank which fails waits for the others, until they hear of it."""
+"""The time for which a rank that fails waits for the others to hear of it."""
 
 
 class PlansHotRows(Protocol):
@@ -39,7 +39,7 @@ class PlansHotRows(Protocol):
 
     @property
     def tier_plan(self) -> TierPlan | None:
-        """The plan of the rows that are replicated; none before the first plan: all batches are
+        """The plan of the rows that are replicated; None before the first plan: all batches are
         then normal."""
 
     @property
@@ -49,16 +49,16 @@ class PlansHotRows(Protocol):
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The ranks that the plan is for; none before the first plan."""
+        """The ranks that the plan is for; None before the first plan."""
 
 
 @dataclass
 class Yielded:
-    """The batches that a `HotBatches` yielded; it outlives that, and the loader it is of."""
+    """Counts the batches that a `HotBatches` yielded; it outlives that one and its loader."""
 
     every: int = 0
     first_hot: int | None = None
-    """The number of them up to the first hot one; none before that."""
+    """The number of them up to the first hot one; None before that."""
 
     @property
     def since_hot(self) -> int:
@@ -110,17 +110,18 @@ class HotBatchesWithoutState(WrappedLoader):
         self._rows: HotRows | None = None
         self._ranks: LeastOfRanks | None = None
         self._start: dict[str, Any] | None = None
-        """The loader's state where the window begins; none before the first, in the trainer's."""
+        """The loader's state where the window begins; None before the first window of a trainer's
+        own loader."""
         if own is None:
             self._start = copy.deepcopy(loader.state_dict())
         self._loaded = False
         self._index = 0
         """The batches of it that were yielded."""
         self._formed: Formed | None = None
-        """The way in which it was formed; none at its start."""
+        """How the window was formed; None at its start."""
         self._pool: ThreadPoolExecutor | None = None
         self._kept: KeptBatches | None = None
-        """Those of a trainer's own loader that were read and not yielded yet."""
+        """The batches of a trainer's own loader that were read and not yielded yet."""
         self._yielded = Yielded()
 
     @property
@@ -204,7 +205,7 @@ class HotBatchesWithoutState(WrappedLoader):
         start: dict[str, Any] | None,
         end: dict[str, Any] | None,
     ) -> BatchWindow | None:
-        """The window of these batches; none of none, at the end of the epoch."""
+        """The window of these batches; None without any, at the end of the epoch."""
         if not taken:
             return None
         own = OwnBatches() if self._own is None else self._own
@@ -217,26 +218,27 @@ class HotBatchesWithoutState(WrappedLoader):
 
     def _state(self) -> dict[str, Any] | None:
         state: dict[str, Any] | None = None
-        with suppress(AttributeError):  # a wrapper may have one, and ask a loader that has none
+        with suppress(AttributeError):  # a wrapper may have the method, and its loader not
             state = self._loader.state_dict()
-        return copy.deepcopy(state)  # a loader may go on counting in the mapping that it gives
+        return copy.deepcopy(state)  # a loader may go on counting in the mapping that it returned
 
     def _result(self, ahead: _Ahead) -> BatchWindow | None:
-        """What was read; if that failed, the other ranks hear so where they agree, and fail too."""
+        """The window that was read. If reading failed, the other ranks learn it where they agree,
+        and fail too."""
         try:
             return ahead.result()
         except Exception:
             rows = self._hot_rows()
             if self._formed is None and rows is not None and dist.is_initialized():
-                # If the others do not come, what failed here is told all the same.
+                # If the others do not come, the error here is raised anyway.
                 with suppress(RuntimeError):
                     self._least(None, rows.version, failed=True)
             raise
 
     def _agree(self, window: BatchWindow | None) -> bool:
-        """Settle how many of its batches are hot: on all ranks as many as any can form.
+        """Settle how many of its batches are hot: on all ranks as many as every rank can form.
 
-        Whether there is a window: all ranks must have one, or none.
+        Return whether there is a window: all ranks must have one, or none.
         """
         if window is None or window.formed is None:  # else it is resumed within
             rows = self._hot_rows()
@@ -278,8 +280,8 @@ class HotBatchesWithoutState(WrappedLoader):
         return least
 
     def _hot_rows(self) -> HotRows | None:
-        """The hot rows of the plan as it is now: whoever iterates asks for them, so all ranks
-        alike do."""
+        """The hot rows of the plan as it is now. Only iterating asks for them, so all ranks do so
+        alike."""
         plan = self._planner.tier_plan
         if plan is None:
             return None
@@ -300,8 +302,8 @@ class _Ahead:
         make: Callable[..., BatchWindow | None],
         kept: KeptBatches | None,
     ) -> None:
-        """`make` is given as many as there are of `count` batches, and the loader's states before
-        and behind them; what whoever calls takes is `kept`."""
+        """`make` is given up to `count` batches, and the loader's states before and after them;
+        those that the caller takes are `kept`."""
         self._pool, self._batches, self._left = pool, batches, count
         self._state, self._make, self._kept = state, make, kept
         self._start = state()
@@ -310,11 +312,11 @@ class _Ahead:
         self._failure: Exception | None = None
 
     def read_in_thread(self) -> None:
-        """Take all of them there."""
+        """Take all of them in the thread."""
         self._made = self._pool.submit(self._read)
 
     def take(self, most: int) -> None:
-        """Take so many more, by whoever calls; what fails then is raised by `result`."""
+        """Take up to `most` more in the caller's thread; `result` raises what fails."""
         if self._made is not None or self._failure is not None:
             return
         try:
@@ -330,7 +332,7 @@ class _Ahead:
             self._made = self._pool.submit(self._make, self._taken, self._start, end)
 
     def result(self) -> BatchWindow | None:
-        """The window; none at the end of the epoch."""
+        """The window; None at the end of the epoch."""
         self.take(self._left)
         if self._failure is not None:
             raise self._failure
@@ -349,9 +351,10 @@ class _Ahead:
 
 
 class HotBatches(HotBatchesWithoutState):
-    """The same of a loader with a state; a `slots.Loader`.
+    """The same for a loader with a state; a `slots.Loader`.
 
-    Trainers look which of the two it is: some save the position of each loader that has one.
+    These are two classes, since some trainers save the position of each loader that has a
+    `state_dict`.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -361,7 +364,7 @@ class HotBatches(HotBatchesWithoutState):
         return {"loader": start, "batches": self._index, "window": formed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on within a window as it was formed, whatever the plan is now."""
+        """Go on within a window as it was formed, even if the plan has changed."""
         if set(state) != {"loader", "batches", "window"}:
             raise DataError(
                 "the reader's state is not one of hot batches: the run that it is of had none. Set "

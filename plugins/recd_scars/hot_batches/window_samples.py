@@ -24,8 +24,8 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 
 class WindowSamples:
-    """The samples of some batches, by their place in all of them. On CPU, in numpy: torch's own
-    operations would wake threads that belong to the model."""
+    """The samples of some batches, by their place in all of them. It works on the CPU in numpy:
+    torch's operations would wake threads that belong to the model."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class WindowSamples:
         sizes: Sequence[int],
         joined: Sequence[JoinedFeatures] = (),
     ) -> None:
-        """`sizes` are the samples of each batch, which may be of any type; `joined` are KJTs of
-        theirs, those that somebody has joined before."""
+        """`sizes` are the numbers of samples of the batches, which may be of any type; `joined` are
+        those of their KJTs that are joined already."""
         self._pinned = any(_is_pinned(batches[0]))
         self._column = _column(batches, sizes, "batch", joined)
 
@@ -45,14 +45,14 @@ class WindowSamples:
 
 
 Column: TypeAlias = Callable[[I64], Any]
-"""Places of samples to what a batch of them has in one of its places."""
+"""A function from places of samples to one part of a batch of them."""
 
 
 def _column(
     values: Sequence[Any], sizes: Sequence[int], path: str, joined: Sequence[JoinedFeatures]
 ) -> Column:
-    """The column that batches have in one place: rows of samples, something made of such, or one
-    thing. KJTs that are `joined` are not joined again."""
+    """The column of one part of the batches: rows of samples, something made of such, or the same
+    thing for all. KJTs that are `joined` are not joined again."""
     first = values[0]
     if first is None and all(value is None for value in values):
         return lambda samples: None
@@ -128,7 +128,7 @@ def _rows(values: Sequence[Any]) -> Column:
 
 
 def _is_list_of_samples(values: Sequence[Any], sizes: Sequence[int]) -> bool:
-    """Whether each is a plain list of a value for each sample, such as a text."""
+    """Whether each is a plain list with a value for each sample, such as a text."""
     return (
         type(values[0]) in (list, tuple)
         and [len(value) for value in values] == list(sizes)

@@ -1,4 +1,4 @@
-"""The hits of a cache in front of a table in host memory: how many rows of a step it has.
+"""The hits of a cache in front of a table in host memory: how many rows of a step are in it.
 
 A kernel fetches a row once a step, however many lookups of however many ranks need it. So the
 unit is a different row of a step: row e comes in it with the chance q_e = 1 - (1 - P(e))^(U b).
@@ -15,14 +15,14 @@ from recd_plugins.api.planning import CacheAlgorithm, Floats, RowDistribution, a
 __all__ = ["HitCurve", "TableShards", "hit_curve"]
 
 POINTS = 2048
-"""Points of a curve; between them it is a little too low, as a chord of what is bent so."""
+"""Points of a curve; between them its chords are a little too low."""
 TIMES = 512
 """Points in time that a curve of LRU is computed at."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableShards:
-    """The rows that a rank's kernel is asked for: those that replicas do not answer."""
+    """The rows that a rank's kernel is asked for: those that replicas do not serve."""
 
     counts: Floats
     """[U, R] rows of each rank in each run."""

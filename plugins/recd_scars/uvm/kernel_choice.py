@@ -1,5 +1,4 @@
-"""The choice of a kernel for each table in host memory, and of how many of its rows the device
-caches.
+"""The kernel of each table in host memory, and how many of its rows the device caches.
 
 A knapsack: the device has room for some bytes, and every way to serve a table takes some of them
 and saves some of what a step would fetch from the host.
@@ -8,9 +7,9 @@ and saves some of what a step would fetch from the host.
     fused_uvm_caching    index + slots * slot     hits(slots) * r
     fused                all rows and states      rows * r * (1 + CACHE_TAKES)
 
-Of each table the points on the upper hull of these count, of all tables the steps from point to
-point in the order of what they save per byte. As a curve of hits bends down, no other use of the
-memory saves more, but for what the one step saves that did not fit as a whole.
+For each table the points on the upper hull of these count, and for all tables the steps from point
+to point, in the order of what they save per byte. As curves of hits bend down, no other use of the
+memory saves more, except by what the one step would save that did not fit as a whole.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ __all__ = ["HostTable", "Kernel", "KernelChoice", "beats_chance", "choose"]
 Kernel = Literal["fused", "fused_uvm_caching", "fused_uvm"]
 
 CACHE_TAKES = 1 / 30
-"""What a look-up in a cache takes, of a fetch from the host that it saves: by the bandwidths that
-TorchRec's planner has for these kernels on an A100, (10/897 - 1/897) / (10/32 - 10/897)."""
+"""The time of a lookup in a cache, as a share of the fetch from the host that it saves: by the
+bandwidths that TorchRec's planner has for these kernels on an A100, (10/897 - 1/897) / (10/32 -
+10/897)."""
 SKEW = 0.05
 """Misses must be fewer by so much than if rows were all alike: 1 - hits <= (1 - SKEW) (1 - f).
 Nobody has measured where a cache begins to pay."""
@@ -89,8 +89,8 @@ NOTHING = _Point(0.0, 0.0, "fused_uvm")
 def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoice]:
     """A kernel for each table, where the device has so many bytes beyond what is resident.
 
-    A table whose cache would not pay has none, the one with the least gain first; what others
-    make of its memory is then weighed anew.
+    Tables whose cache would not pay lose it, the one with the least gain first; its memory is then
+    weighed anew for the others.
     """
     cached = {table.name for table in tables if table.most_slots}
     while True:
@@ -103,7 +103,7 @@ def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoi
 
 
 def beats_chance(choice: KernelChoice) -> bool:
-    """Whether a cache finds more than as many rows at random would be found."""
+    """Whether a cache has more hits than as many rows picked at random would."""
     return choice.kernel != "fused_uvm_caching" or _lift(choice) >= SKEW
 
 

@@ -1,4 +1,4 @@
-"""The way in which each table of a plan is served from host memory, and why."""
+"""How each table of a plan is served from host memory, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Served:
     """Bytes of a rank's device that are left for tables and their caches."""
     choices: Mapping[str, KernelChoice]
     kernels: Mapping[str, TableConstraint]
-    """The same as constraints, for the planner of the others."""
+    """The choices as constraints, for the planner of the others."""
     reason: str
 
     @classmethod

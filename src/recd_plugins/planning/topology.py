@@ -251,7 +251,7 @@ class Cluster:
     ar_global: Link = NO_LINK
     ar_cross: Link = NO_LINK
     ring: Link | None = None
-    """All-reduce over all ranks by gloo, which makes one ring of them, wherever they are; none of
+    """All-reduce over all ranks by gloo, which makes one ring of them, wherever they are; None of
     other backends."""
     gather_gbps: float = 1e6
     chunk_gbps: float = 1e6

@@ -70,7 +70,7 @@ class LogStore(Protocol):
         """Once it returns, readers in any process see all that was appended here."""
 
     def close(self) -> None:
-        """Flush, and let go of what writing needs."""
+        """Flush, and free what writing needs."""
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
         """The messages of a shard so far: a writer's in its order, writers merged by time."""
@@ -83,8 +83,7 @@ class LogStore(Protocol):
 class GrowingLog(LogStore, Protocol):
     """A `LogStore` that can be read while others write it, by places that stay.
 
-    What it says of the past never changes: however often and whoever asks, the same messages lie
-    between two places.
+    What it says of the past never changes: the same messages always lie between two places.
     """
 
     @property
@@ -95,8 +94,8 @@ class GrowingLog(LogStore, Protocol):
         """The places about two times, in ms; `begins` are such `before` an earlier time."""
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
-        """The messages of a shard from the first such places to the last, always in the same
-        order; none are handed over together that a place in between parts."""
+        """The messages of a shard from the first such places to the last, always in the same order.
+        Messages that a place in between separates are never handed over together."""
 
 
 class Etl(Protocol):
@@ -140,7 +139,7 @@ class Loader(Protocol):
         """Go on from there. Each rank is given a state of its own before it iterates."""
 
     def close(self) -> None:
-        """No batch is asked for any more, after an error too: end workers, close files."""
+        """No more batches are asked for, perhaps after an error: end workers, close files."""
 
 
 class Reader(Protocol):
@@ -178,12 +177,12 @@ class DedupConverter(Protocol):
     attribute `unique_shares`, where there is one, says for each group which share of a batch's
     samples is unique; an adapted model sizes its tables' parts by it. An attribute `advised` that
     is true says that it chose the groups itself, rather than a user: where a plan has no place for
-    tables so, they look up all samples, and the job goes on.
+    tables by these groups, they look up all samples, and the job goes on.
     """
 
     @property
     def groups(self) -> Groups:
-        """The features that it takes, and which together; none: batches stay as they are."""
+        """The features that it takes, by group; without any, batches stay as they are."""
 
     def convert(self, features: Columns) -> Any:
         """Make `batch.dedup`: the B samples of these features, all that it takes."""
@@ -195,7 +194,7 @@ class Preprocess(Protocol):
     Every rank builds one, alike, and its loader applies it to each batch, after `dedup`: a feature
     that is deduplicated is transformed once for each unique sample. Where features keep their
     names, each is transformed by itself: those that nobody needs may be left out. An attribute
-    `takes` names the features where options of its own do so, in the place of `features:`.
+    `takes` names the features where its own options do so instead of `features:`.
     """
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -212,7 +211,7 @@ class Preprocess(Protocol):
 
 
 class DensePreprocess(Protocol):
-    """A transform of dense columns, sample by sample, in the place of a `Preprocess`.
+    """A transform of dense columns, sample by sample, instead of a `Preprocess`.
 
     An attribute `dense = True` says so: `features:` then names dense columns.
     """
@@ -241,7 +240,7 @@ class Planner(Protocol):
         """
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own, `context.sharders()`, those wrapped whose modules the plan changes.
+        """The trainer's own, `context.sharders()`, wrapped where the plan changes their modules.
 
         Each rank asks after `plan`. A sharder that is none of the trainer's must have its
         `fused_params`: these say how tables are trained.
@@ -257,17 +256,16 @@ class Pooling(Protocol):
     def __call__(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
 
-        A row of length 0 yields zeros. `query` is the sample's item, which target attention
-        needs. A module that cannot do without says so by an attribute `needs_query = True`:
-        a model then has one for it, or fails to build. `needs_query = False` says that the
-        query is ignored: rows that samples share are then pooled once, whatever they ask. So
-        they are, with a query for each sample, by a method `pool_unique`, if the module has
-        one (`recd_plugins.api.embedding.PoolsUnique`). A module that normalises over a batch's
-        samples, or draws at random, as dropout does, is handed all samples while it trains;
-        with `draws_once = True`, samples that share rows share what it draws. Of scored ids a
-        model hands over values times weights, to a module alone that says `takes_weights =
-        True`. A model writes the features that it pools with a module into its `of_features`,
-        for messages.
+        A row of length 0 yields zeros. `query` is the sample's item, which target attention needs.
+        A module that cannot do without says so by an attribute `needs_query = True`: a model then
+        has one for it, or fails to build. `needs_query = False` says that the query is ignored:
+        rows that samples share are then pooled once, whatever the query. With a query for each
+        sample, a method `pool_unique` pools them once, if the module has one
+        (`recd_plugins.api.embedding.PoolsUnique`). A module that normalises over a batch's samples,
+        or draws at random, as dropout does, is handed all samples while it trains; with `draws_once
+        = True`, samples that share rows share what it draws. For scored ids a model hands over
+        values times weights, only to a module that says `takes_weights = True`. A model writes the
+        features that it pools with a module into its `of_features`, for messages.
         """
 
 
@@ -279,7 +277,7 @@ OptimizerFactory = Callable[["list[nn.Parameter]"], "Optimizer"]
 
 
 EVENTS = ("at_", "before_", "after_", "on_")
-"""How the names of a callback's methods begin that a run calls."""
+"""The prefixes of the methods of a callback that a run calls."""
 
 
 class Callback:
@@ -287,14 +285,15 @@ class Callback:
 
     Every rank calls each method at the same step and in the same order, so that a method may use
     collectives. Callbacks are called in the order of registry.yaml, `after_step` in the reverse
-    one. What one keeps from step to step is in its `state_dict`, or a resumed run differs.
+    one. What a callback keeps from step to step must be in its `state_dict`, or a resumed run
+    differs.
     """
 
     def at_start(self, training: Training) -> None:
         """The model is sharded, and no step is trained; a resumed run loads the state next."""
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
-        """The batch to train or evaluate in place of the one that was read.
+        """The batch to train or evaluate instead of the one that was read.
 
         The pipeline reads up to three steps ahead, so it depends on the batch alone. Its features
         stay those of the schema; what planners count of batches is counted before.
@@ -358,6 +357,6 @@ def check_callback(callback: Any, where: str) -> None:
 
 
 def _runs_nothing(function: Any) -> bool:
-    """Whether a call of it makes a generator or a coroutine, and runs nothing yet."""
+    """Whether a call only makes a generator or a coroutine, and runs nothing yet."""
     kinds = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
     return any(kind(function) for kind in kinds)

@@ -66,12 +66,12 @@ class Context:
     there for `dedup`, where registry.yaml says what is read."""
     model: Callable[[], nn.Module | None] | None = None
     """The model before it takes unique samples, its tables on the meta device: the trainer's own,
-    or the registry's; none where nobody knows. There for `dedup`."""
+    or the registry's; None where it is not known. There for `dedup`."""
     preprocessed: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
     """The features that `preprocess` makes of a batch's; there for `dedup`."""
     joined: tuple[tuple[str, ...], ...] = ()
-    """The features of which `preprocess` makes others together, which must be deduplicated as one
-    group or not at all; there for `dedup`."""
+    """The features that `preprocess` combines into others. Those that are combined must be
+    deduplicated as one group or not at all; there for `dedup`."""
     cluster: Cluster | None = None
     """Ranks and links, as prices count with them; there for `dedup`."""
     group: ProcessGroup | None = None
@@ -84,14 +84,14 @@ class Context:
     """The function from a batch to its sparse features, if the trainer says: `profile_batches`
     takes it."""
     profile: Profile | None = None
-    """The tables' access distributions, in place of batches, if the trainer knows them."""
+    """The tables' access distributions, instead of batches, if the trainer knows them."""
     constraints: Mapping[str, ParameterConstraints] = field(default_factory=dict)
     """TorchRec's constraints of tables by name, as a trainer gave them to `stack.plan`; there for
     `sharding` and `cache`."""
     data_parallel: bool = False
-    """Whether TorchRec's planner may have tables data-parallel that nobody wants so, and for which
-    nobody names an optimizer: in a trainer of one's own, whose dense optimizer steps them then, as
-    it would without this project."""
+    """Whether TorchRec's planner may make tables data-parallel unasked, if no optimizer is named
+    for them. So it is in a trainer of one's own: its dense optimizer steps them then, as it would
+    without this project."""
     delivery: Callable[[], Delivery] | None = None
     """The delivery that another process needs to make the same batches; there for `reader`, where
     its loader is handed the registry's own transform."""
@@ -121,8 +121,8 @@ class Context:
         return fused_by_table(model, self.sharders())
 
     def carried(self, model: nn.Module) -> float:
-        """The bytes in which exchanges carry rows, sums and gradients, over those of float32: fewer
-        where the sharders have codecs."""
+        """The bytes in which exchanges carry rows, sums and gradients, over those of float32: less
+        than 1 where the sharders have codecs."""
         return carried(model, self.sharders())
 
     def require_schema(self) -> Schema:

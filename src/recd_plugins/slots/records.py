@@ -62,7 +62,7 @@ T = TypeVar("T", covariant=True)
 class Record(Generic[C, T]):
     """One way to fill a slot.
 
-    Whoever needs what it builds calls `build`: each rank for itself, in the same order on all.
+    Each rank that needs what it builds calls `build` for itself, all ranks in the same order.
     """
 
     slot: ClassVar[str]
@@ -99,7 +99,7 @@ class DatasetRecord(Record[C, Dataset]):
     grows: bool = False
     """Whether it builds a `GrowingDataset`, whose rows come in periods."""
     free: tuple[str, ...] = ()
-    """Options that no row depends on, such as how long one waits for them: a resumed job may change
+    """Options that no row depends on, such as how long to wait for rows: a resumed job may change
     them."""
 
 
@@ -191,12 +191,12 @@ class ModelRecord(Record[C, "nn.Module"]):
     slot = "model"
     takes: Callable[[C, Schema], Collection[str]] | None = None
     """The features and dense columns that its model takes of those that batches have: what neither
-    the model nor a transform of these needs is not read, and is in no batch. Without it nobody
-    knows, and all are read."""
+    the model nor a transform of these needs is not read, and is in no batch. Without it that is not
+    known, and all are read."""
 
 
 class OptimizerRecord(Record[C, OptimizerFactory]):
-    """The optimizer that steps the dense parameters, in place of `train.optimizer.dense`.
+    """The optimizer that steps the dense parameters, instead of `train.optimizer.dense`.
 
     Its learning rate is an option of its own. Tables keep their fused optimizer.
     """

@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
 )
 
 WITH_BAGS = SCHEMA.append(pa.field("whole_bags", pa.large_list(pa.float64())))
-"""What is written; older profiles lack it."""
+"""The schema that is written; older profiles lack its last column."""
 NONE = np.empty(0, np.int64)
 
 
@@ -56,7 +56,7 @@ class Counted:
     num_rows: int
     features: tuple[str, ...]
     bags: bool = False
-    """Whether rows are summed bag by bag, so that it counts which bags are hot as a whole."""
+    """Whether rows are summed over bags, so that whole bags are counted too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class Profile:
 
     rows: Mapping[str, RowDistribution]
     samples: int = 0
-    """The number of samples that were counted; 0 where formulas say."""
+    """The number of samples that were counted; 0 for formulas."""
     batch_size: int = 0
-    """The number of samples that a batch had, as each rank reads them; 0 where nobody knows."""
+    """The number of samples in a batch of one rank; 0 where it is not known."""
 
     def __getitem__(self, name: str) -> RowDistribution:
         if name not in self.rows:
@@ -130,19 +130,20 @@ class Profile:
 
 @dataclass(kw_only=True)
 class Tally:
-    """The counts of one rank, of what each distribution is made of."""
+    """The counts of one rank, from which each distribution is made."""
 
     counted: Mapping[str, Counted]
     exact_rows: int = EXACT_ROWS
-    """Tables beyond so many rows in all are sketched, from the largest on."""
+    """Tables are sketched, the largest first, until the others have no more rows than this in
+    all."""
     samples: int = 0
     batches: int = 0
-    """The batches that are counted, which have these samples; where none came that has any, those
+    """The number of batches with these samples; where no batch had any sample, the number of those
     without."""
     epoch: float = 0
-    """Batches that an epoch has of all ranks; 0 where nobody knows."""
+    """The batches of an epoch, of all ranks; 0 where it is not known."""
     in_order: bool = False
-    """Whether these are the first batches of loaders that have them in their own order alone."""
+    """Whether these are the first batches of loaders that read only in their own order."""
     counters: dict[str, Counter] = field(init=False)
     bags: dict[str, SampledBags] = field(init=False)
     """Some bags of the tables that are summed."""
@@ -206,8 +207,7 @@ class Tally:
         self.samples += samples
 
     def merge(self, other: Tally) -> None:
-        """Take over what was counted of other batches of the same epoch; its counters are given
-        up."""
+        """Add the counts of other batches of the same epoch, and free the other's counters."""
         self.came(other.samples, other.batches)
         self.epoch = max(self.epoch, other.epoch)
         self.variable |= other.variable
@@ -224,7 +224,7 @@ class Tally:
 
     @property
     def batch_size(self) -> int:
-        """The samples of a batch, in the mean."""
+        """The mean number of samples in a batch."""
         return round(self.samples / self.batches) if self.batches else 0
 
     @property
@@ -252,7 +252,7 @@ class Tally:
         )
 
     def distributions(self) -> Iterator[tuple[str, RowDistribution]]:
-        """The lookups that will come of each table that is counted exactly."""
+        """The forecast lookups of each table that is counted exactly."""
         for name, counter in self.counters.items():
             if isinstance(counter, RowCounter) and counter.samples:
                 yield name, counter.distribution(sample=True)

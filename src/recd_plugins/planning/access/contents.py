@@ -104,7 +104,7 @@ def _warn(what: str) -> None:
 
 
 def _place_of(one: Any) -> list[Any] | None:
-    """Where an iterator is; none of what is no iterator, or none that tells."""
+    """Where an iterator is; None of what is no iterator, or none that tells."""
     from recd_plugins.compat.pytorch import yielded_by
 
     if isinstance(one, GeneratorType):

@@ -14,19 +14,19 @@ __all__ = ["EXACT_ROWS", "Counter", "RowCounter", "RowSketch", "counters", "dist
 
 
 MOST_PAIRS = 1 << 25
-"""Pairs of a row and a fold that a counter keeps, 24 bytes each: beyond, folds are joined by twos,
-until there are two."""
+"""The most pairs of a row and a fold that a counter keeps, 24 bytes each. Beyond that folds are
+joined by twos, until there are two."""
 BUFFER = 1 << 18
-"""Lookups that wait to be counted together; or as many as there are counters."""
+"""Lookups that wait to be counted together; as many as there are counters, if these are more."""
 
 
 class RowCounter:
     """Counts the lookups of each row, and the batches that hold it; mergeable over processes.
 
-    It takes 24 bytes for each row and fold that looked it up. The batches say what formulas cannot:
-    how far a row's lookups come together, in one history or in the samples of one session.
-    `distribution` turns them into `presence`. Folds are parts of what is counted that are held out
-    in turn, to see what the others foretell of them.
+    It takes 24 bytes for each row and fold that looked it up. The batches show what formulas
+    cannot: how far a row's lookups cluster, in one history or in the samples of one session.
+    `distribution` turns them into `presence`. Folds are parts of what is counted. Each is held out
+    in turn, to see how well the others forecast it.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -37,7 +37,7 @@ class RowCounter:
         self._waiting: list[Integers] = []
         self._waits = 0
         self._joined = 1
-        """Folds that were joined in one, which has the number of the first."""
+        """The number of folds that are joined in one; it has the number of the first."""
 
     @property
     def samples(self) -> int:
@@ -94,7 +94,7 @@ class RowCounter:
         return counted, (*self._samples.tolist(), *self._batches.tolist(), self._joined)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
-        """Take over what another one counted, of other batches."""
+        """Add what another counter counted of other batches."""
         *of_folds, joined = numbers
         self._wait(counted)
         samples, batches = np.array(of_folds, np.int64).reshape(2, FOLDS)
@@ -119,7 +119,7 @@ class RowCounter:
         return self._counted.shape[1] + self._waits
 
     def _join(self, folds: int) -> None:
-        """Have so many folds each joined in one, in what was counted and what waits."""
+        """Join every `folds` folds in one, in what was counted and what waits."""
         if folds == 1:
             return
         self._joined = folds
@@ -201,7 +201,7 @@ class RowCounter:
 
 
 def _found(keys: Integers, values: Integers, wanted: Integers) -> Floats:
-    """The value of each key that is wanted, of ascending ones; 0 where there is none."""
+    """The value of each wanted key, from ascending keys; 0 where there is none."""
     if not len(keys):
         return np.zeros(len(wanted))
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -222,11 +222,11 @@ def _summed(counted: Integers) -> Integers:
 
 
 def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:
-    """The share of its lookups that each row which was seen gives to those that were not."""
+    """The part of a lookup that each row which was seen gives to those that were not."""
     once, twice = (int(counts[lookups == times].sum()) for times in (1, 2))
     if not once:
         return 0.0
-    # No row that was not seen gets more than one that was.
+    # A row that was not seen gets no more than one that was.
     return min(once / (once + 2 * twice), unseen / (unseen + int(counts.sum())))
 
 
@@ -236,8 +236,8 @@ class RowSketch:
     A row's count is too low by at most `error` <= lookups / (capacity + 1), and never too
     high; so every row with more lookups than that is among the counters.
 
-    Of `num_rows` that are known, rows are counted exactly, with folds, as long as they need no more
-    memory: a `RowCounter` (`exact`) has a sketch's place until then.
+    Where `num_rows` is known, rows are counted exactly, with folds, as long as that takes no more
+    memory: until then a `RowCounter` (`exact`) stands in for the sketch.
     """
 
     def __init__(self, capacity: int, num_rows: int | None = None) -> None:
@@ -255,12 +255,12 @@ class RowSketch:
 
     @property
     def error(self) -> int:
-        """The most lookups that any count is too low by."""
+        """The most lookups by which any count is too low."""
         self._count()
         return self._error
 
     def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
-        """The lookups of so many samples, in any order; a sketch keeps no folds apart."""
+        """The lookups of so many samples, in any order; a sketch does not distinguish folds."""
         if self.exact is not None:
             self.exact.add(ids, samples, fold)
             self.samples = self.exact.samples
@@ -281,7 +281,8 @@ class RowSketch:
         return np.stack([self._ids, self._counts]), (self.samples, self.lookups, self._error)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
-        """Take over what another one saw; errors add up, and so do the lookups they refer to."""
+        """Add what another sketch saw; errors add up, and so do the lookups that they are relative
+        to."""
         of_counter = counted.shape[0] == 3
         if self.exact is not None and of_counter:
             self.exact.merge(counted, numbers)

@@ -29,18 +29,18 @@ Floats = NDArray[np.float64]
 """An array of float64."""
 
 NAMED = 25
-"""Bytes that a row takes at most while rows that were never counted are named for a plan, and the
-plan is checked."""
+"""The most bytes of a row, while rows that were never counted are named for a plan and the plan is
+checked."""
 MARKED = 64
-"""Rows of which each has a mark, at most, for each row that is named."""
+"""The most rows with a mark for each row that is named."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowDistribution:
     """The rows of a table, hottest first, as R runs of rows that are accessed alike.
 
-    A table of 10^9 rows is some 10^4 runs: counted rows share few distinct counts, and those
-    of a formula differ little from their neighbours.
+    A table of 10^9 rows has some 10^4 runs: counted rows have few distinct counts, and those of a
+    formula differ little from their neighbours.
     """
 
     counts: Integers
@@ -53,15 +53,15 @@ class RowDistribution:
     """[R] the chance that one sample looks the row up at all, were samples independent: below p
     where its lookups cluster, within a sample or in samples of a batch."""
     ids: Integers | None = None
-    """Row ids in this order, of all rows or of the hottest; none where a formula made them."""
+    """Row ids in this order, of all rows or of the hottest; None where a formula made the runs."""
     error: float = 0.0
-    """The most that any p may be too low by (a sketch's)."""
+    """The most that any p may be too low, in a sketch."""
     uncertainty: Floats | None = None
-    """[R] how far off `coverage` may be at the end of each run, where p is a forecast: the share
-    that is served should lie within in nine of ten cases."""
+    """[R] how far off `coverage` may be at the end of each run, where p is a forecast: in nine of
+    ten cases the share that is served should lie within."""
     whole_bags: Floats | None = None
-    """[R + 1] the share of bags, as they are summed, whose every row is before run r; first that of
-    bags without any. None where bags were not counted: rows are taken as drawn one by one then."""
+    """[R + 1] the share of bags whose rows are all before run r; the first is the share of empty
+    bags. None where bags were not counted: then rows count as if drawn one by one."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
     """The numbers of rows that `by_rank` found, by number of ranks."""
     _appear: dict[float, Floats] = field(default_factory=dict, init=False, repr=False)
@@ -136,8 +136,8 @@ class RowDistribution:
         return share if np.ndim(rows) else float(share)
 
     def interval(self, rows: ArrayLike) -> tuple[Any, Any]:
-        """Between what and what `coverage` will lie, in nine of ten cases; what no forecast is (a
-        formula, a sketch) has no width."""
+        """The interval in which `coverage` will lie in nine of ten cases. It has no width where p
+        is no forecast (of a formula, a sketch)."""
         share, wide = self.coverage(rows), 0.0
         if self.uncertainty is not None:
             ends = np.concatenate([[0], np.cumsum(self.counts)])
@@ -177,13 +177,14 @@ class RowDistribution:
 
     @cached_property
     def _places(self) -> tuple[Integers, Integers]:
-        """[R] the rank of each run's first row, and that behind its last."""
+        """[R] the rank of each run's first row, and the rank after its last."""
         ends = np.cumsum(self.counts)
         return ends - self.counts, ends
 
     def by_rank(self, ranks: int) -> Floats:
-        """[R, U] how many rows of each run lie on each of so many ranks, row-wise: blocks of ids,
-        as TorchRec cuts them. Rows without a known id are spread over what is left of each block.
+        """[R, U] how many rows of each run lie on each of so many ranks of a row-wise table, in
+        blocks of ids as TorchRec cuts them. Rows without a known id are spread over the rest of the
+        blocks.
         """
         if ranks not in self._by_rank:
             ids = np.empty(0, np.int64) if self.ids is None else self.ids
@@ -209,8 +210,8 @@ class RowDistribution:
         return float(self.counts @ self.appear(samples))
 
     def appear(self, samples: float) -> Floats:
-        """[R] 1 - (1 - presence)^samples, which nobody may change: each way to place the rows asks
-        for the same."""
+        """[R] 1 - (1 - presence)^samples. Nobody may change it: it is kept for all ways to place
+        the rows."""
         if samples not in self._appear:
             self._appear[samples] = appears(self.presence, samples)
         return self._appear[samples]
@@ -237,8 +238,8 @@ class RowDistribution:
     def hottest(self, rows: int) -> Integers:
         """The ids of the `rows` hottest rows; `DataError` where they are not known.
 
-        Rows that were never counted are alike: they come last, by their id. `CapabilityError` where
-        these are so many that the machine's memory has no room for their ids.
+        Rows that were never counted are alike, and come last, by their id. `CapabilityError` where
+        they are so many that the machine's memory has no room for their ids.
         """
         if self.ids is not None and rows <= len(self.ids):
             return self.ids[:rows]
@@ -256,14 +257,14 @@ class RowDistribution:
                 f"machine has {room / 2**30:,.3g}. Plan for fewer by a smaller budget, or on a "
                 "machine with more memory."
             )
-        # Of the first `rows` ids enough are others, so that a huge table is not laid out for few.
+        # Enough of the first `rows` ids are others, so a huge table need not be laid out for few.
         others = np.ones(rows, np.bool_)
         others[self.ids[self.ids < rows]] = False
         return np.concatenate([self.ids, np.flatnonzero(others)[: rows - len(self.ids)]])
 
 
 def falling(p: Floats, counts: Integers) -> Floats:
-    """[R] p, but runs that rise over the ones before them share what they have together."""
+    """[R] p, in which runs that rise above those before them get the mean of all these."""
     if not np.any(np.diff(p) > 0):
         return p
     pools: list[tuple[float, float, int]] = []  # the lookups, the rows and the runs of each
@@ -287,7 +288,7 @@ def appears(presence: Floats, samples: float) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """The worth of yesterday's `rows` hottest rows today."""
+    """What yesterday's `rows` hottest rows are worth today."""
 
     rows: int
     then: float
@@ -301,7 +302,8 @@ class Drift:
 
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
-    """The worth of `rows` hot rows of one table a day later; both days need the ids of so many."""
+    """What `rows` hot rows of one table are worth a day later. Both days need the ids of so
+    many."""
     if before.num_rows != after.num_rows:
         raise DataError(
             f"had {before.num_rows:,} rows before and has {after.num_rows:,} now: these are not "
@@ -328,7 +330,7 @@ def _share(distribution: RowDistribution, ids: Integers) -> float:
 
 
 def named_twice(rows: Integers) -> bool:
-    """Whether one of these rows, of which none is negative, is there twice."""
+    """Whether any of these rows is there twice; none of them is negative."""
     if not rows.size:
         return False
     if (highest := int(rows.max())) < MARKED * rows.size:

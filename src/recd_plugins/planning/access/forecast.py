@@ -1,9 +1,9 @@
-"""The forecast that counted batches give of those to come: rates that were held out, and how sure
-they are.
+"""The forecast of coming batches from counted ones: rates that were held out, and how sure they
+are.
 
-The hottest rows of a sample look hotter than they are, for they are picked by their luck in it.
-So batches are counted in folds: the lookups of each fold are set against what a row had in all
-others, which did not know them.
+The hottest rows of a sample look hotter than they are, since luck in the sample picks them. So
+batches are counted in folds, and the lookups of a row in each fold are compared with those in all
+others, which did not see it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ STUDENT = (
 )
 """Student's t at 97.5%, by degrees of freedom: folds less one."""
 LEAST = 0.005
-"""How far off a forecast may be that all folds agree on."""
+"""How far off a forecast may be even if all folds agree."""
 EXACT = 16
-"""Rows looked up so many times, or fewer, are a class of their own for each number."""
+"""Rows that were looked up so often, or less, have a class for each number of lookups."""
 WIDTH = 1.1
-"""The next classes: their most lookups over their least."""
+"""The most lookups of a further class, over its least."""
 ENOUGH = 50
-"""Lookups that a class must have had held out to speak for itself: known to a seventh then."""
+"""The lookups that must be held out for a class to stand by itself: its rate is then known to a
+seventh."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,16 +75,16 @@ class Forecast:
     unseen: float
     """Lookups per sample of all rows together that were not looked up."""
     unseen_holding: float
-    """Batches that hold one of these, per sample and added up over them."""
+    """Batches that hold one of these rows, per sample, summed over the rows."""
     uncertainty: Floats
-    """[R + 1] how far off the share of lookups may be that the rows up to each number take, the
-    rows that were not seen last."""
+    """[R + 1] how far off the share of lookups may be that the rows up to each run take; the rows
+    that were not seen come last."""
 
 
 def forecast(
     found: FoldCounts, runs: Integers, num_rows: int, *, in_order: bool = False
 ) -> Forecast | None:
-    """The forecast for rows that were looked up `runs` [R] times, falling; none of a single fold.
+    """The forecast for rows that were looked up `runs` [R] times, falling; None for a single fold.
 
     Rows that had r lookups in all folds but one had g(r) times what r promised in that one, over
     all folds (deleted estimation, Jelinek and Mercer 1985). A row has that rate, for each fold by

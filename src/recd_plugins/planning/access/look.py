@@ -27,35 +27,35 @@ T = TypeVar("T")
 
 
 class LooksAtBatches:
-    """A base of what keeps what it saw of batches: where a loader holds it, whose state a look puts
-    back, it is left alone."""
+    """A base of objects that keep what they saw of batches: a look that restores a loader's state
+    leaves them alone."""
 
 
 DEPTH, PARTS = 12, 1_000
-"""How deep in a loader, and among how many of its parts, it is looked for what keeps a state."""
+"""How deep in a loader, and among how many of its parts, a look searches for what has a state."""
 FEW = 32
-"""As many as a list of stages has."""
+"""The most items of a list of stages."""
 NUMBERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 LEFT_OUT = (*NUMBERS, *CODE, LooksAtBatches, random.SystemRandom)
-"""What keeps no position, and would lead away from the loader."""
+"""Objects that have no position, and would lead away from the loader."""
 NUMPY = np.random.Generator | np.random.RandomState
 ALIVE = ("_thread", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess", "threading")
-"""Modules of what lives while nobody reads: whoever holds it may change at any time."""
+"""Modules of objects that act while nobody reads: their owner may change at any time."""
 BEGINS_ANEW = {
     "persistent_workers": False,
     "_iterator": None,
     "_initial_iter_for_state_dict": False,  # torchdata's
 }
-"""What a DataLoader binds while it is looked at. Its iterator is the trainer's: workers that
-persist would be wound back by a second `iter`, and torchdata's loader, once it was asked for its
-state, has one that its next `iter` hands out."""
+"""What a DataLoader's attributes are while it is looked at. Its iterator is the trainer's: a second
+`iter` would wind back persistent workers, and torchdata's loader, once asked for its state, has an
+iterator that its next `iter` hands out."""
 ABSENT = object()
 """Stands for an attribute that is not there."""
 
 
 class Peeked(Generic[T]):
-    """An iterator whose next batches can be looked at: they stay for whoever iterates it."""
+    """An iterator whose next batches can be looked at; it still yields all of them."""
 
     def __init__(self, batches: Iterable[T]) -> None:
         self._running = iter(batches)
@@ -104,7 +104,7 @@ class Look:
     def __init__(self, batches: Iterable[Any]) -> None:
         from torch.utils.data import DataLoader
 
-        is_copy = issubclass(type(batches), DataLoader)  # and not a wrapper that says it were one
+        is_copy = issubclass(type(batches), DataLoader)  # and not a wrapper that claims to be one
         if is_copy:
             batches = copy(batches)
         self._batches: Any = batches
@@ -128,7 +128,7 @@ class Look:
         return self._first[0] if self._first else None
 
     def __len__(self) -> int:
-        """The length that the loader says; a `TypeError` if it says nothing."""
+        """The loader's length; `TypeError` if it has none."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,7 +137,7 @@ class Look:
         yield from self._running
 
     def close(self) -> None:
-        """No batch is asked for any more: loader and random states are as they were before."""
+        """Ask for no more batches, and put loader and random states back as they were."""
         self._running = iter(())
         self._before.restore()
 
@@ -149,8 +149,8 @@ class Look:
 
 
 class _Before:
-    """What a loader and its parts bind, the positions of those that tell one, and all random
-    states."""
+    """The attributes of a loader and its parts, the positions of those that have one, and all
+    random states."""
 
     def __init__(self, batches: Any, *, is_copy: bool) -> None:
         import torch
@@ -169,7 +169,8 @@ class _Before:
             if isinstance(part, torch.Generator | NUMPY | random.Random):
                 random_states.append(_restoring(part))
             elif isinstance(part, Dataset | Sampler):
-                # Without workers they are iterated themselves, and may go on where they were left.
+                # Without workers these are iterated in this process, and may go on where they were
+                # left.
                 moved.append(part)
                 tell.append(part)
             elif issubclass(type(part), DataLoader):
@@ -177,11 +178,12 @@ class _Before:
                 loaders.append(part)
             elif _is_moved_by_reading_alone(part):
                 moved.append(part)
-        # Outer stages first, whose threads end with the iterators that they bind, and draw no more.
+        # Outer stages come first: their threads end with the iterators that they hold, and draw no
+        # more.
         self._rebind = [*map(_rebinding, moved), *random_states]
         self._contents = Contents(part for part in moved if not _lives(part))
         for part in tell:
-            with suppress(Exception):  # it knows none before it is read, and so begins anew
+            with suppress(Exception):  # it has no position before it is read, and begins anew
                 self._positions.append((part, _position(part)))
         for part in loaders:
             vars(part).update(BEGINS_ANEW)
@@ -189,14 +191,14 @@ class _Before:
     def restore(self) -> None:
         """Everything is as it was.
 
-        A position need not know of one that was loaded and not come to yet, so it is loaded where
-        binding anew is not enough, as where a part writes into what it binds.
+        A position may not know of one that was loaded and not yet reached. So it is loaded only
+        where resetting attributes is not enough, as where a part writes into what they hold.
         """
         self._contents.see_moved()
         self._bind()
         self._contents.warn()
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
-        self._bind()  # for a loader may begin to read to tell where it is
+        self._bind()  # since a loader may begin to read to tell where it is
         for part, before in moved:
             part.load_state_dict(before)
 
@@ -207,7 +209,7 @@ class _Before:
 
 
 def _position(part: Any) -> Any:
-    """Where it is; an error if it has no way to go there."""
+    """Its position; an error if it cannot be put back there."""
     position = deepcopy(part.state_dict())
     _ = part.load_state_dict
     return position
@@ -228,12 +230,12 @@ def _alike(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
-    # Of tensors and arrays, which are equal element by element.
+    # For tensors and arrays, which are compared element by element.
     return bool(np.array_equal(one, other))
 
 
 def _random_states() -> list[Callable[[], Any]]:
-    """The calls that put the random states of the process back as they are now."""
+    """Functions that put the random states of the process back to what they are now."""
     import torch
 
     state = torch.get_rng_state()
@@ -250,7 +252,7 @@ def _random_states() -> list[Callable[[], Any]]:
 
 
 def _rebinding(part: Any) -> Callable[[], None]:
-    """Have an object bind what it binds now."""
+    """A function that puts an object's attributes back to what they are now."""
     before = dict(vars(part))
 
     def restore() -> None:
@@ -265,8 +267,8 @@ def _rebinding(part: Any) -> Callable[[], None]:
 
 
 def _is_moved_by_reading_alone(part: Any) -> bool:
-    """Whether it is an object of a library or of the trainer's, such as a wrapper of a loader or a
-    stage of a pipeline, that nothing else than an iteration changes."""
+    """Whether it is an object of a library or of the trainer, such as a wrapper of a loader or a
+    stage of a pipeline, that only iteration changes."""
     from torch import nn
 
     if isinstance(part, type | nn.Module) or not hasattr(part, "__dict__"):
@@ -275,7 +277,7 @@ def _is_moved_by_reading_alone(part: Any) -> bool:
 
 
 def _lives(part: Any) -> bool:
-    """Whether it holds what may change it while nobody reads."""
+    """Whether it holds something that may change it while nobody reads."""
     # A context of multiprocessing only says how processes are begun.
     held = [one for one in vars(part).values() if not isinstance(one, BaseContext)]
     return any(_package(one) in ALIVE for one in held)
@@ -286,8 +288,8 @@ def _package(one: Any) -> str:
 
 
 def _parts(loader: Any) -> Iterator[Any]:
-    """What a loader holds, such as its sampler and dataset, and what they hold; of long lists,
-    which may be data, after all else."""
+    """What a loader holds, such as its sampler and dataset, and what these hold. Long lists, which
+    may be data, come after all else."""
     seen: set[int] = set()
     found, data = deque([(loader, 0)]), deque[tuple[Any, int]]()
     while found or data:

@@ -29,7 +29,7 @@ class BatchLookups:
 
     samples: int
     ids: Mapping[str, Integers]
-    """The ids of each feature, bag after bag; of unique samples where it has such."""
+    """The ids of each feature, bag after bag; those of unique samples, where it has such."""
     lengths: Mapping[str, Integers]
     """The number of ids in each bag."""
     variable: frozenset[str] = frozenset()
@@ -46,11 +46,11 @@ class BatchLookups:
 
 
 def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookups:
-    """The lookups of a model that is given the batch.
+    """The lookups that a model makes of the batch.
 
-    `features` gives its KeyedJaggedTensor, what TorchRec takes in its place, an IKJT, or a list or
-    mapping of these, whose lookups add up where they have a key in common. Where it does not say,
-    the batch is taken, or what it holds, if that is one of them; a `data.Batch` by its fields.
+    `features` returns its KeyedJaggedTensor, what TorchRec takes instead, an IKJT, or a list or
+    mapping of these, whose lookups add up where they share a key. By default it is the batch
+    itself, or what it holds, if that is one of them; of a `data.Batch`, its fields.
     """
     each = [_lookups(part) for part in _parts(batch, features)]
     return BatchLookups(
@@ -180,7 +180,7 @@ def _weigh(weights: Tensor | None) -> bool:
 
 
 def _samples(kjt: KeyedJaggedTensor) -> int:
-    """B; of a KJT of variable batch, by what expands it."""
+    """B; for a KJT of variable batch, the number of samples after its expansion."""
     indices = kjt.inverse_indices_or_none()
     return int(kjt.stride() if indices is None else indices[1].shape[-1])
 

@@ -24,7 +24,8 @@ class BatchesOfRanks:
     """The batches of every rank, for a process that plans for ranks which are not there."""
 
     def __init__(self, read: Callable[[int, int], Iterable[Any]], world_size: int) -> None:
-        """`read`: the batches of a rank, of so many. Of many ranks, a few are read."""
+        """`read(rank, world_size)` returns the batches of a rank. If there are many ranks, a few
+        are read."""
         self._read = read
         self._world_size = world_size
         few = np.linspace(0, world_size, min(world_size, FEW), endpoint=False)
@@ -36,7 +37,7 @@ class BatchesOfRanks:
 
     @property
     def share(self) -> float:
-        """The ranks over those that are read."""
+        """The number of ranks for each that is read."""
         return self._world_size / len(self._ranks)
 
     def loaders(self) -> Iterator[Iterable[Any]]:

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["FIRST", "Spread", "count_sample", "sample_of"]
 
 FIRST = 100
-"""Batches of a loader that has them in its own order alone."""
+"""The batches that are counted of a loader that reads only in its own order."""
 BLOCKS, SIZE = 32, 2
-"""Blocks of so many batches that are counted before it is asked whether more are needed."""
+"""Blocks, and the batches of each, that are counted before the first check whether more are
+needed."""
 SETTLED = 0.01
-"""The amount by which more batches may change the share that any number of rows takes, or be in
-doubt of it: more change no decision."""
+"""Counting stops once more batches change the share of any number of rows by no more than this, and
+it is known as well: smaller changes alter no decision."""
 SECONDS = 20.0
-"""After so long no more are counted."""
+"""After so many seconds no more are counted."""
 POINTS = 64
 
 
@@ -62,9 +63,9 @@ def count_sample(
 ) -> Tally:
     """Count `most` batches of each rank, or else as many as it takes; on rank 0 those of all.
 
-    Of a loader that can `Spread` them more are counted until the forecast is `SETTLED`, or they
-    took `SECONDS`; of any other the first, in its order. Every rank of the group calls it. `met`
-    hears how many batches this process has counted.
+    Where a loader can `Spread` them, batches are counted until the forecast is `SETTLED`, or they
+    took `SECONDS`; otherwise the first ones, in the loader's order. Every rank of the group calls
+    it. `met` is called with how many batches this process has counted.
     """
     began, whole, seen, there = time.monotonic(), Tally(counted=tables), 0, 0
     whole.in_order = not all(isinstance(one, Spread) for one in _of_ranks(batches))
@@ -108,7 +109,7 @@ def count_sample(
 
 
 def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
-    """So many batches of each rank that this process reads for, each with its fold."""
+    """`count` batches of each rank that this process reads for, each with its fold."""
     for one in _of_ranks(batches):
         yield from _round(one, range(0), count)
 

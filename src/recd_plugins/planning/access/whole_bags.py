@@ -62,7 +62,7 @@ class SampledBags:
 
     def whole(self, counter: RowCounter, counted_share: float = 0.0) -> Floats | None:
         """[R + 1] the share of bags whose every row is hotter than run r of the counter's
-        distribution; none where nothing says it: without bags, or with one fold.
+        distribution; None where nothing says it: without bags, or with one fold.
 
         The rows of a bag are ranked by what the other folds counted: its own lookups would make
         its rows hotter than they will be in bags to come, but in `counted_share` of those.

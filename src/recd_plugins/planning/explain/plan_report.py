@@ -97,7 +97,7 @@ class PlanReport:
     ledger: Ledger
     goal: str
     budget: float | None
-    """Extra bytes a rank that were allowed; none where memory did not count."""
+    """Extra bytes a rank that were allowed; None where memory did not count."""
     frontier: Frontier | None = None
     considered: Mapping[str, Sequence[Considered]] = field(default_factory=dict)
     """The plans that each collection might have had, by its path."""
@@ -118,7 +118,7 @@ class PlanReport:
 
     @cached_property
     def room(self) -> float | None:
-        """Bytes a rank that the budget leaves; none where memory did not count."""
+        """Bytes a rank that the budget leaves; None where memory did not count."""
         if self.budget is None:
             return None
         return self.budget - (self.ledger.memory - self.torchrec.memory)
