@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +58,7 @@ __all__ = [
     "reduce_scatter_single",
     "running_backward",
     "schema_of",
+    "unseen_by_checkpoints",
     "unseen_by_profilers",
     "was_written_to",
     "without_memory",
@@ -234,6 +235,16 @@ def recorded_events(profiler: Any) -> Iterator[Any]:
     for event in profiler.profiler.kineto_results.events():
         if not (_filter_name(event.name()) or event.is_hidden_event()):
             yield event
+
+
+def unseen_by_checkpoints() -> AbstractContextManager[None]:
+    """Inside, tensors that are saved for gradients are kept as they are: only the innermost hooks
+    count, so an activation checkpoint around this sees none of them."""
+    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @contextmanager

@@ -7,7 +7,6 @@ knows it takes the unique samples instead, and saves the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeGuard
 from weakref import ref
 
@@ -18,6 +17,7 @@ from recd_plugins.compat.pytorch import (
     argument_names,
     is_watched,
     pytree,
+    unseen_by_checkpoints,
     was_written_to,
     without_memory,
     written_arguments,
@@ -103,7 +103,7 @@ class Unexpanded(Tensor):
         if self._expanded is None:
             # The expansion outlives its first reader, whose no_grad, inference_mode or hooks of a
             # checkpoint (of which only the innermost count) must not hold for the next one.
-            with torch.inference_mode(False), torch.enable_grad(), _kept():
+            with torch.inference_mode(False), torch.enable_grad(), unseen_by_checkpoints():
                 self._expanded = _Read.apply(self) if self._gets_gradient else self._made()
         return self._expanded
 
@@ -348,7 +348,8 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
         return None
     for stand in stands:
         stand._was_taken = True
-    with _kept():  # in a checkpoint's second run some may be expanded already, which keeps nothing
+    # In a checkpoint's second run some may be expanded already, which saves nothing.
+    with unseen_by_checkpoints():
         return expand_columns(uniques, lookups)
 
 
@@ -360,15 +361,6 @@ def _is_column(tensor: Tensor) -> TypeGuard[Unexpanded]:
         and tensor.lengths is None
         and tensor.is_unique
     )
-
-
-def _kept() -> AbstractContextManager[None]:
-    """Inside, tensors saved for gradients are kept as they are, unseen by a checkpoint."""
-    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _expanded(value: Any) -> Any:

@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recd_plugins.compat.pytorch import at_end_of_backward, running_backward
+from recd_plugins.compat.pytorch import (
+    at_end_of_backward,
+    running_backward,
+    unseen_by_checkpoints,
+)
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence
@@ -57,10 +61,6 @@ class GroupUpdate:
 
 
 _NUMBERS = count()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class Update:
@@ -133,7 +133,7 @@ class Update:
             if torch.compiler.is_compiling():
                 yield
             else:
-                with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                with unseen_by_checkpoints():
                     yield
         self._updates.read(self)
 
