@@ -147,7 +147,7 @@ class Advice:
     batches: int
     """The number of batches that were measured."""
     samples_per_session: float | None
-    """S: samples of a session in a batch; none where nobody knows the sessions."""
+    """S: samples of a session in a batch; None where nobody knows the sessions."""
     after_all: tuple[str, ...]
     """Why groups are left that save more than they cost by themselves."""
 

@@ -1,4 +1,4 @@
-"""The prices of a step, measured: the device's own kernels on what the batches hold."""
+"""The prices of a step, measured with the device's own kernels on what the batches hold."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ their gradients."""
 POOLED_VALUES = 1 << 13
 """Values of all samples that are pooled to time a pooling, about."""
 LOOPBACK_GBPS = 2.0
-"""What no exchange between processes of one machine exceeds that goes through its CPU, whatever a
-topology has for links that nobody measured."""
+"""The most of an exchange between processes of one machine through its CPU, even if a topology has
+more for links that were not measured."""
 
 
 def uses_of(
@@ -76,8 +76,8 @@ def measured_prices(
     convert: Callable[[KeyedJaggedTensor, Sequence[Sequence[str]]], Any],
     device: torch.device,
 ) -> StepPrices:
-    """Seconds of a step on this device, by one of the batches; of features that repeat at all.
-    Nothing is sent: see `over_links`."""
+    """Seconds of a step on this device, measured on one of the batches, for features that repeat at
+    all. Nothing is sent: see `over_links`."""
     from recd_plugins.api.batch import InverseKeyedJaggedTensor
 
     groups = [[name] for name in candidates]
@@ -109,8 +109,8 @@ def measured_prices(
 def over_links(
     prices: StepPrices, cluster: Cluster, device: torch.device, carried: float = 1.0
 ) -> StepPrices:
-    """The prices with those of what a cluster's ranks send to each other, floats in so many of
-    their bytes."""
+    """The prices, with those of what a cluster's ranks send to each other; floats are `carried` in
+    that share of their bytes."""
     if cluster.world_size == 1:
         return prices
     link = cluster.a2a_global
@@ -136,7 +136,7 @@ def _lookup(
 ) -> float:
     """The seconds of an id that is not looked up because its sample is another's copy.
 
-    Copies cost less than other ids, for they update rows that are updated already.
+    Copies cost less than other ids, since they update rows that are updated anyway.
     """
     all_ids, kept = [], []
     for name in names:
@@ -169,7 +169,8 @@ def _poolings(
     unique: Mapping[str, Tensor],
     lookups: Mapping[str, Tensor],
 ) -> dict[str, OfPooling]:
-    """The pooling of each feature of which one is known; of features alike, timed once."""
+    """The seconds of each feature's pooling, where one is known; those of features alike are timed
+    once."""
     sequences = [name for name in names if uses[name].rows]
     found: dict[str, OfPooling] = {}
     alike: dict[tuple[Any, ...], OfPooling] = {}
@@ -190,7 +191,7 @@ def _poolings(
 
 
 def _shortened(lengths: Tensor, kept: float) -> Tensor:
-    """Rows of which `preprocess` leaves this share of the ids."""
+    """Lengths of rows after `preprocess`, which leaves this share of the ids."""
     return (lengths * min(1.0, kept)).round().long() if kept < 1 else lengths.long()
 
 

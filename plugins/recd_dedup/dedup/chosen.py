@@ -51,8 +51,8 @@ def chosen_groups(
 ) -> ChosenGroups:
     """The groups as given, or as advised for the trainer's batches or for those of the reader.
 
-    Those given are checked against the schema; where there is none, a trainer reads by itself,
-    and its batches are held to the groups.
+    Given groups are checked against the schema. Without a schema a trainer reads by itself, and its
+    batches are checked against the groups.
     """
     if config.groups == "auto":
         return _advised(config, context, deduplicated)
@@ -82,7 +82,7 @@ NOTHING_SAVES = Unused(
 
 
 def without(groups: Groups, names: Sequence[str]) -> Groups:
-    """The groups without some features; those of which nothing is left are gone."""
+    """The groups without some features; empty groups are dropped."""
     kept = (tuple(name for name in group if name not in names) for group in groups)
     return tuple(group for group in kept if group)
 
@@ -105,7 +105,7 @@ def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | No
 
 
 def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> ChosenGroups:
-    """All ranks take what rank 0 finds: times differ from rank to rank."""
+    """All ranks take what rank 0 finds, since times differ from rank to rank."""
     from recd_plugins.api.planning import agreed, remembered
 
     if context.looked_at:
@@ -118,7 +118,7 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
         )
     elif context.delivered is not None and context.tables is not None:
         found = _kept(config, context, lambda: _by_reader(config, context, deduplicated))
-    elif context.tables is not None:  # there is no reader: as the table lies
+    elif context.tables is not None:  # without a reader: as the table lies
         found = _by_table(config, context)
     else:
         raise RegistryError(
@@ -132,8 +132,8 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
 
 
 def _weighed_by(context: Context) -> tuple[Any, ...]:
-    """Ranks and links, the model, and the bytes in which its rows and sums travel: where one of
-    these differs, groups are weighed anew."""
+    """Ranks and links, the model, and the bytes in which its rows and sums travel: if one of these
+    changes, groups are weighed anew."""
     model = None if context.model is None else context.model()
     return context.cluster, repr(model), 1.0 if model is None else context.carried(model)
 
@@ -208,7 +208,7 @@ def _limits(config: GroupsConfig, context: Context, names: Sequence[str]) -> Lim
 
 
 def _check_features(config: GroupsConfig, known: Sequence[str]) -> None:
-    """`RegistryError` where a name or glob is of no feature."""
+    """`RegistryError` where a name or glob fits no feature."""
     from recd_dedup.dedup.advisor import Limits
 
     for one in config.features:
@@ -225,8 +225,7 @@ def _weighing(
     batches: Sequence[KeyedJaggedTensor],
     deduplicated: Deduplicated,
 ) -> tuple[WorthOf | None, tuple[Unused, ...]]:
-    """The measure by which groups are weighed; and a notice where time cannot be, so that none is
-    taken."""
+    """What weighs groups; and a notice where time cannot be measured, so that no group is taken."""
     import torch
 
     from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
@@ -274,7 +273,7 @@ def _weighing(
 
 
 def _places(batches: Sequence[KeyedJaggedTensor]) -> tuple[int, ...]:
-    """Where the ids of batches lie, which tells batches apart that are held."""
+    """Where the ids of batches lie in memory, which distinguishes batches that are held."""
     return tuple(int(batch.values().data_ptr()) for batch in batches)
 
 
@@ -290,10 +289,9 @@ def _reasons(lines: Any) -> str:
 
 
 def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -> Advised:
-    """The groups that were found for this registry and table on this machine, once; then read
-    again.
+    """The groups for this registry and table on this machine: found once, then read again.
 
-    So a resumed run has the groups that it had, and processes that are no group yet agree.
+    So a resumed run has the groups that it had, and processes agree that have no process group yet.
     """
     from filelock import FileLock
 

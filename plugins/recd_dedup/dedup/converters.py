@@ -95,30 +95,30 @@ class GroupConverter(GivesNotices, ABC):
     @staticmethod
     @abstractmethod
     def deduplicated(features: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> Any:
-        """Deduplicate a KJT: what its conversion takes is measured."""
+        """Deduplicate a KJT; the time of this is measured."""
 
     def notices(self) -> Sequence[Notice]:
-        """Notices of what batches could have more of, and why nothing was measured."""
+        """Notices of what more batches could have, and of why nothing was measured."""
         return self._notices
 
     @abstractmethod
     def convert(self, features: Columns) -> Any:
-        """The groups' features of a batch, each value kept once."""
+        """The features of the groups in a batch, each value kept once."""
 
     def explain(self) -> str:
         """Why each feature is in its group or in none, where the advisor decided."""
         return self._why
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that a worker of a loader needs: what measures tables or batches stays
-        behind."""
+        """The state that a loader's worker needs, without what measures tables or batches."""
         return {**self.__dict__, "_shares": None, "_notices": ()}
 
     @cached_property
     def unique_shares(self) -> tuple[float, ...] | None:
         """Each group's unique samples over the batch size, measured on a sample.
 
-        None where there is no table to measure. Alike on all ranks; measured when first asked.
+        None where there is no table to measure. The same on all ranks; measured when it is first
+        asked for.
         """
         return None if self._shares is None else self._shares()
 
@@ -177,7 +177,7 @@ class NoDedup:
         return features.to_kjt()
 
     def explain(self) -> str:
-        """That registry.yaml says so."""
+        """A line that says so."""
         return "dedup: none, so that every feature stays a plain KJT"
 
 

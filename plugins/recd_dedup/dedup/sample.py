@@ -200,7 +200,7 @@ def rows_of_batch(
 def shares_of_batches(
     features: Sequence[KeyedJaggedTensor], groups: Groups
 ) -> tuple[float, ...] | None:
-    """Each group's unique samples over the batch size, in these batches; none if they lack one."""
+    """Each group's unique samples over the batch size, in these batches; None if they lack one."""
     named = [name for group in groups for name in group]
     if any(name not in batch.keys() for batch in features for name in named):  # noqa: SIM118
         return None

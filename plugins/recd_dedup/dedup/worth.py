@@ -1,6 +1,6 @@
 """The worth of deduplication: what it saves of a step, and what it costs, in seconds or in bytes.
 
-Of a feature f in group g, with B samples of which U are unique, N ids of which N_u are kept, and
+For a feature f in group g, with B samples of which U are unique, N ids of which N_u are kept, and
 rows of D floats, a step saves
 
     lookup     (N - N_u) rows read, and updated by their gradients
@@ -16,7 +16,7 @@ and pays for
     pooling    where a pooling of unique samples takes longer
     handling   the calls of a group, and of each feature that is looked up otherwise than others.
 
-A step in which anything is deduplicated pays for some calls besides.
+A step in which anything is deduplicated also pays for some calls.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Worth(ABC):
 
     @abstractmethod
     def words(self, parts: Mapping[str, float]) -> str:
-        """The savings, or what is paid, as a clause."""
+        """The savings, or the costs, as a clause."""
 
     def knows(self, name: str) -> bool:
         """Whether the feature was weighed at all."""
         return True
 
     def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
-        """The groups that pay together, of those that each pay."""
+        """Of the groups that each pay, those that pay together."""
         return Settled(tuple(groups))
 
     @property
@@ -77,7 +77,7 @@ class Worth(ABC):
         return 1.0
 
     def net(self, group: Group) -> float:
-        """The savings of a group, less what it must save to be chosen."""
+        """The savings of a group, minus what it must save to be chosen."""
         saved = sum(sum(self.saved(name, group).values()) for name in group)
         return saved - self.sure * sum(self.cost(group).values())
 
@@ -87,15 +87,15 @@ class Settled(NamedTuple):
 
     groups: tuple[tuple[str, ...], ...]
     why: tuple[str, ...] = ()
-    """Why others are not, which would pay by themselves."""
+    """Why others are not, though they would pay by themselves."""
 
 
 class Bytes(Worth):
     """Bytes of a sample on its way from reader to trainer: ids, against the inverse lookup.
 
-    A group g saves Σ_f 8 · l(f) · (1 - 1 / F(f, g)) bytes of the ids of its features f, and costs
-    2 · w(U) for its inverse lookup: w = 1, 2, 4 or 8 bytes a sample number U unique samples, and to
-    find and to follow them is counted as if they were sent twice.
+    A group g saves Σ_f 8 · l(f) · (1 - 1 / F(f, g)) bytes of the ids of its features f, and costs 2
+    · w(U) for its inverse lookup: w = 1, 2, 4 or 8 bytes a sample suffice to number U unique
+    samples, and the work to find and to follow them counts as if they were sent twice.
     """
 
     LOOKUPS = 2
@@ -148,7 +148,8 @@ class StepPrices:
 
 
 MOVES = 2.0
-"""How often a rank copies a row that it exchanges, beside the exchange, over one expansion."""
+"""The copies that a rank makes of a row that it exchanges, beside the exchange, each priced as one
+expansion."""
 
 
 class Seconds(Worth):
@@ -173,7 +174,7 @@ class Seconds(Worth):
         return super().net(group) if all(map(self.knows, group)) else -math.inf
 
     def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
-        """A step that deduplicates anything pays for that alone, and once more for sums: their
+        """A step that deduplicates anything pays a fixed cost, and another one for sums: their
         collection is then looked up in parts, each with exchanges of its own."""
         sums = [group for group in groups if self._are_sums(group)]
         kept, why = tuple(groups), []
@@ -241,13 +242,13 @@ class Seconds(Worth):
         return ", ".join(kinds[:-1]) + (" and " if len(kinds) > 1 else "") + (kinds or ["0 ms"])[-1]
 
     def _ids(self, name: str) -> float:
-        """A batch's that are looked up."""
+        """The ids of a batch that are looked up."""
         kept = self._uses.get(name, FeatureUse()).kept_ids
         return self._batch_size * self._sample.length(name) * kept
 
 
 class Nothing(Worth):
-    """The worth of features that the model does not look up, or of a model that nobody knows."""
+    """The worth of features that the model does not look up, or where the model is not known."""
 
     def knows(self, name: str) -> bool:
         return False

@@ -1,14 +1,14 @@
-"""O2: the samples of a session side by side, in the order of time.
+"""O2: the samples of a session next to each other, in the order of time.
 
-Sessions come in the order of their ids' hash, so the rows and their order are the same under
-any `memory_gb` and engine, and sessions of all times lie mixed. A file never cuts a session.
-Parquet compresses by page, so the page (1 MiB) is the window in which a repeated list costs
-next to nothing: clustered, a session fits in it.
+Sessions are in the order of their ids' hash, so the rows and their order are the same for any
+`memory_gb` and engine, and sessions of all times are mixed. A file never splits a session. Parquet
+compresses by page, so the page (1 MiB) is the window in which a repeated list costs next to
+nothing; a clustered session fits in it.
 
-The bucket pass writes a table's rows, hashed by session into buckets, to spill files. A spill
-file is a stretch of the table with one record batch per bucket, written whole or not at all. So
-a bucket is batch k of every spill, its rows in the table's order; a killed pass goes on after
-the last spill; and no more than one file is open at a time.
+The bucket pass hashes a table's rows by session into buckets, and writes them to spill files. A
+spill file has a stretch of the table with one record batch per bucket, and is written whole or not
+at all. So bucket k is batch k of every spill, with its rows in the table's order; a killed pass
+goes on after the last spill; and only one file is open at a time.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = ["ClusterBySession", "ClusterConfig", "Spills", "build_cluster", "clus
 
 SUMS = b"recd_buckets"
 MOST_BUCKETS = 65_536
-"""Each is written and read in pieces of its own: with too many, every row is one."""
+"""Each bucket is written and read in pieces of its own: with too many, every row is a piece."""
 FEW_BUCKETS = 1_024
-"""So many take no time, though most of them be empty."""
+"""So many buckets take no time, even if most are empty."""
 
 
 class Spills:
-    """The spill files of a folder; each bucket's checksum is known from the source's rows."""
+    """The spill files of a folder. Each bucket's checksum is that of the source's rows."""
 
     def __init__(self, folder: Path, schema: Schema, n_buckets: int) -> None:
         self._folder = folder
@@ -68,7 +68,8 @@ class Spills:
         return sum(bucket.rows for bucket in self.sums)
 
     def fill(self, table: Table, spill_bytes: int, progress: Progress, what: str) -> None:
-        """Spill the rows of the table that are not yet here; holds about twice `spill_bytes`."""
+        """Spill the rows of the table that are not in spills yet; this holds about twice
+        `spill_bytes`."""
         progress(what, self.num_rows, table.num_rows)
         held: list[pa.Table] = []
         size = 0
@@ -94,7 +95,7 @@ class Spills:
             yield rows
 
     def _spill(self, held: list[pa.Table]) -> None:
-        """Write all chunks, which it takes out of `held`, as the next spill file."""
+        """Write all chunks as the next spill file, and take them out of `held`."""
         rows = pa.concat_tables(held).combine_chunks()
         held.clear()
         assert self._schema.session_id is not None  # checked before any row is read
@@ -132,7 +133,7 @@ class Spills:
 
 
 def _write_batches(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
-    """Each piece as one record batch, be it empty."""
+    """Write each piece as one record batch, even an empty one."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
         pa.OSFile(str(path), "wb") as sink,
@@ -176,7 +177,7 @@ class ClusterBySession:
         self._budget = Budget.of(config.memory_gb)
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
-        """Cluster a table; a run that was killed goes on from what it had finished."""
+        """Cluster a table; after a kill, a run goes on from what was finished."""
         require_sessions(table.schema, "cluster_by_session", table.path)
         size = decoded_bytes(table)
         n_buckets = max(1, math.ceil(size / self._budget.bucket))
@@ -219,10 +220,11 @@ def cluster_buckets(
     source: str = "",
     progress: Progress = silent,
 ) -> Table:
-    """Cluster rows that are in buckets by session already, as log shards are; a file each.
+    """Cluster rows that are already in buckets by session, as in log shards, into a file for each
+    bucket.
 
     No session may be in two buckets. A bucket is iterated once, when its turn comes. With a
-    `source`, which says what is in the buckets, a run that was killed goes on.
+    `source`, which identifies what is in the buckets, a killed run can go on.
     """
     require_sessions(schema, "cluster_by_session", folder)
     budget = Budget.of(memory_gb)
@@ -246,7 +248,7 @@ def cluster_buckets(
 
 
 def _parts(spills: Spills, rows: int) -> Iterator[FilePart]:
-    """Parts of at least `rows` rows, each of some buckets one after the other."""
+    """Parts of at least `rows` rows, each of some successive buckets."""
     number, first, before = 0, 0, Checksum()
     for index, bucket in enumerate(spills.sums):
         before += bucket

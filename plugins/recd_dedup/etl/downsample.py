@@ -51,10 +51,10 @@ class Population:
 
 
 class SessionCount:
-    """Counts distinct sessions: exactly up to `most`, then by adaptive sampling (Wegman).
+    """Counts distinct sessions: exactly up to `most`, beyond that by adaptive sampling (Wegman).
 
-    Of all sessions those are held whose hash is at most a limit, which is halved when they
-    become too many; n held stand for n 2^64 / (limit + 1). The error is about most^-0.5.
+    It holds the sessions whose hash is at most a limit, which is halved when they become too many;
+    n of these stand for n 2^64 / (limit + 1) sessions. The error is about most^-0.5.
     """
 
     def __init__(self, schema: Schema, most: int = 1 << 20) -> None:
@@ -107,7 +107,7 @@ class DownsampleReport:
 
 
 class _Downsample(ABC):
-    """One pass over the table, chunk by chunk; `report` is there once it has run."""
+    """One pass over the table, chunk by chunk, after which `report` is set."""
 
     name: ClassVar[str]
     by_session: ClassVar[bool]

@@ -1,6 +1,6 @@
-"""Rows in the order of a clustered table: by session hash, then timestamp, then as they came.
+"""Rows in the order of a clustered table: by session hash, then by timestamp, then as they came.
 
-What fits in memory is sorted there. What does not (one session may be the whole table) is
+Rows that fit in memory are sorted there. Those that do not (one session may be the whole table) are
 sorted in runs on disk, which are then merged.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["clustered"]
 PIECE_SHARE = 16
 """Rows leave in pieces of a 16th of a run."""
 HEAD_SHARE = 128
-"""A 128th of a run on disk is held: up to 128 runs take no more memory than one does."""
+"""A 128th of each run on disk is held, so up to 128 runs take no more memory than one does."""
 
 
 class Keys(NamedTuple):
@@ -150,8 +150,8 @@ def _merge(paths: list[Path], schema: Schema, piece_bytes: int) -> Iterator[pa.T
     with ExitStack() as files:
         runs = [_Run.open(path, schema, files) for path in paths]
         while runs := [run for run in runs if run.head.num_rows]:
-            # Nothing that is still on disk comes before the least of the last keys. Where
-            # keys equal it, runs after the one that has it must wait for the rest of that.
+            # Nothing that is still on disk comes before the least of the last keys. Where keys
+            # equal it, later runs must wait for the rest of the run that has it.
             lasts = [run.last for run in runs]
             least = min(lasts)
             leader = lasts.index(least)

@@ -146,7 +146,7 @@ class GrowingLogDataset(GrowingDataset):
         return LogPeriod(self.config, self._log, there, self._ends_of, self._vocabularies)
 
     def _close(self, number: int) -> PeriodManifest | None:
-        """Write the manifest of a period that is closed; none where the data end before it."""
+        """Write the manifest of a period that is closed; None where the data end before it."""
         start = self.config.origin + number * self.config.period_ms
         end, join = start + self.config.period_ms, self.config.join
         past = end + join.window_ms + join.disorder_ms

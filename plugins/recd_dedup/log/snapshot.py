@@ -31,7 +31,7 @@ class End(NamedTuple):
     """Of the message before it; none where it is deleted, or there was none, or where a part is
     never written anew."""
     begin: int | None = None
-    """The place of the part's first message; none where nothing is deleted before it is read, or
+    """The place of the part's first message; None where nothing is deleted before it is read, or
     the end was noted by a version that noted no begin."""
 
     def __repr__(self) -> str:

@@ -50,7 +50,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def chunk_values(values: Tensor) -> int | None:
-    """The most of values [N, D] that a chunk should have; none for no limit."""
+    """The most of values [N, D] that a chunk should have; None for no limit."""
     if values.device.type != "cpu":
         return None
     return torch.get_num_threads() * CACHED // (values.element_size() * values.shape[1])

@@ -168,7 +168,7 @@ class DiskCache:
             return False
 
     def get(self, key: Key) -> pa.RecordBatch | None:
-        """The batch; none where it is not there, and a damaged file is removed, to be made anew."""
+        """The batch; None where it is not there, and a damaged file is removed, to be made anew."""
         path = self._folder / key.name
         try:
             found = pa.py_buffer(_contents(path))

@@ -114,7 +114,7 @@ class NewFeature(nn.Module, ABC):
 
     @property
     def adds(self) -> str | None:
-        """The feature that comes behind those that it takes; none where these go."""
+        """The feature that comes behind those that it takes; None where these go."""
         return self.config.into if self.config.keep else None
 
     @abstractmethod

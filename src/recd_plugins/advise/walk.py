@@ -106,7 +106,7 @@ class Weighed:
     why: str
     """Why it is kept, or why it is not."""
     outlook: Outlook | None = None
-    """The outlook with it, on top of those kept before it; none where it cannot be."""
+    """The outlook with it, on top of those kept before it; None where it cannot be."""
     gain: float | None = None
     """The share of the objective that it saved when it was met."""
     at_the_end: float | None = None

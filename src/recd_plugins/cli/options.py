@@ -261,7 +261,7 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def _message(error: Exception) -> str | None:
-    """The message that a user reads of it; none of a defect of ours, which keeps its traceback."""
+    """The message that a user reads of it; None of a defect of ours, which keeps its traceback."""
     if isinstance(error, RecdError):
         return str(error)
     if missing_library(error) is not None:

@@ -85,7 +85,7 @@ def reshard(
 
 
 def _values(registry: Path) -> dict[str, Any] | None:
-    """The values of the registry by which training goes on; none where it is not here."""
+    """The values of the registry by which training goes on; None where it is not here."""
     from recd_plugins.registry.source import Source
 
     if registry == REGISTRY and not registry.exists():

@@ -23,7 +23,7 @@ USUAL = "mimalloc"
 
 
 def kept_memory() -> pa.MemoryPool | None:
-    """The pool; none where somebody chose one for this process, or Arrow was built without."""
+    """The pool; None where somebody chose one for this process, or Arrow was built without."""
     return _pool() if pa.default_memory_pool().backend_name == USUAL else None
 
 

@@ -86,7 +86,7 @@ class _DividesMeansAlone(ShardedEmbeddingBagCollection):
 
     _corrections: tuple[Tensor, Tensor] | None = None
     """[C] bool, the columns of the output that are summed for a mean, and [C] float32, the divisors
-    of all others; none before the first output."""
+    of all others; None before the first output."""
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):

@@ -47,7 +47,7 @@ class DecodedRows:
 
 
 def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRows:
-    """Rows in the place of those of a stripe that is left out: without ids, of weight 0."""
+    """Rows instead of those of a stripe that is left out: without ids, of weight 0."""
 
     def none(feature: SparseFeature) -> Jagged | WeightedJagged:
         ids, lengths = torch.empty(0, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int32)

@@ -19,7 +19,7 @@ NUMBER, STORED = "delta.columnMapping.id", "delta.columnMapping.physicalName"
 def delta_names(
     schema: Mapping[str, Any], mode: str, table: Location, cure: str
 ) -> TableNames | None:
-    """The names of a table by its schema, as its log has it in JSON; none where files have them and
+    """The names of a table by its schema, as its log has it in JSON; None where files have them and
     no reader goes by the order of fields, as of ids with weights."""
     mode = mode.lower()
     if mode not in ("none", "name", "id"):

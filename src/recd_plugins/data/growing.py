@@ -59,7 +59,7 @@ class GrowingDataset(Dataset):
 
     @abstractmethod
     def period(self, number: int) -> Period | None:
-        """The rows of a period; none where the data end before it, `NotClosed` where more of them
+        """The rows of a period; None where the data end before it, `NotClosed` where more of them
         may come.
 
         Any number of processes may ask at any time, and all are given the same.
@@ -78,7 +78,7 @@ def closed_period(
     waiting: Waiting = lambda what: None,
     together: Together = bool,
 ) -> Period | None:
-    """The period, once it is closed; none where the data end before it. `DataError` where nothing
+    """The period, once it is closed; None where the data end before it. `DataError` where nothing
     has changed for as long as the dataset has patience."""
     found: tuple[str, object] = ("", None)
     since = time.monotonic()

@@ -27,7 +27,7 @@ NUMBERED = re.compile(r"(?P<v>v?)(?P<number>\d+)(?P<tried>-.+)?")
 """The names of metadata files: v12 of a catalog of Hadoop, 00012-... of others, with letters that
 tell apart what was tried at the same time."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-"""A name without a number, be it that it begins with digits."""
+"""A name without a number, even if it begins with digits."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def is_metadata(names: Iterable[str]) -> bool:
 
 def current_metadata(table: Location) -> Location:
     """The file that describes the table: itself, or the latest of its folder; `DataError` where
-    nobody but its catalog knows which one that is."""
+    only its catalog knows which one that is."""
     if table.name.endswith(SUFFIX):
         return table
     there: dict[str, Location] = {file.name: file for file in (table / "metadata").glob("*")}
@@ -89,7 +89,7 @@ def current_metadata(table: Location) -> Location:
 
 
 def _hinted(hint: Location, files: Mapping[str, Location], table: Location) -> str | None:
-    """The file that a hint names, or one that came after it; none where it says nothing."""
+    """The file that a hint names, or one that came after it; None where it says nothing."""
     text = hint.read_bytes().decode(errors="replace").strip()
     if not text:
         return None

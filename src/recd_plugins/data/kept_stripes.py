@@ -1,7 +1,7 @@
 """Stripes as they lie in their files, decoded once for a while: who weighs registries reads the
 same ones for each.
 
-What is kept are Arrow tables, which nobody writes to: batches are gathered from them by copies.
+Arrow tables are kept, which nobody writes to: batches are gathered from them by copies.
 """
 
 from __future__ import annotations
@@ -85,5 +85,5 @@ def keeping_stripes(most: int = MOST) -> Iterator[None]:
 
 
 def kept_stripes() -> KeptStripes | None:
-    """The stripes that are kept by now; none outside `keeping_stripes`."""
+    """The stripes that are kept by now; None outside `keeping_stripes`."""
     return _kept.get()

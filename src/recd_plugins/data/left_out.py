@@ -42,7 +42,7 @@ class LeavingOut:
         self._ids = dict.fromkeys(columns, 0)
 
     def schema(self, arrow: pa.Schema) -> pa.Schema:
-        """The types of the file's columns, of which these have nulls."""
+        """The types of the file's columns, where these have nulls."""
         fields = (one.with_nullable(one.nullable or one.name in self._ids) for one in arrow)
         return pa.schema(fields, arrow.metadata)
 
@@ -114,7 +114,7 @@ def expanded_batches(
 
 
 def _after(before: pa.Array | None, lists: pa.ListArray, where: str) -> pa.ListArray:
-    """All of the lists, of which the first ones may be that of the row before."""
+    """All lists; the first ones may be that of the row before."""
     if not lists.null_count:
         return lists
     found = _dictionary(lists if before is None else pa.concat_arrays([before, lists]), where)

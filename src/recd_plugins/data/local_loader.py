@@ -231,8 +231,8 @@ class LocalLoader:
         self._within: dict[str, Any] | None = None
         """torchdata's state within the epoch, where it reads; nothing at its start."""
         self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
-        """The latest iterator. It ends its workers when nobody holds it any more, so neither may
-        this: together they would be a cycle, which is collected some time later."""
+        """The latest iterator. It ends its workers once nobody holds it, so this must not hold it
+        either: together they would be a cycle, which is collected some time later."""
         if workers:
             _check_picklable(batches)
 
@@ -246,7 +246,7 @@ class LocalLoader:
 
     @property
     def source(self) -> RankBatches:
-        """The batches by epoch and position, for who asks for them otherwise."""
+        """The batches by epoch and position, for code that asks for them otherwise."""
         return self._batches
 
     @property

@@ -38,10 +38,10 @@ class Cuts:
     behind: tuple[str, ...]
     """The writers that have not come so far, in words; they may still write what is earlier."""
     latest: int | None
-    """The latest timestamp that was met, which is the latest written while somebody is behind; none
+    """The latest timestamp that was met, which is the latest written while somebody is behind; None
     where nothing was written."""
     ended: bool
-    """Whether nobody writes any more, and the writer that came furthest has closed."""
+    """Whether nobody writes any longer, and the writer that came furthest has closed."""
 
 
 class Placed(NamedTuple):

@@ -200,7 +200,7 @@ class ParquetTables(Dataset, GivesNotices):
         return table.select(selection, self._cache)
 
     def _side_tables(self, given: Schema | ForeignSchema | None) -> list[SideTable]:
-        """Those of which a feature is taken."""
+        """Those from which a feature is taken."""
         if given is None or not self._config.join:
             return []
         whole = given if isinstance(given, Schema) else given.conformed

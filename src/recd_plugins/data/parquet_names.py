@@ -1,8 +1,8 @@
 """The names of columns in a Parquet footer: found in its bytes, and replaced there.
 
 A footer is a struct of Thrift's compact protocol. All else in it stays as it is, byte by byte, so
-that whoever reads the file by the new footer meets the new names alone: in types, in statistics and
-in what is asked for.
+that readers of the new footer see only the new names: in types, in statistics and in what is asked
+for.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ class Step:
 
     @property
     def weighs(self) -> bool:
-        """Whether a feature that comes out is scored, or nobody knows: of a trainer's own batches
-        the names alone are known."""
+        """Whether a feature that comes out is scored, or may be: of a trainer's own batches the
+        names alone are known."""
         if any(self.before.feature(name).num_ids == MOST_IDS for name in self.takes):
             return True
         return any(one.scored for one in (self.made(self.takes) if self.takes else ()))

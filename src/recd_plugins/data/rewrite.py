@@ -41,7 +41,7 @@ class RewriteConfig(Config):
     """The new layout."""
 
     flatten: tuple[str, ...] = ()
-    """Map columns of which each key becomes a column, named `{column}_{key}`: a feature each."""
+    """Map columns; each of their keys becomes a column, named `{column}_{key}`: a feature each."""
     first: tuple[str, ...] = ()
     """The columns that come first, in this order: the most popular ones."""
     rows_per_stripe: Annotated[int, Range(ge=1)] = 131_072

@@ -23,8 +23,8 @@ def share_memory(batch: object) -> None:
     """Move all tensors of a batch into memory that other processes see; `CapabilityError` where it
     has no room for them.
 
-    A queue between processes would do so in a thread of its own, and lose a batch that has no
-    room: whoever waits for it would wait for ever.
+    A queue between processes would do so in a thread of its own, and lose a batch that has no room,
+    and a reader would wait for ever.
     """
     try:
         _Sharing(io.BytesIO()).dump(batch)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Draw", "StatsReport", "StatsTable", "broken_rules"]
 
 Draw = Callable[["Figure"], None]
-"""Draws onto an empty figure and sets its size; whoever calls it saves the figure."""
+"""Draws onto an empty figure and sets its size; the caller saves the figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class StatsReport:
 
 
 def broken_rules(report: StatsReport, *, finite: bool = True) -> Iterator[tuple[str, str]]:
-    """The rules that a report breaks, each with what to do; its numbers need not be `finite` where
-    whoever prints them can do without."""
+    """The rules that a report breaks, each with what to do; its numbers need not be `finite` if
+    the printer can do without."""
     values: object = report.values
     if not isinstance(values, Mapping):
         yield f"its values must be a mapping, not {called(values)}", "Return them by name."

@@ -72,8 +72,8 @@ def silent(what: str, done: int, total: int | None) -> None:
 class Table:
     """Opened for reading: its schema and stripes, known from the footers alone.
 
-    Whoever reads rows takes them from `read`, or has `conform` make them of what it read: then they
-    are rows of the schema, whoever wrote the files.
+    Rows come from `read`, or `conform` makes them of what was read: then they are rows of the
+    schema, whichever program wrote the files.
     """
 
     paths: tuple[Location, ...]

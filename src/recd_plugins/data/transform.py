@@ -358,7 +358,7 @@ def _check_same_samples(
 
 
 def _first_that_differs(one: WeightedJagged, other: WeightedJagged) -> int | None:
-    """The first of B rows that is not the same in both; none if all are."""
+    """The first of B rows that is not the same in both; None if all are."""
     longer = (one.lengths != other.lengths).nonzero()
     rows = int(longer[0]) if len(longer) else len(one.lengths)
     left, right = one.head(rows), other.head(rows)

@@ -160,7 +160,7 @@ class _Sent(NamedTuple):
     dimensions: int
 
     def coming(self) -> _Coming:
-        """The same for who reads it."""
+        """The same for its reader."""
         stored = self.narrow or self.wide
         return _Coming(
             self.name,

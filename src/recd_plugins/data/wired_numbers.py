@@ -71,7 +71,7 @@ class Narrowed:
             None if code == ALONE else kind if code == AS_THEY_ARE else NARROW[code]
             for kind, code in zip(self.types, self._begins[1:, 1].tolist(), strict=True)
         ]
-        """The types as which they go; none where there is one number, which all are."""
+        """The types in which they travel; none where there is one number, which all are."""
 
     def body(self, sides: Sequence[int]) -> Numbers:
         """The sides, and all numbers behind them."""

@@ -76,7 +76,7 @@ def remember(name: str, plugin: object, provider: Provider) -> None:
 
 def blamed(error: BaseException) -> str | None:
     """The message of an error that a stranger's plugin raised, or what it called that is neither
-    ours nor a plugin's; none of any other error."""
+    ours nor a plugin's; None of any other error."""
     frame = next(_frames(error.__traceback__), None)
     if frame is None or frame.plugin.provider is None:
         return None
@@ -88,7 +88,7 @@ def blamed(error: BaseException) -> str | None:
 
 
 def raised_by(error: BaseException) -> Raised | None:
-    """The plugin that has the innermost frame of an error but for the host's; none where no plugin
+    """The plugin that has the innermost frame of an error but for the host's; None where no plugin
     has any, or where it came while a trainer's batches were read."""
     for frame in _frames(error.__traceback__):
         if frame.file.is_relative_to(TRAINERS):
@@ -99,7 +99,7 @@ def raised_by(error: BaseException) -> Raised | None:
 
 
 def who_exits(error: SystemExit) -> Raised | None:
-    """The plugin that ends the process by a line of its own; none where another's line does, as a
+    """The plugin that ends the process by a line of its own; None where another's line does, as a
     trainer's answer to a signal that came meanwhile."""
     answers = {getattr(getsignal(one), "__code__", None) for one in valid_signals()}
     at = error.__traceback__

@@ -24,7 +24,7 @@ def machine_memory(root: Path = Path("/")) -> int | None:
 
 
 def device_memory() -> int | None:
-    """The bytes of memory of this process's CUDA device; none where torch sees none."""
+    """The bytes of memory of this process's CUDA device; None where torch sees none."""
     import torch
 
     if not torch.cuda.is_available():

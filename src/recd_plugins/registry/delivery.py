@@ -184,7 +184,7 @@ class OpenDelivery:
 
     @cached_property
     def transform(self) -> Callable[[Batch], Batch] | None:
-        """The steps that `dedup` and `preprocess` take with a batch; none where it stays as it
+        """The steps that `dedup` and `preprocess` take with a batch; None where it stays as it
         is."""
         return self._steps.transform
 

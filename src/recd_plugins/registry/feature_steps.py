@@ -443,7 +443,7 @@ class FeatureSteps:
 
     @property
     def transform(self) -> Callable[[Batch], Batch] | None:
-        """The transform that a reader's batches go through; none where they stay as they are."""
+        """The transform that a reader's batches go through; None where they stay as they are."""
         converter = self.converter
         if getattr(converter, "groups", None) == ():
             converter = None  # it leaves batches as they are, for some microseconds of each

@@ -20,8 +20,8 @@ __all__ = ["drawn", "measured"]
 
 
 def measured(choice: Choice, context: Context, table: Table, progress: Progress) -> StatsReport:
-    """The findings of a measure; `PluginError` where nobody can print them, or where it has changed
-    the table's files."""
+    """The findings of a measure; `PluginError` where they cannot be printed, or where it has
+    changed the table's files."""
     measure: TableStats = choice.build(context)
     before = _files(table)
     with choice.named("when it measured"):

@@ -61,8 +61,8 @@ def note_code(choice: Choice, folder: Path) -> None:
 
 
 def is_by_other_code(choice: Choice, folder: Path) -> bool:
-    """Whether what lies in a folder was begun by other code of a stranger's plugin, or by nobody
-    knows which."""
+    """Whether what lies in a folder was begun by other code of a stranger's plugin, or by unknown
+    code."""
     if (digest := _digest_of(choice)) is None:
         return False
     try:
@@ -87,7 +87,7 @@ def outdated_by_code(choices: Sequence[Choice], folders: Sequence[Path]) -> Iter
 
 
 def _digest_of(choice: Choice) -> str | None:
-    """The digest of a plugin's package, of its one file, or of the archive that it is in; none of
+    """The digest of a plugin's package, of its one file, or of the archive that it is in; None of
     ours, whose version says it."""
     build = choice.record.build
     while isinstance(build, partial):

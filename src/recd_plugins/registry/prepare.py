@@ -223,7 +223,7 @@ class Periods:
         waiting: Waiting = lambda what: None,
         found: Found = lambda notices: None,
     ) -> Periods | None:
-        """Those of a registry; none where its dataset does not grow."""
+        """Those of a registry; None where its dataset does not grow."""
         if not registry.has_dataset or not _grows(choice := registry.one("dataset")):
             return None
         return cls(registry, context, choice.build(context("dataset")), waiting, found)
@@ -231,7 +231,7 @@ class Periods:
     def wait(
         self, number: int, *, speaks: bool = False, together: Together = bool
     ) -> Period | None:
-        """A period, once it is closed; none where the data end before it. One that `speaks` says
+        """A period, once it is closed; None where the data end before it. One that `speaks` says
         so as a notice, now and then; `together` as of `closed_period`."""
         due = time.monotonic() + SAY_EVERY
 
@@ -255,8 +255,8 @@ class Periods:
         self._found(new)
 
     def hold(self, number: int, period: Period) -> None:
-        """Have nobody remove the tables of a period, until one is held that lies more than `keep`
-        periods behind it, or this process ends."""
+        """Keep the tables of a period from being removed, until one is held that lies more than
+        `keep` periods behind it, or this process ends."""
         for old in [one for one in self._held if one < number - self.dataset.keep]:
             os.close(self._held.pop(old))
         if number not in self._held:
@@ -296,8 +296,8 @@ class Periods:
         return {} if period is None else period.counts(self._folders(period)[0])
 
     def remove_before(self, number: int) -> None:
-        """Remove the tables that lie more than `keep` periods behind this one, but for those of
-        the first period with rows, and those that another run holds: it removes them itself."""
+        """Remove the tables that lie more than `keep` periods behind this one, except those of the
+        first period with rows, and those that another run holds: it removes them itself."""
         for left in self._registry.folder.glob(f".*{REMOVED}"):  # by a kill
             shutil.rmtree(left, ignore_errors=True)
         first, _ = self.first()
@@ -326,7 +326,7 @@ class Periods:
 
 
 def _remove(folder: Path) -> None:
-    """Remove tables, all at once: those of which a kill left a part would be read as if whole."""
+    """Remove tables, all at once: a part that a kill left would be read as if it were whole."""
     aside = folder.with_name(f".{folder.name}{REMOVED}")
     if aside.exists():  # a kill left it
         shutil.rmtree(aside, ignore_errors=True)
@@ -336,7 +336,7 @@ def _remove(folder: Path) -> None:
 
 
 def _locked(file: Path, kind: int) -> int:
-    """A descriptor of the file, and its lock. Whoever alone has the lock may remove the file: then
+    """A descriptor of the file, and its lock. Only its sole holder may remove the file: then
     others have waited for what is no longer there, and take another."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -417,8 +417,8 @@ def _are_written(folders: list[Path]) -> bool:
 def _while_written(
     registry: Registry, folders: list[Path], progress: Progress
 ) -> contextlib.AbstractContextManager[object]:
-    """A lock for what is still to be written; none where all of it is there, for a folder of
-    tables may be another's, which nobody may write into."""
+    """A lock for what is still to be written; none where all of it is there, since a folder of
+    tables may be another's, which must not be written to."""
     if _are_written(folders):
         return contextlib.nullcontext()
     registry.folder.mkdir(parents=True, exist_ok=True)

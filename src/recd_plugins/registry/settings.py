@@ -60,8 +60,8 @@ class OptimizerSettings(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecSettings(Config):
-    """The precisions in which floats travel between ranks; what is looked up, summed and stepped
-    has 32 bits all the same. Fewer bits round, and so train other weights."""
+    """The precisions in which floats travel between ranks; lookups, sums and steps are in 32 bits
+    anyway. Fewer bits round, and so train other weights."""
 
     forward: Precision = "fp32"
     """That of rows and sums on their way to who asked, by TorchRec's codecs, which have fp16 for
@@ -83,7 +83,7 @@ class CodecSettings(Config):
             )
 
     def of_tables(self, device: str) -> Codecs | None:
-        """The codecs of rows, sums and their gradients, as TorchRec's sharders take them; none
+        """The codecs of rows, sums and their gradients, as TorchRec's sharders take them; None
         where all have 32 bits."""
         return torchrec_codecs(self.forward, self.backward, self.backward_scale, device)
 
@@ -138,7 +138,7 @@ class TrainSettings(Config):
     step, and a trace in the run's folder."""
     forecast_ms: Annotated[float, Range(ge=0)] = 0.0
     """Milliseconds of a step that are expected, as `recd advise` writes them into its registry: at
-    its end a run has them beside what its steps took. 0 where nobody forecast them."""
+    its end a run has them beside what its steps took. 0 where they were not forecast."""
     checkpoint_every: Annotated[int, Range(ge=0)] = 100
     """Steps between two checkpoints; 0 only at the end."""
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2

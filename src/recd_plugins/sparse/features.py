@@ -229,5 +229,5 @@ def _writes(kjt: KeyedJaggedTensor) -> int:
 
 
 KeyedJaggedTensor.register(SparseFeatures)
-"""A model that asks `isinstance(features, KeyedJaggedTensor)` takes the branch that it takes of
-the KJT: whoever has to tell the two apart asks for SparseFeatures first."""
+"""A model that asks `isinstance(features, KeyedJaggedTensor)` takes the branch that it takes of the
+KJT: code that must distinguish the two asks for SparseFeatures first."""

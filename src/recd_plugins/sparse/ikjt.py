@@ -1,4 +1,4 @@
-"""InverseKeyedJaggedTensor: groups of features as their unique samples and who has which.
+"""InverseKeyedJaggedTensor: groups of features as their unique samples, and which sample has which.
 
 The paper's: sample i's row of feature f is unique row `inverse_lookup[group of f, i]` of f.
 """

@@ -44,7 +44,7 @@ class Jagged(NamedTuple):
 
 
 class HeldOnce(NamedTuple):
-    """B rows of one feature, of which none that equals the row before is held again."""
+    """B rows of one feature; a row that equals the row before is not held again."""
 
     held: Jagged
     """The others, on CPU."""
@@ -148,8 +148,8 @@ class WeightedJagged:
         return WeightedJagged(self.values[:numel], self.lengths[:count], weights)
 
     def select(self, rows: Tensor, num_values: int | None = None) -> WeightedJagged:
-        """Rows `rows` [N], in this order, repeats included. Where nobody says how many ids these
-        have, CUDA is waited for."""
+        """Rows `rows` [N], in this order, repeats included. Unless the number of their ids is
+        given, the processor waits for CUDA."""
         lengths = self.lengths
         if self.values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
             lengths = lengths.long()

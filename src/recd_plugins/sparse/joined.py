@@ -109,7 +109,8 @@ class JoinedFeatures:
 
     @cached_property
     def rows(self) -> JoinedRows:
-        """Where the rows lie; found when `take` asks first, or whoever has time for it."""
+        """Where the rows lie; found when `take` first asks, or earlier, when there is time for
+        it."""
         shape = (len(self._others), self.ids.begins[-1])
         found = JoinedRows(np.empty(shape, self.ids.like_lengths.dtype), np.empty(shape, np.int64))
         if len(self._others):

@@ -1,7 +1,7 @@
 """Batches of a trainer's own that are kept while its loader reads on: it may write over them.
 
-A loader that fills the same memory for every batch has each of its batches used before the next
-one is read. Whoever keeps some of them would have the ids of later ones in their place.
+A loader that fills the same memory for every batch has each of its batches used before the next one
+is read. Whoever keeps some of them would hold the ids of later ones.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class KeyedRows(NamedTuple):
 
 
 def made_of_rows(features: KeyedJaggedTensor, rows: KeyedRows) -> KeyedJaggedTensor:
-    """A KJT of these rows, in the place of features with as many."""
+    """A KJT of these rows, instead of features with as many."""
     return type(features)(
         keys=[*rows.keys],
         values=rows.ids,

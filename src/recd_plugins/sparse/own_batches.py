@@ -230,7 +230,7 @@ def holds_unique(batch: Any) -> bool:
 
 
 def parts_of(value: Any) -> Mapping[Any, Any] | None:
-    """The parts that a batch, or a part of one, is made of; none where it is a leaf, as tensors
+    """The parts that a batch, or a part of one, is made of; None where it is a leaf, as tensors
     are."""
     if isinstance(value, Mapping):
         return dict(value)

@@ -236,8 +236,9 @@ class RowWise:
         return result
 
     def _check_ids(self, ids: Tensor, lengths: Tensor, total: int | None = None) -> None:
-        """`PluginError` where rows would be cut otherwise than meant: those behind would shift. Who
-        knows the `total` of the lengths says so; else that of a device is not asked for."""
+        """`PluginError` where rows would be cut otherwise than meant: those behind would shift. A
+        caller that knows the `total` of the lengths gives it; otherwise that of a device is not
+        asked for."""
         if ids.is_floating_point() or ids.is_complex():
             raise PluginError(
                 f"{self.who} made ids of {ids.dtype}, where they must be integers: int64 or int32."
@@ -503,7 +504,7 @@ class SomeKeys:
         )
 
     def put(self, made: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-        """The IKJT with `made`, rows of the same keys, in the place of what was taken."""
+        """The IKJT with `made`, rows of the same keys, instead of what was taken."""
         kjt, stride = self._features.kjt, self._features.kjt.stride()
         if len(self._runs) > 1:
             parts, done = [], 0

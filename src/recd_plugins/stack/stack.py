@@ -316,7 +316,7 @@ class Stack(LooksAtBatches):
         return model
 
     def optimizer(self) -> OptimizerFactory | None:
-        """The factory of the dense parameters' optimizer; none where `train.optimizer` says it."""
+        """The factory of the dense parameters' optimizer; None where `train.optimizer` says it."""
         self._usage.asked("optimizer")
         choices = self.registry.chosen("optimizer")
         if not choices:

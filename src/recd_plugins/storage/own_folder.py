@@ -11,7 +11,7 @@ __all__ = ["own_folder"]
 
 
 def own_folder(name: str) -> Path | None:
-    """The folder, which lets in this user alone; none where there can be none, or another user has
+    """The folder, which lets in this user alone; None where there can be none, or another user has
     made it."""
     folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
     try:

@@ -52,7 +52,7 @@ def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6
 
 
 def _scores(schema: Schema, values: Sequence[Tensor]) -> Tensor | None:
-    """The weight of each id, which depends on the id alone; none where no feature is scored."""
+    """The weight of each id, which depends on the id alone; None where no feature is scored."""
     if not schema.weights_names:
         return None
     each = (

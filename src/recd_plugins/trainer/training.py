@@ -57,7 +57,7 @@ class Training:
     step: int
     """The steps that are trained; in `before_step` of a new run 0."""
     batch: Batch | None = None
-    """The batch of the latest step, as it was read; none before the first."""
+    """The batch of the latest step, as it was read; None before the first."""
     labels: tuple[Label, ...] = ()
     """The labels that the model learns: outputs and labels are [B], or [B, T] of T labels."""
     outputs: tuple[Tensor, ...] = ()

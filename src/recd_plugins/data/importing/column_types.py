@@ -119,7 +119,7 @@ class Misfit(DataError):
 def wider(
     read_as: ColumnTypes, error: Misfit, hashed: Collection[str], file: ForeignFile
 ) -> pa.DataType | None:
-    """The type to read a column as of which a value is not of its type; none if there is none: ids
+    """The type to read a column as of which a value is not of its type; None if there is none: ids
     and sessions of text that are `hashed` may be whole floats, or texts, and other whole numbers
     fractions. Of lines of JSON ids may be beyond int64, or whole floats."""
     column = error.column

@@ -140,7 +140,7 @@ def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
 
 def first_lines(file: ForeignFile, content: bytes, *, ended: bool) -> Lines | None:
     """The whole lines that the first row of a file, or a row somewhere in it, begins: all of the
-    bytes if the file has `ended`; none where there is no text."""
+    bytes if the file has `ended`; None where there is no text."""
     signs: bytes | bytearray = content
     if file.escapes:
         content = bytes(doubled(content, file.delimiter, file.encoding))

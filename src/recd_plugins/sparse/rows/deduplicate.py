@@ -1,4 +1,5 @@
-"""Feature groups to the unique samples of each (O3): who has which, and their rows, copied once."""
+"""Feature groups to the unique samples of each (O3): which sample has which, and their rows,
+copied once."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _prefetch_line(_typing: Any, numbers: Any, _place: Any) -> Any:
 def numbers_on(
     device: torch.device, numbers: Sequence[int] | Sequence[Sequence[int]] | I64
 ) -> Tensor:
-    """Numbers of the processor as an int64 tensor of a device, which nobody waits for: CUDA copies
+    """Numbers of the processor as an int64 tensor of a device, without waiting for it: CUDA copies
     from pinned memory beside what the processor does next."""
     made = torch.tensor(numbers, dtype=torch.int64)
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

@@ -1,5 +1,5 @@
-"""Some rows of a huge table in slots, of which there are 2.5 for each of them, however many rows
-the table has.
+"""Some rows of a huge table in slots: 2.5 slots for each of these rows, however many rows the table
+has.
 
 A row is in one of the two slots that its hash names, so that two reads say whether it is one of
 them, and no branch depends on the row (cuckoo hashing).

@@ -62,7 +62,7 @@ class OtherRanks:
     exact: bool
     """Whether the batches that come next are those that would have come."""
     begins_epoch: int | None
-    """The epoch with which training goes on otherwise; none if the reader counts none."""
+    """The epoch with which training goes on otherwise; None if the reader counts none."""
     job: Mapping[str, Any]
     """The content that job.json would have."""
     streams: int | None
