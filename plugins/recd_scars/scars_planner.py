@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from recd_plugins.api.planning import (
     RowDistribution,
     SequenceTable,
     TableConstraint,
+    TablePlan,
     TableSizes,
     TierPlan,
     TierPlanner,
@@ -188,44 +189,52 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         found = list(super().notices())
         if self.served is not None:  # without a replica too, it has chosen the tables' kernels
             found = [one for one in found if one.what != f"{self.slot}: {self.name}"]
-        tables = self.tier_plan.tables if self.tier_plan else {}
         # Where nothing is planned, a notice of the policy alone may say so.
         named = any(one.what.startswith(f"{self.slot}: ") for one in found)
-        sized = (tables or not named) and self.num_profile_batches != 0
+        return [
+            *found,
+            *self._without_copies(named=named),
+            *self._left_to_others(),
+            *self._adds_nothing(),
+        ]
+
+    def _without_copies(self, *, named: bool) -> Iterator[Notice]:
+        """A notice of hot batches without any row on every rank; `named` says whether another
+        notice is about this planner, which then has planned nothing."""
+        sized = (self._table_plans or not named) and self.num_profile_batches != 0
         if self._config.hot_batches and sized and not self._has_copies:
-            found.append(
-                Unused(
-                    what="cache: hot_batches",
-                    why="no row has a copy on every rank, so that no batch can be hot",
-                    cure="Set `cache.hot_batches: false`, or give the cache more rows: "
-                    + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
-                )
+            yield Unused(
+                what="cache: hot_batches",
+                why="no row has a copy on every rank, so that no batch can be hot",
+                cure="Set `cache.hot_batches: false`, or give the cache more rows: "
+                + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
             )
-        left = sorted(self.features_of.keys() - tables.keys())
+
+    def _left_to_others(self) -> Iterator[Notice]:
+        """A notice of tables beside the cached ones that keep samples out of hot batches."""
+        left = sorted(self.features_of.keys() - self._table_plans.keys())
         if self._config.hot_batches and left and self._has_copies:
-            found.append(
-                Missed(
-                    what="cache: hot_batches",
-                    why=f"the plan leaves {', '.join(left)} to others, so that a sample which "
-                    "looks up any row there is in no hot batch",
-                    cure="stack.explain() says why it is left. Have it planned, which constraints "
-                    "allow by `sharding_types: [row_wise, table_wise]`; or set "
-                    "`cache.hot_batches: false`.",
-                )
+            yield Missed(
+                what="cache: hot_batches",
+                why=f"the plan leaves {', '.join(left)} to others, so that a sample which "
+                "looks up any row there is in no hot batch",
+                cure="stack.explain() says why it is left. Have it planned, which constraints "
+                "allow by `sharding_types: [row_wise, table_wise]`; or set "
+                "`cache.hot_batches: false`.",
             )
+
+    def _adds_nothing(self) -> Iterator[Notice]:
+        """A notice of a cache that adds nothing to the policy's plan."""
         config = self._config
         own = config.hot_batches or config.force or config.home != "memory"
         if self._policy is not None and not own:
-            found.append(
-                Unused(
-                    what="cache: scars",
-                    why="with `size: plan` rows, tiers and coalescing are those of "
-                    f"`sharding: {self._policy.name}`, and `cache` has no hot batches, no home of "
-                    "tables and no `force`, which alone it would add",
-                    cure="Take `cache` out, or set `cache.hot_batches: true`.",
-                )
+            yield Unused(
+                what="cache: scars",
+                why="with `size: plan` rows, tiers and coalescing are those of "
+                f"`sharding: {self._policy.name}`, and `cache` has no hot batches, no home of "
+                "tables and no `force`, which alone it would add",
+                cure="Take `cache` out, or set `cache.hot_batches: true`.",
             )
-        return found
 
     def unordered(self) -> Iterable[Notice]:
         if self._config.hot_batches and self._has_copies:
@@ -285,14 +294,17 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     @property
     def _has_copies(self) -> bool:
         """Whether the last plan has any row on every rank."""
-        planned = self.tier_plan.tables.values() if self.tier_plan else ()
-        return any(len(one.replicated) for one in planned)
+        return any(len(one.replicated) for one in self._table_plans.values())
+
+    @property
+    def _table_plans(self) -> Mapping[str, TablePlan]:
+        """The tables with tiers in the last plan."""
+        return self.tier_plan.tables if self.tier_plan else {}
 
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:
         """The features of each table in collections that have tiers, tables left out among them."""
-        planned = self.tier_plan.tables if self.tier_plan else {}
-        modules = {self._every[name].module for name in planned}
+        modules = {self._every[name].module for name in self._table_plans}
         return {
             name: table.features
             for name, table in self._every.items()
@@ -302,7 +314,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def _looked_up_apart(self, plan: ShardingPlan) -> frozenset[str]:
         """The data-parallel tables of a collection whose planned ones are all pooled and coalesced:
         then they are in a module apart, which sends nothing, and no hot step skips it."""
-        planned = self.tier_plan.tables if self.tier_plan else {}
+        planned = self._table_plans
         in_one = {
             self._every[name].module
             for name, one in planned.items()
