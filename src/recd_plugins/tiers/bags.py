@@ -122,9 +122,9 @@ class GroupBags:
             return Lookups(which, bags[at], None if weights is None else weights[at])
 
         routed, asked = group.routed, group.asked
-        which, rows = routed.replicated.positions, group.replicated_rows
-        if (before := group.rows_before) is not None:
-            which, rows = torch.arange(len(before), device=bags.device), before
+        rows, which = group.replicated_source
+        if which is None:
+            which = torch.arange(len(routed.replicated.at), device=bags.device)
         missed = None
         if rows_come:
             inverse = group.home_ids.result.inverse

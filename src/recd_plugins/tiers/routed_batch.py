@@ -243,6 +243,14 @@ class RoutedGroup(GroupIds, Multistreamable):
                 assert answer.touched_by_node is not None
                 answer.touched_by_node.advance()
 
+    @property
+    def replicated_source(self) -> tuple[Tensor | None, Tensor | None]:
+        """The rows of the tier `replicated` as they were looked up, and which of them each id of
+        the tier has; by default its own."""
+        if self.rows_before is not None:
+            return self.rows_before, None
+        return self.replicated_rows, self.routed.replicated.positions
+
     def keep_rows(self) -> None:
         """Keep the rows of the tier `replicated` that are looked up: they are about to change."""
         if self.replicated_rows is not None and self.rows_before is None:

@@ -115,12 +115,12 @@ class _Sources:
 
     @classmethod
     def of(cls, group: RoutedGroup) -> _Sources:
-        before = group.rows_before
+        replicated, positions = group.replicated_source
         return cls(
             group=group,
             missed_inverse=group.home_ids.result.inverse,
-            replicated=group.replicated_rows if before is None else before,
-            positions=group.routed.replicated.positions if before is None else None,
+            replicated=replicated,
+            positions=positions,
             per_node=None if group.node_rows is None else group.node_rows.wait(),
             per_node_inverse=None if group.asked is None else group.asked.inverse,
         )
