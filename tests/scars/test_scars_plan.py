@@ -31,7 +31,7 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.homes import without_rows
+from recd_plugins.planning.kernels_without_rows import without_rows
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, SequenceTable, TableSizes

@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.answers import having_in_files, proposal
 from recd_plugins.planning.explain.words import aligned, in_bytes
+from recd_plugins.planning.kernels_without_rows import (
+    has_rows_on_all,
+    row_wise_tables,
+    without_rows,
+)
 from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.replica_factor import state_bytes
-from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import GB, Cluster, Topology
 
 if TYPE_CHECKING:
@@ -37,9 +40,6 @@ __all__ = [
     "in_words",
     "less",
     "may_leave",
-    "newly_without_rows",
-    "row_wise_tables",
-    "without_rows",
 ]
 
 T = TypeVar("T")
@@ -261,7 +261,7 @@ def may_leave(
     found = []
     for name, table in tables.items():
         own, rows = fused[name], table.num_rows
-        if -(-rows // world_size) * (world_size - 1) >= rows or state_width(own) is None:
+        if not has_rows_on_all(rows, world_size) or state_width(own) is None:
             continue
         width = table.dim * table.element_bytes + state_bytes(own, table.dim)
         touched = profile[name].appearing(batch_size * world_size)
@@ -323,62 +323,6 @@ def in_words(
         for one in tables
     ]
     yield from aligned([head, *rows])
-
-
-def without_rows(
-    sizes: Mapping[str, TableSizes],
-    tables: Mapping[str, ModelTable],
-    world_size: int,
-    mapped: Collection[str] = (),
-    fused: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> list[str]:
-    """The tables that would be row-wise in a kernel without a row on some rank, where fbgemm looks
-    nothing up. Each rank has ceil(rows / W) rows of a table, until there are no more.
-
-    A kernel has the tables of a collection that are of one type, pooling, home and optimizer (its
-    `fused` params); of bags whose rows travel, and of files, also of one dimension.
-    """
-    kernels: dict[tuple[object, ...], list[ModelTable]] = {}
-    for name, size in sizes.items():
-        if not size.as_torchrec:
-            table, in_files = tables[name], name in mapped
-            travels = table.pooled and size.coalesce != "none"
-            optimizer = repr(sorted(fused.get(name, {}).items()))
-            alike = (
-                *(table.module, table.part, table.element_bytes, in_files, optimizer),
-                *(travels, "" if travels else table.pooling),
-                table.dim if travels or in_files else 0,
-            )
-            kernels.setdefault(alike, []).append(table)
-    return [
-        table.name
-        for kernel in kernels.values()
-        if not any(
-            -(-one.num_rows // world_size) * (world_size - 1) < one.num_rows for one in kernel
-        )
-        for table in kernel
-    ]
-
-
-def row_wise_tables(plan: ShardingPlan, tables: Mapping[str, ModelTable]) -> dict[str, TableSizes]:
-    """Those of the tables that a plan of TorchRec's has row-wise."""
-    shards = planned_shards(plan, tables)
-    return {name: TableSizes() for name, one in shards.items() if one.kind == "row_wise"}
-
-
-def newly_without_rows(
-    row_wise: Mapping[str, TableSizes],
-    sizes: Mapping[str, TableSizes],
-    tables: Mapping[str, ModelTable],
-    world_size: int,
-    mapped: Collection[str],
-    fused: Mapping[str, Mapping[str, Any]],
-) -> list[str]:
-    """`without_rows` of tables with `sizes`, and of others that are `row_wise` beside them; of the
-    others only those that would have rows if there were no such sizes and no files."""
-    before = without_rows(row_wise, tables, world_size, (), fused)
-    found = without_rows({**row_wise, **sizes}, tables, world_size, mapped, fused)
-    return [name for name in found if name in sizes or name not in before]
 
 
 def in_memory(error: RecdError) -> str:

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import CapabilityError, listed, so_many
-from recd_plugins.planning.homes import newly_without_rows, row_wise_tables, without_rows
+from recd_plugins.planning.kernels_without_rows import (
+    newly_without_rows,
+    row_wise_tables,
+    without_rows,
+)
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.tier_plan import TierPlan

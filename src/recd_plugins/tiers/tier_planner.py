@@ -34,11 +34,8 @@ from recd_plugins.planning.answers import (
 )
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices, Pricing, priced
-from recd_plugins.planning.homes import (
-    Homes,
-    in_memory,
-    without_rows,
-)
+from recd_plugins.planning.homes import Homes, in_memory
+from recd_plugins.planning.kernels_without_rows import without_rows
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import (
