@@ -61,7 +61,7 @@ class FlexShardPlanner(TierPlanner):
         Rows of an EmbeddingBagCollection that are not coalesced are summed before they travel, so a
         replica saves no traffic unless all rows of a bag have one.
         """
-        coalesced, chosen = self._level != "none", self._config.tables
+        coalesced, chosen = self._coalesce != "none", self._config.tables
         every = self._config.goal == "auto" or self._config.plan is not None
         found = model_tables(model, chosen, pooled=coalesced or every, where="sharding.tables")
         if every:
@@ -103,7 +103,7 @@ class FlexShardPlanner(TierPlanner):
             goal=config.goal,
             tiers=config.tiers,
             budget=(config.budget_gb or 0.0) * GB,
-            coalesce=self._level,
+            coalesce=self._coalesce,
         )
         # Tables for which no size was found are TorchRec's.
         sized = {name: one.sizes for name, one in ledger.tables.items()}
@@ -140,7 +140,7 @@ class FlexShardPlanner(TierPlanner):
         return ChosenSizes(sizes=sizes, report=report, reason=reason, forced=forced)
 
     @property
-    def _level(self) -> Coalesce:
+    def _coalesce(self) -> Coalesce:
         """The way in which ids travel, by the option; "none" by default."""
         return self._config.coalesce or "none"
 

@@ -479,11 +479,11 @@ def _exchanged(
     table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
 ) -> Cost:
     """The cost of these rows in memory."""
-    first, level = sizes.replicated + sizes.per_node, sizes.coalesce
+    first, coalesce = sizes.replicated + sizes.per_node, sizes.coalesce
     if not table.bags:
-        return row_wise_cost(prices, table, first=first, coalesce=level)
-    if level != "none":
-        cost = row_wise_cost(prices, table, first=first, coalesce=level, pooled=1)
+        return row_wise_cost(prices, table, first=first, coalesce=coalesce)
+    if coalesce != "none":
+        cost = row_wise_cost(prices, table, first=first, coalesce=coalesce, pooled=1)
         return cost + _summed(table, prices)
     rows = table.rows.part(first, table.rows.num_rows)
     if share is None:
