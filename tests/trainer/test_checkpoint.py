@@ -260,8 +260,9 @@ def test_a_checkpoint_of_before_digests_is_not_taken_for_damaged(
     shutil.copytree(runs / "2-10", folder / "run")
     checkpoints = folder / "run/checkpoints"
     before = sorted(path.name for path in checkpoints.iterdir())
-    for name in before:
-        (checkpoints / name / "digest.json").unlink()
+    # Though the one before is whole: that version may have gone on from one of this version.
+    written_before(checkpoints / before[-1])
+    (checkpoints / before[-1] / "digest.json").unlink()
     for options in (SHORT, [*SHORT, "train.on_damaged=go_back"]):
         message = gloo_pool.run(run, str(folder), options, True)[0]
         assert isinstance(message, str)
@@ -270,6 +271,22 @@ def test_a_checkpoint_of_before_digests_is_not_taken_for_damaged(
         assert "damaged" not in message
         assert "remove" not in message.replace("was removed", "")
         assert sorted(path.name for path in checkpoints.iterdir()) == before
+
+
+def test_a_checkpoint_that_lost_its_digest_is_damaged(
+    runs: Path, folder: Path, gloo_pool: GlooPool
+) -> None:
+    """For the version that wrote it names itself in job.json, and writes digests."""
+    shutil.copytree(runs / "2-10", folder / "run")
+    checkpoint = folder / "run/checkpoints/step-00000010"
+    (checkpoint / "digest.json").unlink()
+    message = gloo_pool.run(run, str(folder), SHORT, True)[0]
+    assert f"{checkpoint}/digest.json: cannot be read" in message
+    assert "The checkpoint is damaged" in message
+    gone_back = gloo_pool.run(run, str(folder), [*SHORT, "train.on_damaged=go_back"], True)[0]
+    assert isinstance(gone_back, dict)
+    assert checkpoint.with_suffix(".damaged").exists()
+    check_whole(checkpoint)  # trained and written again
 
 
 def run_that_may_not_read(folder: str, name: str) -> dict[str, Any] | str:
@@ -431,8 +448,6 @@ def test_a_byte_of_any_file_is_missed(runs: Path, folder: Path) -> None:
             assert "The checkpoint is damaged: remove its folder" in str(caught.value)
         file.unlink()
         missing = f"{file.name}: cannot be read .*No such file"
-        if file.name == "digest.json":  # without it nothing says that files are damaged
-            missing = "has no digest.json, .* Go on with that version, or put the file back"
         with pytest.raises(DataError, match=missing):
             check_whole(checkpoint)
         file.write_bytes(whole)

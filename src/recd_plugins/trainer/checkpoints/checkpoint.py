@@ -40,6 +40,7 @@ from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
 from recd_plugins.trainer.checkpoints.files import (
     FileDigest,
+    UndigestedError,
     check_whole,
     damaged_file,
     digest_of,
@@ -177,6 +178,8 @@ class Checkpoints:
         for number, path in enumerate(found, start=1):
             try:
                 on_every_rank(partial(check_whole, path, *_place()))
+            except UndigestedError:
+                raise
             except DataError as error:
                 if on_damaged == "stop" or number == len(found):
                     raise

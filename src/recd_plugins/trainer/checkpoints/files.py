@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.trainer.checkpoints.number_keys import from_items
+from recd_plugins.trainer.checkpoints.version_before import VERSION
 from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 
 __all__ = [
     "FileDigest",
+    "UndigestedError",
     "check_whole",
     "checkpoint_of",
     "damaged_file",
@@ -37,6 +39,11 @@ __all__ = [
 NAME = "digest.json"
 REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """The answers of a system to who reads a file, which say nothing of what is in it."""
+
+
+class UndigestedError(DataError):
+    """A checkpoint has no digest.json, and is not known to be damaged: an older version, which
+    wrote none, may have written it."""
 
 
 class FileDigest(NamedTuple):
@@ -59,7 +66,8 @@ def write_digest(folder: Path, files: Mapping[str, FileDigest]) -> None:
 
 
 def read_digest(folder: Path) -> dict[str, FileDigest]:
-    """The files of a checkpoint; `DataError` where its digest.json is not what was written."""
+    """The files of a checkpoint; `DataError` where its digest.json is not what was written, and
+    `UndigestedError` where it may never have had one."""
     file = folder / NAME
     try:
         held = json.loads(file.read_text())
@@ -67,9 +75,10 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
             raise damaged_file(file, "its digest is not that of the files it names")
         return {name: FileDigest(*one) for name, one in held["files"].items()}
     except FileNotFoundError as error:
-        if not (folder / "job.json").exists():
+        # A version that names itself there writes a digest.json, too.
+        if VERSION in _read(folder / "job.json", {}):
             raise damaged_file(file, str(error)) from error
-        raise DataError(
+        raise UndigestedError(
             f"{folder}: has no {NAME}, by which its files are known to be whole: an older version "
             "of recd-plugins wrote it, from before checkpoints had one, or the file was removed. "
             "Go on with that version, or put the file back."
