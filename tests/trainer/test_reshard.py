@@ -36,7 +36,7 @@ from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.trainer.assemble import assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
-from recd_plugins.trainer.checkpoints.files import checkpoint_of, write_json
+from recd_plugins.trainer.checkpoints.files import checkpoint_of, read_rank, write_json
 from recd_plugins.trainer.checkpoints.other_ranks import (
     for_ranks,
     reshard,
@@ -98,6 +98,20 @@ def test_what_was_trained_is_the_same_on_other_ranks(
     last = folder / name / f"checkpoints/step-00000005/rank-{ranks - 1}.json"
     position = json.loads(last.read_text())["loader"]
     assert (position["epoch"], position["batches"]) == (1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_other_ranks_again_begin_the_same_epoch(folder: Path) -> None:
+    """However often a checkpoint is written for others, before any of them trains."""
+    runs = [folder / "two", *(folder / f"again-{number}" for number in range(3))]
+    before = stored(runs[0])
+    for source, target, ranks in zip(runs, runs[1:], (1, 4, 2), strict=False):
+        assert reshard(source, target, ranks).begins_epoch == 1
+        for name, tensor in stored(target).items():
+            assert torch.equal(tensor, before[name]), name
+    (last,) = (runs[-1] / "checkpoints").iterdir()
+    for rank in range(2):
+        assert read_rank(last, rank)["loader"] == {"begins_epoch": 1}
 
 
 TIERS = [

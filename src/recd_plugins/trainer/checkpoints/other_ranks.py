@@ -175,7 +175,10 @@ def _begins(position: Mapping[str, Any]) -> int | None:
 
 def _place(position: Mapping[str, Any]) -> tuple[int, bool] | None:
     """The epoch, and whether any batch of it was yielded: by the reader, or by a stage that keeps
-    its reader's state where a window begins, and counts its own batches from there."""
+    its reader's state where a window begins, and counts its own batches from there. None where no
+    epochs are counted."""
+    if set(position) == {BEGINS}:  # a checkpoint that was written for other ranks before
+        return None if position[BEGINS] is None else (int(position[BEGINS]), False)
     yielded = bool(position.get("batches"))
     if "epoch" in position:
         return int(position["epoch"]), yielded
