@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import io
 import json
-from contextlib import redirect_stdout
+import shutil
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.planner_bases import Retiers, Tiered
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.trainer.checkpoints.weights import checkpoint_reader
+from recd_plugins.trainer.retiering import Retiering
 
 REGISTRY: dict[str, Any] = {
     "plugins": ["recd_dlrm", "recd_flexshard"],
@@ -81,16 +88,81 @@ def test_replicas_move_and_losses_stay(gloo_pool: GlooPool, tmp_path: Path) -> N
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_resumed_run_says_that_replicas_are_planned_anew(
+DEDUP = {
+    "plugins": ["recd_dlrm", "recd_flexshard", "recd_dedup"],
+    "dedup": {"use": "exact", "groups": [["history", "history_category"]]},
+    "sharding": {**FLEXSHARD, "coalesce": "rank", "tiers": 3},
+}
+CACHE = {
+    "plugins": ["recd_dlrm", "recd_scars"],
+    "sharding": TORCHREC,
+    "cache": {
+        "use": "scars",
+        "size": "hit_rate",
+        "hit_rate": 0.9,
+        "window": 3,
+        "profile_batches": 1,
+    },
+}
+"""Hot batches, whose windows are of other steps than the moves."""
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("more", [{}, DEDUP, CACHE], ids=["rows", "unique", "hot batches"])
+def test_a_resumed_run_is_exact(gloo_pool: GlooPool, tmp_path: Path, more: dict[str, Any]) -> None:
+    """From before the first move, from the step of a move, and from between two: every bit of what
+    is trained and the rows that have replicas."""
+
+    def values(run: str) -> dict[str, Any]:
+        every = {"retier_every": 3, "checkpoint_every": 1, "eval_every": 4, "keep_checkpoints": 12}
+        return registry(tmp_path, run, FLEXSHARD, **every) | more
+
+    gloo_pool.run(hot_rows, values("whole"))
+    whole = tmp_path / "whole/checkpoints"
+    expected = stored(whole / "step-00000012")
+    rows = [TierPlan.load(whole / f"step-{step:08}/replicas.arrow") for step in (2, 12)]
+    assert rows[0].tables != rows[1].tables  # they have moved
+    for step in (2, 6, 8):
+        run, name = tmp_path / f"from-{step}", f"step-{step:08}"
+        shutil.copytree(whole / name, run / "checkpoints" / name)
+        shutil.copy(tmp_path / "whole/pins.json", run)
+        assert "planned anew" not in gloo_pool.run(printed, values(run.name), True)[0]
+        end = run / "checkpoints/step-00000012"
+        found = stored(end)
+        assert [name for name, one in expected.items() if not torch.equal(one, found[name])] == []
+        assert TierPlan.load(end / "replicas.arrow") == rows[1]
+        assert losses(run) == losses(tmp_path / "whole")[-len(losses(run)) :]
+
+
+def stored(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    reader = checkpoint_reader(checkpoint)
+    listed = reader.read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(tuple(one.size), dtype=one.properties.dtype)
+        for name, one in listed.items()
+    }
+    dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def test_a_resumed_run_says_where_replicas_are_planned_anew(
     gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
+    """By other options of the planner, and from a checkpoint of before they were kept."""
     for name, every in (("moves", 3), ("stays", 0)):
         values = registry(tmp_path, name, FLEXSHARD, retier_every=every, steps=5)
         assert "planned anew" not in gloo_pool.run(printed, values)[0]
-        again = registry(tmp_path, name, FLEXSHARD, retier_every=every, steps=6)
-        assert ("replicas are planned anew" in gloo_pool.run(printed, again, True)[0]) == bool(
-            every
-        )
+    other = {**FLEXSHARD, "goal": "budget", "budget_gb": 1e-6}
+    again = registry(tmp_path, "moves", other, retier_every=3, steps=6)
+    assert "replicas are planned anew" in gloo_pool.run(printed, again, True)[0]
+    again = registry(tmp_path, "stays", FLEXSHARD, retier_every=0, steps=6)
+    assert "planned anew" not in gloo_pool.run(printed, again, True)[0]
+    again = registry(tmp_path, "stays", FLEXSHARD, retier_every=3, steps=7)
+    assert "replicas are planned anew" in gloo_pool.run(printed, again, True)[0]
+    for steps in (5, 6):  # one rank has none that could move
+        values = registry(tmp_path, "alone", FLEXSHARD, retier_every=3, steps=steps)
+        assert "planned anew" not in gloo_pool.run(printed, values, steps == 6, world_size=1)[0]
 
 
 def printed(values: dict[str, Any], resume: bool = False) -> str:
@@ -139,3 +211,38 @@ def test_unique_samples_and_kept_outputs_do_not_hinder(gloo_pool: GlooPool, tmp_
 def test_a_planner_that_cannot_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match=r"retier_every: the planner of 'torchrec'"):
         load(registry(tmp_path, "run", TORCHREC, retier_every=3)).check()
+
+
+class Kept:
+    """A `dedup` of a plugin's own."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Kept:
+        return self
+
+
+class Anywhere(Tiered, Retiers):
+    tier_plan = TierPlan(tables={}, n_nodes=1, ranks_per_node=1)
+
+    def retier(self, batches: Any, group: Any) -> None:
+        raise AssertionError("no step was made")
+
+
+def written(folder: str, dedup: Any) -> list[str]:
+    """On a rank: what a checkpoint gets beside the latest batches."""
+    moves = Retiering(
+        Anywhere(), start=0, every=3, keep=2, named=lambda when: nullcontext(), fill=lambda: None
+    )
+    features = KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
+    one = torch.ones(1)
+    batch = Batch(dense=one.view(1, 1), features=features, labels=one, weights=one, dedup=dedup)
+    moves.on_batch(cast("Any", None), batch, "train")
+    moves.save(Path(folder), ahead=0)
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_batches_that_do_not_travel_end_no_run(gloo_pool: GlooPool, tmp_path: Path) -> None:
+    """Its checkpoints are then without the rows that have replicas, and it is resumed as before."""
+    (found,) = gloo_pool.run(written, str(tmp_path), Kept(), world_size=1)
+    assert found == []
+    (found,) = gloo_pool.run(written, str(tmp_path), None, world_size=1)
+    assert found == ["latest-batches.arrow", "replicas.arrow"]

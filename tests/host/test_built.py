@@ -401,7 +401,7 @@ def moves(registry: dict[str, Any]) -> str:
     """On a rank: the error of a planner whose replicas are to move."""
     stack = rp.load(registry)
     planner, named = stack.retiering_planner(), stack.planning.named
-    moving = Retiering(planner, start=0, every=1, keep=1, named=named)
+    moving = Retiering(planner, start=0, every=1, keep=1, named=named, fill=lambda: None)
     with pytest.raises(PluginError) as caught:
         moving.before_step(cast("Any", SimpleNamespace(step=1)))
     return str(caught.value)

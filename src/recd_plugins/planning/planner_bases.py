@@ -66,6 +66,15 @@ class Retiers(ABC):
         no table has replicas.
         """
 
+    def restore_replicas(self, plan: TierPlan) -> bool:
+        """Give the replicas to the rows that had them in a `plan` of before, which a checkpoint
+        has; whether they have them. By default they have not, and a run says so as it resumes.
+
+        Every rank calls it, before the first batch. A planner that remembers more than its plan
+        remembers that no more.
+        """
+        return False
+
 
 class Tiered:
     """A planner that gives rows replicas.

@@ -354,6 +354,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.tier_plan = from_rank_0(group, lambda: self.hotter(batches))
         self._cluster.retier(self.tier_plan)
 
+    def restore_replicas(self, plan: TierPlan) -> bool:
+        mine = self.tier_plan
+        if mine is None or self._cluster is None or not _only_rows_differ(mine, plan):
+            return False
+        self.tier_plan = plan
+        self._cluster.retier(plan)
+        return True
+
     def explain(self) -> str:
         return "\n".join([*self._left.in_words(), self.explanation])
 
@@ -629,3 +637,16 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _others_planner(self) -> HoldsRowWise:
         """The planner of the others, which has the tables with sizes row-wise."""
         return having_row_wise(self.others, self._held, self.kernels())
+
+
+def _only_rows_differ(one: TierPlan, other: TierPlan) -> bool:
+    """Whether both give as many replicas of the same tables, at the same places."""
+    return _without_rows(one) == _without_rows(other)
+
+
+def _without_rows(plan: TierPlan) -> tuple[object, ...]:
+    tables = {
+        name: (len(table.replicated), len(table.per_node), table.coalesce)
+        for name, table in plan.tables.items()
+    }
+    return plan.n_nodes, plan.ranks_per_node, plan.mapped, tables

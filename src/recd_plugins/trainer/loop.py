@@ -6,6 +6,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,8 +110,9 @@ class Loop:
             (self._forecasts, None),
             *chosen,
         ]
-        if settings.retier_every:
-            callbacks.append((self._retiering(start), None))
+        self._retiering = self._moves_of_replicas(start) if settings.retier_every else None
+        if self._retiering is not None:
+            callbacks.append((self._retiering, None))
         self._callbacks = Callbacks(callbacks, stack.schema)
         self._training = Training(
             model=job.model,
@@ -139,13 +141,14 @@ class Loop:
         """The period of the latest batch, where data grow."""
         self._watchdog = watchdog
 
-    def _retiering(self, start: int) -> Retiering:
+    def _moves_of_replicas(self, start: int) -> Retiering:
         return Retiering(
             self._stack.retiering_planner(),
             start=start,
             every=self._settings.retier_every,
             keep=self._settings.retier_batches,
             named=self._stack.planning.named,
+            fill=lambda: self._job.pipeline.fill_pipeline(self._batches),
         )
 
     def run(self, stop: StopSignal) -> dict[str, Any]:
@@ -167,6 +170,7 @@ class Loop:
         """Take over what the run had counted and reported as the checkpoint was made, and the rates
         and numbers of its optimizers: a scheduler that a callback has just made has changed
         them."""
+        self._restore_replicas(reached)
         for line in restore_groups(self._job, reached.numbers, reached.rates):
             self._report.say(line)
         for name in self._callbacks.load_state_dict(reached.callbacks):
@@ -193,6 +197,16 @@ class Loop:
         finished = bool(ended) or reached.step == self._settings.steps
         if not finished and evaluates_again(reached, self._settings):
             self._evaluate()
+
+    def _restore_replicas(self, reached: Reached) -> None:
+        retiering, folder = self._retiering, reached.replicas
+        if retiering is None or (folder is not None and retiering.restore(folder)):
+            return
+        hot = ", and its hot batches have other samples" if self._stack.ordered else ""
+        self._report.say(
+            "train.retier_every: replicas are planned anew, and are not where the run had "
+            f"moved them. It adds floats in another order than an uninterrupted one{hot}"
+        )
 
     def _so_far(self) -> dict[str, Any]:
         """The counts that `_go_on` takes over."""
@@ -338,7 +352,9 @@ class Loop:
         step = self._training.step
         self._report.sync()
         try:
-            self._checkpoints.save(self._job, step, self._positions.state, states, so_far)
+            self._checkpoints.save(
+                self._job, step, self._positions.state, states, so_far, self._write_replicas
+            )
             if self._stack.periods is not None and dist.get_rank() == 0:
                 self._stack.periods.remove_before(last_period(self._positions.state))
         except NotFiniteError as error:
@@ -348,6 +364,10 @@ class Loop:
                 raise
             self._unsaved.append(step)
             self._report.say(f"trained on without a checkpoint: {error}")
+
+    def _write_replicas(self, folder: Path) -> None:
+        if self._retiering is not None:
+            self._retiering.save(folder, len(self._ahead))
 
     def _report_metrics(self) -> None:
         step = self._training.step

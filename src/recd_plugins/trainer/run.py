@@ -188,12 +188,6 @@ def _resumed(
             report.say(f"a damaged checkpoint is passed over: {one}")
         for line in _resumed_in_words(reached, other, restarted, settings.run):
             report.say(line)
-        if settings.retier_every:
-            hot = ", and its hot batches have other samples" if stack.ordered else ""
-            report.say(
-                "train.retier_every: replicas are planned anew, and are not where the run had "
-                f"moved them. It adds floats in another order than an uninterrupted one{hot}"
-            )
         positions = Positions(loader, settings.steps - reached.step)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, reached, callbacks)
         return _finished(loop, report, launchers, settings.run)

@@ -7,6 +7,8 @@
                                    model has beside tensors
         job.json                   step, world size, plan, registry, digests of plugins' code,
                                    rates and numbers of optimizers, the version that wrote it
+        replicas.arrow, latest-batches.arrow
+                                   what the moves of replicas go on from, where these move
         digest.json                what each of these files was when it was written
 
 A folder is written under another name and renamed when whole, so no checkpoint is ever torn; what
@@ -19,7 +21,7 @@ import errno
 import json
 import shutil
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +70,7 @@ from recd_plugins.trainer.checkpoints.registry_before import (
     check_ranks,
     check_registry,
     have_same_end,
+    have_same_planner,
     new_rates,
     rates_of,
 )
@@ -112,6 +115,8 @@ class Reached:
     same_end: bool = False
     """Whether the registry has the run end when it would have ended then: its steps and callbacks
     are the same."""
+    replicas: Path | None = None
+    """The checkpoint, if the registry still has the planner whose replicas it may have."""
     new_rates: tuple[str, ...] = ()
     """The rates that hold from here on, where they are others than those before."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -205,8 +210,10 @@ class Checkpoints:
         loader: Mapping[str, Any],
         callbacks: Mapping[str, Any] | None = None,
         so_far: Mapping[str, Any] | None = None,
+        write: Callable[[Path], None] | None = None,
     ) -> Path:
-        """Write step `step`; afterwards the latest `keep` are left.
+        """Write step `step`; afterwards the latest `keep` are left. On rank 0, `write` adds files
+        of its own to the folder.
 
         `DiskFullError` on all ranks where there is no room for it; what was written is removed.
         `NotFiniteError` where weights are not finite; nothing is written.
@@ -242,6 +249,8 @@ class Checkpoints:
             on_every_rank(lambda: _make_anew(part))
             dcp.save(tensors, storage_writer=JsonWriter(part))
             files = on_every_rank(lambda: _rank_files(part, mine))
+            if write is not None:
+                on_every_rank(lambda: write(part) if dist.get_rank() == 0 else None)
             on_every_rank(lambda: self._complete(part, step, job, rates, files))
             on_every_rank(lambda: self._put(part, target))
         except (dcp.api.CheckpointException, OSError) as error:
@@ -371,6 +380,7 @@ class Checkpoints:
             loader=mine["loader"],
             random=random,
             same_end=have_same_end(before, now),
+            replicas=path if have_same_planner(before, now) else None,
             new_rates=tuple(new_rates(before, now)),
             numbers=numbers,
             rates=rates_of(before, now),

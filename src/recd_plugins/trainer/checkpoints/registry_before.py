@@ -11,7 +11,14 @@ from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.trainer.checkpoints.optimizer_numbers import RateOf
 
-__all__ = ["check_ranks", "check_registry", "have_same_end", "new_rates", "rates_of"]
+__all__ = [
+    "check_ranks",
+    "check_registry",
+    "have_same_end",
+    "have_same_planner",
+    "new_rates",
+    "rates_of",
+]
 
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
 """Registry keys that a resumed job may not change."""
@@ -95,6 +102,11 @@ def _rate(name: str, registry: Mapping[str, Any]) -> Any:
 def have_same_end(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a run ends when it would have ended then."""
     return _end(before) == _end(now)
+
+
+def have_same_planner(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether replicas are given by the same planner, at the same options."""
+    return all(before.get(slot) == now.get(slot) for slot in ("sharding", "cache"))
 
 
 def _end(registry: Mapping[str, Any]) -> tuple[Any, Any]:
