@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -114,6 +115,76 @@ def averaged(own: Job) -> Seen:
     return {"logits": logits, **average.state_dict()}
 
 
+def at_other_rates(own: Job) -> Seen:
+    """Each group of parameters has rates of its own, zero among them, which change as it trains."""
+    groups = own.optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    for number, batch in enumerate(own.batches(2 * STEPS)):
+        for place, (group, rate) in enumerate(zip(groups, rates, strict=True)):
+            group["lr"] = rate * ((number + place) % 3)
+        step(own, batch)
+    return {}
+
+
+class Bad(Exception):
+    """A batch is one that the trainer leaves out."""
+
+
+def leaves_out(own: Job) -> Seen:
+    """The model raises after its lookups, or the trainer before its backward; it goes on."""
+
+    def refuse(*_: object) -> None:
+        raise Bad
+
+    for number, batch in enumerate(own.batches(2 * STEPS)):
+        own.optimizer.zero_grad()
+        hook = own.model.module.over.register_forward_pre_hook(refuse) if number == 1 else None
+        try:
+            loss = own.model(batch)[0]
+            if number == 3:
+                raise Bad
+            loss.backward()
+        except Bad:
+            continue
+        finally:
+            if hook is not None:
+                hook.remove()
+        own.optimizer.step()
+    return {}
+
+
+def goes_back_to_the_best(own: Job) -> Seen:
+    """A copy of the state dict is loaded some steps later, and trained on from."""
+    logits = []
+    batches = [*own.batches(2 * STEPS)]
+    for number, batch in enumerate(batches):
+        step(own, batch)
+        if number == 1:
+            best = copy.deepcopy(own.model.state_dict())
+            logits.append(evaluated(own))
+        if number == 3:
+            logits.append(evaluated(own))
+            own.model.load_state_dict(best)
+            logits.append(evaluated(own))
+    assert torch.equal(logits[0], logits[2])
+    return {"logits": torch.stack(logits)}
+
+
+def in_strange_modes(own: Job) -> Seen:
+    """Every other step trains in the mode of evaluations, and an evaluation comes between each
+    forward and its backward, which another thread computes."""
+    logits = []
+    with ThreadPoolExecutor(1) as pool:
+        for number, batch in enumerate(own.batches(2 * STEPS)):
+            own.model.train(number % 2 == 0)
+            own.optimizer.zero_grad()
+            loss = own.model(batch)[0]
+            logits.append(evaluated(own))
+            pool.submit(loss.backward).result()
+            own.optimizer.step()
+    return {"logits": torch.stack(logits)}
+
+
 def run(
     habit: Habit,
     side: Side,
@@ -144,7 +215,19 @@ def trains_alike(habit: Habit, bags: ShardingKind = "row_wise") -> None:
     assert_alike(run(habit, "registry", bags=bags), *expected)
 
 
-@pytest.mark.parametrize("habit", [evaluating, clipped_and_scheduled, warmed_up, averaged])
+@pytest.mark.parametrize(
+    "habit",
+    [
+        evaluating,
+        clipped_and_scheduled,
+        warmed_up,
+        averaged,
+        at_other_rates,
+        leaves_out,
+        goes_back_to_the_best,
+        in_strange_modes,
+    ],
+)
 def test_what_a_trainer_does_around_its_steps(gloo_pool: GlooPool, habit: Habit) -> None:
     gloo_pool.run(trains_alike, habit)
 
