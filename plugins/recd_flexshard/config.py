@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -68,6 +69,12 @@ class FlexShardConfig(Config):
                 "or say `goal: budget`.",
                 "coalesce",
             )
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.profile is None:
+            return {}
+        why = "it is how many batches are counted, and `profile` names what was counted before"
+        return dict.fromkeys(self.set_among("profile_batches"), why)
 
     def _check_plan_alone(self) -> None:
         """Refuse options that size a plan beside a saved plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -92,6 +93,19 @@ class ScarsConfig(Config):
                 "looked up. Count some batches.",
                 "profile_batches",
             )
+
+    def idle_options(self) -> Mapping[str, str]:
+        idle: dict[str, str] = {}
+        if not self.hot_batches:
+            why = "hot batches are made of so many, and `hot_batches: false` has none made"
+            idle |= dict.fromkeys(self.set_among("window"), why)
+        if self.size != "optimum" and self.home != "host":
+            why = f"it is for `size: optimum` and `home: host`, and here is `size: {self.size}`"
+            idle |= dict.fromkeys(self.set_among("memory_gb", "activation_bytes"), why)
+        if self.profile is not None:
+            why = "it is how many batches are counted, and `profile` names what was counted before"
+            idle |= dict.fromkeys(self.set_among("profile_batches"), why)
+        return idle
 
     def _check_planned(self) -> None:
         """Refuse options that the sharding slot's planner decides."""

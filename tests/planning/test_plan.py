@@ -781,3 +781,20 @@ def plan_alone() -> list[str]:
 
 def test_a_plan_is_for_the_group_that_is_given(gloo_pool: GlooPool) -> None:
     assert gloo_pool.run(plan_alone) == [["[0]"], ["[0]"]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_options_of_an_accelerators_memory_are_named_on_a_cpu(device: str) -> None:
+    cached = {"compute_kernels": ["fused", "fused_uvm_caching"], "load_factor": 0.4}
+    lfu = {"cache_algorithm": "lfu"}
+    options = {"reserve": 0.4, "constraints": {"few": cached, "*": lfu}}
+    made = TorchRecPlanner(
+        parse(TorchRecPlannerConfig, options, "sharding"),
+        device=device,  # type: ignore[arg-type]  # one of both
+        batch_size=8,
+        sharders=default_sharders,
+    )
+    found = [str(one).split(":")[:2] for one in made.notices() if "CPU" in str(one)]
+    names = ["reserve", "constraints.few.load_factor", "constraints.*.cache_algorithm"]
+    expected = [["sharding", f" {name} is not used"] for name in names]
+    assert found == (expected if device == "cpu" else [])

@@ -56,11 +56,6 @@ def chosen_groups(
     """
     if config.groups == "auto":
         return _advised(config, context, deduplicated)
-    if config.features != type(config).features:
-        raise RegistryError(
-            "is for `groups: auto`, and here the groups are given: name their features there.",
-            "dedup.features",
-        )
     from recd_plugins.api.batch import check_groups
 
     schema, named = context.schema, [name for group in config.groups for name in group]

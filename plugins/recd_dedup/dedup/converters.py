@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from recd_dedup.dedup.chosen import chosen_groups
-from recd_plugins.api import Config, Context, GivesNotices, Notice, Range
+from recd_plugins.api import Config, Context, GivesNotices, Notice, Range, RegistryError
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -55,6 +55,30 @@ class GroupsConfig(Config):
     this device and these links for this model; or the bytes of a batch, which are memory too."""
     validate: bool = False
     """Check the rules of every tensor made; slow, to find defects."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.groups == "auto":
+            return
+        if self.set_among("features"):
+            raise RegistryError(
+                "is for `groups: auto`, and here the groups are given: name their features there.",
+                "features",
+            )
+        named = [name for group in self.groups for name in group]
+        if not named or not all(self.groups):
+            raise RegistryError(
+                "one is empty, or there is none. Name one feature at least in each.", "groups"
+            )
+        for name in named:
+            if named.count(name) > 1:
+                raise RegistryError(f"{name!r} is named twice. Keep it in one group.", "groups")
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.groups == "auto":
+            return {}
+        why = "it is for `groups: auto`, and here the groups are given"
+        return dict.fromkeys(self.set_among("min_factor", "weigh"), why)
 
 
 class GroupConverter(GivesNotices, ABC):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count, pairwise, takewhile
 from pathlib import Path
@@ -167,6 +167,12 @@ class ClusterConfig(Config):
     """Leave out of the files what repeats: a null stands for each list of ids that equals the row
     before's. Files get smaller, and are read without decoding a list twice; other readers of
     Parquet see the nulls."""
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.engine == "spark":
+            return {}
+        why = f"it is for `engine: spark`, and engine is {self.engine}"
+        return dict.fromkeys(self.set_among("spark_master"), why)
 
 
 class ClusterBySession:

@@ -89,6 +89,11 @@ class GrowingLogConfig(LoggedConfig):
     """Periods behind the one that the latest checkpoint is in whose tables stay; of those before
     them the manifests do, by which the log gives the same tables again."""
 
+    def idle_options(self) -> Mapping[str, str]:
+        why = "a period knows the ids of all of its requests"
+        found = {f"join.{option}": why for option in self.join.set_among("remember_ms")}
+        return {**super().idle_options(), **found}
+
 
 class GrowingLogDataset(GrowingDataset):
     """The periods of a log, whose manifests lie in a folder of the registry's."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import pyarrow as pa
 
@@ -62,6 +62,8 @@ class LoggedConfig(Config):
                 )
             object.__setattr__(self, "schema", self.messages.schema)
             if self.messages.kind is None:  # no event is waited for
+                if self.join.window_ms:
+                    object.__setattr__(self, "_set_idly", self.join.set_among("window_ms"))
                 object.__setattr__(self, "join", replace(self.join, window_ms=0))
         elif self.schema == Schema():
             raise RegistryError(
@@ -71,6 +73,13 @@ class LoggedConfig(Config):
             )
         if self.schema.session_id is None or self.schema.timestamp is None:
             raise RegistryError("must name session_id and timestamp: logs have both.", "schema")
+
+    # The times of `join` that are set, and by which no message is waited for.
+    _set_idly: ClassVar[Sequence[str]] = ()
+
+    def idle_options(self) -> Mapping[str, str]:
+        why = "it is how long events are waited for, and without `messages.kind` there are none"
+        return {f"join.{option}": why for option in self._set_idly}
 
     def decoder(self, route: LogRoute) -> Decoder:
         """What reads the messages of a log that is routed so."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
@@ -36,6 +36,12 @@ class RowsConfig(Config):
     """The probability of label 1."""
     seed: Annotated[int, Range(ge=0)] = 0
     """Same seed, same rows; the trainer's seed has no say in it."""
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.dense:
+            return {}
+        why = "it is the distribution of dense values, and `dense: 0` has none"
+        return dict.fromkeys(self.set_among("dense_distribution"), why)
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -85,6 +91,12 @@ class RandomConfig(RowsConfig):
                 "give one number for all, or one per feature.",
                 where="lookups",
             )
+
+    def idle_options(self) -> Mapping[str, str]:
+        idle = dict(super().idle_options())
+        if self.fixed_lookups and all(most == 1 for most in self.most_lookups):
+            idle["fixed_lookups"] = "each sample has one id of each feature by `lookups` alone"
+        return idle
 
     @property
     def most_lookups(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -113,7 +113,6 @@ class ServiceReaderConfig(Config):
                 "`--most-workers`, and leave this out.",
                 "most_workers",
             )
-
         self._check_who_starts()
 
     def _check_who_starts(self) -> None:
@@ -126,20 +125,30 @@ class ServiceReaderConfig(Config):
                 except RegistryError as error:
                     raise RegistryError(error.message, option) from None
         if self.coordinator is not None:
-            of_started = {"backend": "local", "ray_address": None, "key": None, "cache": None}
-            for option, left_out in of_started.items():
-                if getattr(self, option) != left_out:
-                    raise RegistryError(
-                        "is of workers that the rank starts, but those of a coordinator are "
-                        "started by `recd serve`, which has the same option. Take it out here.",
-                        option,
-                    )
+            for option in self.set_among("backend", "ray_address", "key", "cache"):
+                raise RegistryError(
+                    "is of workers that the rank starts, but those of a coordinator are "
+                    "started by `recd serve`, which has the same option. Take it out here.",
+                    option,
+                )
         elif self.backend != "ray" and self.ray_address is not None:
             raise RegistryError(
                 f"is of actors of Ray, but `backend: {self.backend}` starts processes of this "
                 "machine. Write `backend: ray`, or take it out.",
                 "ray_address",
             )
+
+    def idle_options(self) -> Mapping[str, str]:
+        order = LocalReaderConfig(shuffle=self.shuffle, window=self.window, sessions=self.sessions)
+        idle = {**order.idle_options()}
+        if self.coordinator is not None:
+            why = "it is of workers that the rank starts, and a coordinator's are started elsewhere"
+            idle |= dict.fromkeys(self.set_among("buffer_mib", "cache_mib"), why)
+        elif self.cache is None and self.set_among("cache_mib"):
+            idle["cache_mib"] = "it is the size of the folder that `cache` names, which names none"
+        if self.key is not None and self.certificate is None:
+            idle["key"] = "it is the private key of `certificate`, which names none"
+        return idle
 
     @property
     def forks(self) -> bool:

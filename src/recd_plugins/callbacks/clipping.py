@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -41,6 +42,12 @@ class ClippingConfig(Config):
             )
         if self.norm is None and self.value is None:
             raise RegistryError("neither `norm` nor `value` is set, so nothing would be clipped.")
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.norm is not None:
+            return {}
+        why = "it is the order of `norm`, which is not set"
+        return dict.fromkeys(self.set_among("norm_type"), why)
 
 
 class Clipping(Callback):

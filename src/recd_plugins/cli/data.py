@@ -51,6 +51,7 @@ def prepare(
         from recd_plugins.stack import load
 
         stack = load(registry, overrides or ())
+        stack.check_options()
         with progress() as show:
             tables = stack.prepare(show)
         found: dict[str, dict[str, Any]] = {

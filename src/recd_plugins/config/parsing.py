@@ -15,7 +15,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -24,7 +24,7 @@ from recd_plugins.describe import bare, describe, field_docs, type_hints
 from recd_plugins.errors import DataError, RegistryError, nearest, shown, without_frames
 from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
-__all__ = ["Config", "Range", "option_path", "parse", "path_of"]
+__all__ = ["Config", "Range", "idle_options", "option_path", "parse", "path_of"]
 
 C = TypeVar("C")
 
@@ -59,6 +59,16 @@ class Config:
     def __post_init__(self) -> None:
         for name, hint in type_hints(type(self)).items():
             _check_bounds(hint, getattr(self, name), name)
+
+    def idle_options(self) -> Mapping[str, str]:
+        """The options that are set and do nothing beside the others, each with a clause that says
+        why: a notice has it."""
+        return {}
+
+    def set_among(self, *names: str) -> list[str]:
+        """Those of these options that have another value than by default."""
+        fields = [one for one in dataclasses.fields(self) if one.name in names]
+        return [one.name for one in fields if getattr(self, one.name) != one.default]
 
 
 def _check_bounds(hint: Any, value: Any, where: str) -> None:
@@ -140,6 +150,28 @@ def parse(
             "its traceback.",
             where,
         ) from error
+
+
+def idle_options(config: Config) -> Iterator[tuple[str, str]]:
+    """The options that do nothing beside the others of a config, or of one that an option of it
+    holds: their paths, and why."""
+    yield from config.idle_options().items()
+    for field in dataclasses.fields(config):
+        for path, part in _parts(getattr(config, field.name), field.name):
+            for option, why in idle_options(part):
+                yield f"{path}.{option}", why
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, Config]]:
+    """The configs that an option holds, by their paths."""
+    if isinstance(value, Config):
+        yield path, value
+    elif isinstance(value, tuple):
+        for index, part in enumerate(value):
+            yield from _parts(part, f"{path}[{index}]")
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _parts(part, f"{path}.{key}")
 
 
 def option_path(config: type, name: str) -> str:

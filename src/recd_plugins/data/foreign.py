@@ -81,6 +81,12 @@ class ForeignFeature(SparseFeature):
                 "vocabulary",
             )
 
+    def idle_options(self) -> Mapping[str, str]:
+        if self.ids == "hash":
+            return {}
+        why = f"it is for `ids: hash`, and {self.name!r} has `ids: {self.ids}`"
+        return dict.fromkeys(self.set_among("hash_seed"), why)
+
     @property
     def conformed(self) -> SparseFeature:
         """The feature as it is once its ids are rows of a table."""
@@ -142,6 +148,12 @@ class ForeignSchema(Config):
         check_unique([*self._floats, *(feature.name for feature in self.sparse)])
         self._check_nulls()
         _ = self.conformed  # it may name a column twice
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.timestamp is not None:
+            return {}
+        why = "it is the unit of `timestamp`, and that is null"
+        return dict.fromkeys(self.set_among("timestamp_unit"), why)
 
     @property
     def session_columns(self) -> tuple[str, ...]:

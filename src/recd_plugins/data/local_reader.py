@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,6 +56,17 @@ class LocalReaderConfig(Config):
     read_log: Path | None = None
     """A file to which each job adds a line: which columns of the train split it reads. Jobs may
     share it; `recd data rewrite --read-log` lays tables out by it."""
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.shuffle and self.window:
+            return {}
+        off = "`window: 0`" if self.shuffle else "`shuffle: false`"
+        idle = {}
+        if self.sessions == "together":
+            idle["sessions"] = f"it says which rows are shuffled as one, and {off} shuffles none"
+        if not self.shuffle and self.set_among("window"):
+            idle["window"] = f"it says which rows are shuffled, and {off} shuffles none"
+        return idle
 
     @property
     def forks(self) -> bool:

@@ -68,6 +68,9 @@ BY_ROWS = frozenset({"row_wise", "table_row_wise"})
 them a rank has parts of bags, on which the processor runs: TorchRec's own processors know the
 places of ids in whole bags, and a trainer's own one sees their places in the parts."""
 
+COLUMN_WISE = frozenset({"column_wise", "table_column_wise", "grid_shard"})
+"""The sharding types by which a shard has some of a table's columns."""
+
 CacheAlgorithm = Literal["lru", "lfu"]
 """Which rows a `fused_uvm_caching` kernel keeps: those looked up last, or most often."""
 
@@ -97,6 +100,16 @@ class TableConstraint(Config):
             raise RegistryError(
                 "is for the kernel fused_uvm_caching: name it under compute_kernels.", "load_factor"
             )
+
+    def idle_options(self) -> Mapping[str, str]:
+        idle: dict[str, str] = {}
+        if self.compute_kernels and "fused_uvm_caching" not in self.compute_kernels:
+            why = "it is for the kernel fused_uvm_caching, which compute_kernels do not name"
+            idle |= dict.fromkeys(self.set_among("cache_algorithm"), why)
+        if self.sharding_types and not COLUMN_WISE & {*self.sharding_types}:
+            why = "it is for shards of columns, of which sharding_types make none"
+            idle |= dict.fromkeys(self.set_among("min_partition"), why)
+        return idle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from weakref import ref
 
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed, so_many
-from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise
+from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise, Unused
 from recd_plugins.patterns import fitting
 from recd_plugins.planning.constraints import (
     TableConstraint,
@@ -462,6 +462,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 "each is on every rank, where TorchRec itself, which knows no rates of links, "
                 "would shard it",
             ),
+            *self._idle_here(),
             *self._unnamed(
                 small,
                 "each has no more rows than a batch has samples, or than the "
@@ -469,6 +470,23 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 "TorchRec itself may have it on every rank, which is chance, too",
             ),
         ]
+
+    def _idle_here(self) -> Iterator[Notice]:
+        """Notices of options that are for memory of an accelerator, where tables train on a CPU."""
+        if self._device != "cpu":
+            return
+        config = self._config
+        idle = dict.fromkeys(config.set_among("reserve"), "the share of an accelerator's memory")
+        for table, constraint in config.constraints.items():
+            for name in constraint.set_among("load_factor", "cache_algorithm"):
+                if not {*constraint.idle_options()} & {name}:
+                    idle[f"constraints.{table}.{name}"] = "the kernel fused_uvm_caching, of CUDA"
+        for option, what in idle.items():
+            yield Unused(
+                what=f"{self._where}: {option}",
+                why=f"it is for {what}, and this job trains on the CPU",
+                cure=f"Take {option} out, or train on CUDA.",
+            )
 
     def _unnamed(self, tables: Sequence[str], plainly: str) -> Iterator[Notice]:
         if tables:

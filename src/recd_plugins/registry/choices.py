@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, get_args
 
-from recd_plugins.config import Config, option_path, parse, path_of
+from recd_plugins.config import Config, idle_options, option_path, parse, path_of
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.schema_file import load_schema, options_of_schema
 from recd_plugins.describe import type_hints
@@ -33,7 +33,7 @@ from recd_plugins.errors import (
 from recd_plugins.hooks.blame import Raised, raised_by, who_exits
 from recd_plugins.hooks.imported import Provider
 from recd_plugins.hooks.manager import Catalog
-from recd_plugins.notices import Empty, GivesNotices, LeftOut, Notice
+from recd_plugins.notices import Empty, GivesNotices, LeftOut, Notice, Unused
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices
 from recd_plugins.registry.capability import check_needs
@@ -100,6 +100,17 @@ class Choice:
             if type(one) is Notice:
                 raise PluginError(f"{whose} a Notice of no kind. {fix}")
         return each
+
+    def idle_options(self) -> Iterator[Unused]:
+        """Notices of options that do nothing beside others of the record, or of the one that it
+        stands in front of."""
+        if isinstance(self.config, Config):  # else it is a dataclass of the plugin's own
+            with self.named("when asked which options do nothing"):
+                found = [*idle_options(self.config)]
+            for option, why in found:
+                yield Unused(what=f"{self.where}: {option}", why=why, cure=f"Take {option} out.")
+        if self.others is not None:
+            yield from self.others.idle_options()
 
     @property
     def what(self) -> str:

@@ -346,6 +346,11 @@ class Stack(LooksAtBatches):
         self.check_planner()
         self._features.check()
 
+    def check_options(self) -> None:
+        """Say which options do nothing beside the others, as every plan does; an error with
+        `strict: true`."""
+        self._usage.idle_options()
+
     def check_planner(self) -> None:
         """Check what the registry's planner can do, which needs no table."""
         if self.registry.train.retier_every:

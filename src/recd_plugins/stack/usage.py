@@ -64,12 +64,18 @@ class Usage:
         """Give notices that all ranks found alike."""
         self._give(*notices)
 
+    def idle_options(self) -> None:
+        """Look at options that do nothing beside other options of their record."""
+        for choice in (one for chosen in self._registry.choices.values() for one in chosen):
+            self._give(*choice.idle_options())
+
     def as_written(self, world_size: int) -> None:
         """Give notices of what registry.yaml itself shows: keys of it, or of a topology's file,
         with nothing behind them, perhaps since that was commented out; overrides with nothing
         behind them, as from an unset variable of the shell; settings that an override drops, or
         that other settings make idle; and changes that its plugins make to the process."""
         source = self._registry.source
+        self.idle_options()
         self._give(*_idle_settings(self._registry, world_size))
         self._give(*self._registry.catalog.put_back, *self._registry.empty)
         self._give(*map(_replaced, source.rewritten))

@@ -124,6 +124,21 @@ class SessionsConfig(Config):
         except RegistryError as error:  # a column named twice
             raise RegistryError(error.message, where="features") from None
 
+    def idle_options(self) -> Mapping[str, str]:
+        kinds = {feature.kind for feature in self.features if not feature.sequence}
+        histories = any(feature.sequence for feature in self.features)
+        there = {
+            "dense": (self.dense > 0, "dense feature"),
+            "ids": (bool(kinds), "feature that is no sequence"),
+            "affinity": (len(kinds) == 2, "feature of users beside one of items"),
+            "history": (histories and "item" in kinds, "sequence beside a feature of items"),
+        }
+        return {
+            f"label.{term}": f"there is no {there[term][1]} that a label could depend on"
+            for term in self.label.set_among(*there)
+            if not there[term][0]
+        }
+
     @property
     def dense_names(self) -> tuple[str, ...]:
         return tuple(f"dense_{j}" for j in range(self.dense))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -94,6 +94,13 @@ class TraceConfig(RowsConfig):
                     "none: take one of the two out.",
                     where="features",
                 )
+
+    def idle_options(self) -> Mapping[str, str]:
+        idle = dict(super().idle_options())
+        if not any(feature.trace or feature.table for feature in self.features):
+            why = "it is how much of a trace or a table is profiled, and no feature names one"
+            idle |= dict.fromkeys(self.set_among("profiled_accesses"), why)
+        return idle
 
     def schema(self, num_ids: Sequence[int]) -> Schema:
         """The columns, with so many ids of each feature."""
