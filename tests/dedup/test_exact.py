@@ -100,7 +100,6 @@ def test_options_of_a_registry():
         ({"groups": [["shop"], ["shop"]]}, "dedup.groups: 'shop' is named twice"),
         ({"groups": []}, "dedup.groups: .*Name one feature at least"),
         ({"groups": [["shop"], []]}, "dedup.groups: .*Name one feature at least"),
-        ({"groups": [["a"]], "features": ["a"]}, r"dedup\.features: is for `groups: auto`"),
     ):
         with pytest.raises(RegistryError, match=reason):
             parse(GroupsConfig, options, "dedup")

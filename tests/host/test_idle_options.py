@@ -61,8 +61,14 @@ def idle(slot: str, value: Any) -> list[str]:
         ),
         (
             "dedup",
-            {"use": "exact", "groups": [["a"]], "min_factor": 2, "weigh": "bytes"},
-            ["min_factor", "weigh"],
+            {
+                "use": "exact",
+                "groups": [["a"]],
+                "features": ["a"],
+                "min_factor": 2,
+                "weigh": "bytes",
+            },
+            ["features", "min_factor", "weigh"],
         ),
         (
             "sharding",

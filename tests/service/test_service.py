@@ -108,7 +108,15 @@ def test_ranks_are_copied_for_workers_that_they_fork_alone() -> None:
 @pytest.mark.filterwarnings(
     "ignore::recd_plugins.notices.NoticeWarning"
 )  # that nothing is worth it
-@pytest.mark.parametrize("dedup", ["exact", {"use": "exact"}, {"use": "partial", "groups": "auto"}])
+@pytest.mark.parametrize(
+    "dedup",
+    [
+        "exact",
+        {"use": "exact"},
+        {"use": "partial", "groups": "auto"},
+        {"use": "exact", "features": ["history", "times"], "min_factor": 2.0, "weigh": "bytes"},
+    ],
+)
 @pytest.mark.parametrize("found", [(), (("history", "times"),)])
 def test_workers_have_the_groups_that_were_advised(tables, monkeypatch, dedup, found):
     """However `auto` is written, and where nothing is worth it."""

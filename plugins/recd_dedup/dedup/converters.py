@@ -60,11 +60,6 @@ class GroupsConfig(Config):
         super().__post_init__()
         if self.groups == "auto":
             return
-        if self.set_among("features"):
-            raise RegistryError(
-                "is for `groups: auto`, and here the groups are given: name their features there.",
-                "features",
-            )
         named = [name for group in self.groups for name in group]
         if not named or not all(self.groups):
             raise RegistryError(
@@ -78,7 +73,7 @@ class GroupsConfig(Config):
         if self.groups == "auto":
             return {}
         why = "it is for `groups: auto`, and here the groups are given"
-        return dict.fromkeys(self.set_among("min_factor", "weigh"), why)
+        return dict.fromkeys(self.set_among("features", "min_factor", "weigh"), why)
 
 
 class GroupConverter(GivesNotices, ABC):
