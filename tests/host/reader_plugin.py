@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api import Config, Context, PreprocessRecord, ReaderRecord, hookimpl
-from recd_plugins.api.batch import Batch, LocalLoader
+from recd_plugins.api.batch import Batch, LocalLoader, WrappedLoader
 from recd_plugins.api.data import Schema
 from recd_plugins.api.reading import LocalReader, LocalReaderConfig
 from recd_plugins.api.rows import with_ids
@@ -32,6 +32,9 @@ class RareConfig(Config):
     """What `__len__` says; by default as the local reader's."""
     spreads: bool = False
     """Whether its loader begins anywhere in the epoch."""
+    transforms: Literal["inside", "outside", "never", "never, bare", "never, wrapped"] = "inside"
+    """Who calls the transform: the local reader, its own loader, or nobody; and what its loader is
+    then, if not its own: the local reader's, or one in front of that."""
 
 
 class RareReader:
@@ -40,7 +43,12 @@ class RareReader:
 
     def loader(self, table: Any, *, transform: Any = None, **share: Any) -> Any:
         local = LocalReader(LocalReaderConfig(), seed=self.seed, pin_memory=False)
-        inner = local.loader(table, transform=transform, **share)
+        calls = self.config.transforms
+        inner = local.loader(table, transform=transform if calls == "inside" else None, **share)
+        if calls == "never, bare":
+            return inner
+        if calls in ("never, wrapped", "outside"):
+            return InFront(inner, transform if calls == "outside" else None)
         kind = SpreadLoader if self.config.spreads else RareLoader
         return kind(inner, self.config)
 
@@ -72,6 +80,17 @@ class RareLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)
+
+
+class InFront(WrappedLoader):
+    """The local reader's loader, and a transform of its batches."""
+
+    def __init__(self, inner: LocalLoader, transform: Callable[[Batch], Batch] | None) -> None:
+        self._loader, self._transform = inner, transform
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            yield batch if self._transform is None else self._transform(batch)
 
 
 class SpreadLoader(RareLoader):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recd_plugins.data.local_loader import LocalLoader
-from recd_plugins.errors import DataError, PluginError
+from recd_plugins.data.transform import BatchTransform
+from recd_plugins.errors import CapabilityError, DataError, PluginError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.sample import Spread
 from recd_plugins.stack import Stack, load
@@ -115,3 +118,50 @@ def test_the_hosts_readers_check_as_they_read(tmp_path: Path) -> None:
     loader = stack_of(tmp_path).loader(0, 1)
     assert isinstance(loader, LocalLoader)
     assert loader.checks_ids
+
+
+@pytest.mark.parametrize("transforms", ["never", "never, bare", "never, wrapped"])
+def test_a_reader_whose_batches_go_through_no_transform_is_told(
+    tmp_path: Path, transforms: str
+) -> None:
+    plugins = ["recd_dlrm", "recd_dsi", PLUGIN]
+    steps = [{"use": "first_x", "n": 1, "features": ["cat_1"]}]
+    reader = {"use": "rare", "at": 99, "transforms": transforms}
+    stack = stack_of(tmp_path, plugins=plugins, reader=reader, preprocess=steps)
+    with pytest.warns(NoticeWarning) as found:
+        assert len([*stack.loader(0, 1), *stack.loader(0, 1, "test")]) == 11
+    assert [str(one.message) for one in found] == [
+        "preprocess[0]: first_x is not used: the loader of reader: rare yields batches that did "
+        "not go through the `transform` which it was given. Have it yield `transform(batch)`, or "
+        "take another reader."
+    ]
+    strict = stack_of(tmp_path, plugins=plugins, reader=reader, preprocess=steps, strict=True)
+    with pytest.raises(CapabilityError, match="first_x is not used"):
+        list(strict.loader(0, 1))
+
+
+@pytest.mark.parametrize("transforms", ["inside", "outside"])
+@pytest.mark.parametrize("steps", [[], [{"use": "first_x", "n": 1, "features": ["cat_1"]}]])
+@pytest.mark.filterwarnings("error::recd_plugins.notices.NoticeWarning")
+def test_whoever_calls_the_transform_is_right(
+    tmp_path: Path, transforms: str, steps: list[Any]
+) -> None:
+    reader = {"use": "rare", "at": 99, "transforms": transforms}
+    plugins = ["recd_dlrm", "recd_dsi", PLUGIN]
+    stack = stack_of(tmp_path, plugins=plugins, reader=reader, preprocess=steps)
+    longest = max(int(batch.features["cat_1"].lengths().max()) for batch in stack.loader(0, 1))
+    assert longest == (1 if steps else 2)
+
+
+def test_a_transform_knows_of_batches_in_another_process(tmp_path: Path) -> None:
+    (batch, *_) = stack_of(tmp_path).loader(0, 1)
+    pickled, forked, here = BatchTransform([]), BatchTransform([]), BatchTransform([])
+    assert not any(one.taken_up for one in (pickled, forked, here))
+    assert not pickle.loads(pickle.dumps(pickled)).taken_up
+    child = multiprocessing.get_context("fork").Process(target=forked, args=(batch,))
+    child.start()
+    child.join(60)
+    here(batch)
+    assert pickled.taken_up
+    assert forked.taken_up
+    assert here.taken_up

@@ -91,6 +91,11 @@ class RankBatches(IterableDataset[HandedOver]):
         return EpochIterator(self, self.epoch, self.first)
 
     @property
+    def transform(self) -> Transform | None:
+        """The transform that its batches go through."""
+        return self._transform
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The parts that are timed."""
         transform = self._transform

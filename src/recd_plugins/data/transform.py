@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
@@ -48,6 +49,7 @@ class BatchTransform:
         """All ids that it leaves in a batch are held to `bounds`, if there are any. `who` opens the
         messages of the converter: its record and its place in registry.yaml."""
         trace_own_thread_alone()  # a thread may read ahead, as that of hot batches does
+        self._taken_up = mmap.mmap(-1, 1)
         self._who = f"{who}: "
         self._bounds = bounds
         self._steps = [
@@ -67,12 +69,26 @@ class BatchTransform:
         self.asks = () if dedup is None else _asked(dedup, self._who)
         """The columns that it asks for beside them: some of `ASKABLE`."""
 
+    @property
+    def taken_up(self) -> bool:
+        """Whether a batch went through it, here or in a process that was forked with it, or it was
+        pickled for another process."""
+        return self._taken_up[0] > 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._taken_up[0] = 1
+        return {name: one for name, one in self.__dict__.items() if name != "_taken_up"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _taken_up=mmap.mmap(-1, 1))
+
     def __call__(self, batch: Batch, unjoined: Columns | None = None) -> Batch:
         """A reader may hand over what the converter takes as `unjoined` columns.
 
         Then the batch's features are the others; without `unjoined` they are all. What the
         converter asks for beside features is in `unjoined` alone.
         """
+        self._taken_up[0] = 1
         features, dedup, dense = batch.features, batch.dedup, batch.dense
         if self._dedup is not None and self.takes:
             with self.seconds.of(CONVERT):
@@ -93,6 +109,7 @@ class BatchTransform:
         Without a converter, `dedup` is what they became before. What is made of dense columns is
         not there.
         """
+        self._taken_up[0] = 1
         if self._dedup is not None and self.takes:
             features, dedup = self._deduplicated(self._dedup, features, unjoined)
         features, dedup, _ = self._transformed(features, dedup, None, ReadSeconds())

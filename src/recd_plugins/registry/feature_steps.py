@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.conversion import Conversion
+    from recd_plugins.data.transform import BatchTransform
     from recd_plugins.registry.delivered import Delivered
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf
@@ -442,7 +443,7 @@ class FeatureSteps:
         return why
 
     @property
-    def transform(self) -> Callable[[Batch], Batch] | None:
+    def transform(self) -> BatchTransform | None:
         """The transform that a reader's batches go through; None where they stay as they are."""
         converter = self.converter
         if getattr(converter, "groups", None) == ():

@@ -165,11 +165,14 @@ class CheckedLoader(WrappedLoader):
         check: BatchCheck,
         unseen: Callable[[torch.device], None],
         named: Named = lambda when: nullcontext(),
+        came: Callable[[], None] = lambda: None,
     ) -> None:
-        """`unseen` hears once of batches whose ids lie on a device. Inside of `named(when)`, an
-        error of the loader's own becomes one that names whose it is."""
+        """`unseen` hears once of batches whose ids lie on a device, and `came` of the first batch.
+        Inside of `named(when)`, an error of the loader's own becomes one that names whose it
+        is."""
         self._loader, self._check, self._unseen = loader, check, unseen
-        self._named = named
+        self._named, self._came = named, came
+        self._is_first = True
         self._begins = True
         """Whether the loader stands at the beginning of an epoch, as far as is known."""
 
@@ -214,6 +217,9 @@ class CheckedLoader(WrappedLoader):
             self._loader.close()
 
     def _checked(self, batch: Batch) -> Batch:
+        if self._is_first:
+            self._is_first = False
+            self._came()
         before = self._check.unseen
         self._check(batch)
         if before is None and self._check.unseen is not None:
@@ -241,10 +247,11 @@ def checked(
     check: BatchCheck,
     unseen: Callable[[torch.device], None],
     named: Named = lambda when: nullcontext(),
+    came: Callable[[], None] = lambda: None,
 ) -> CheckedLoader:
-    """The loader, its batches checked as they come."""
+    """The loader, its batches checked as they come; `came` hears of the first."""
     kind = CheckedSpread if isinstance(loader, Spread) else CheckedLoader
-    return kind(loader, check, unseen, named)
+    return kind(loader, check, unseen, named, came)
 
 
 def kind_of(loader: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
@@ -35,7 +36,14 @@ class Loaders:
 
     def open(self, tables: Tables, rank: int, world_size: int, split: Split) -> Loader:
         """The batches of a rank in the reader's own order."""
-        context = dataclasses.replace(self._contexts.of("reader"), delivery=self.delivery)
+        asked = False
+
+        def delivery() -> Delivery:
+            nonlocal asked
+            asked = True  # another process has the transform by it
+            return self.delivery()
+
+        context = dataclasses.replace(self._contexts.of("reader"), delivery=delivery)
         choice = self._registry.one("reader")
         reader: Reader = choice.build(context)
         transform = self._features.transform
@@ -49,18 +57,34 @@ class Loaders:
                 transform=transform,
             )
         check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
-        if getattr(loader, "checks_ids", False):
-            return loader
+
+        from recd_plugins.data.local_loader import LocalLoader
         from recd_plugins.slots.batch_check import BatchCheck, checked
 
+        groups = getattr(self._features.converter, "groups", ())
+        steps = [*self._registry.chosen("preprocess")]
+        if groups:
+            steps += self._registry.chosen("dedup")
+
+        def came() -> None:
+            if not (transform is None or transform.taken_up or asked):
+                self._usage.untransformed(choice, steps)
+
+        checks_ids = bool(getattr(loader, "checks_ids", False))
+        if type(loader) is LocalLoader:  # it has a transform from the beginning, or none
+            if transform is not None and loader.source.transform is None:
+                self._usage.untransformed(choice, steps)
+            return loader
+        if checks_ids and (transform is None or asked):
+            return loader
         check = BatchCheck(
             self._schema(),
             f"{choice.who}: its loader yielded",
-            converted=bool(getattr(self._features.converter, "groups", ())),
+            ids=not checks_ids,
+            converted=bool(groups),
         )
-        return checked(
-            loader, check, lambda device: self._usage.unseen(choice, device), choice.named
-        )
+        unseen = partial(self._usage.unseen, choice)
+        return checked(loader, check, unseen, choice.named, came)
 
     def delivery(self) -> Delivery:
         """What another process needs to make the same batches."""

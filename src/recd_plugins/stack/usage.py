@@ -131,6 +131,19 @@ class Usage:
             )
         )
 
+    def untransformed(self, reader: Choice, steps: Iterable[Choice]) -> None:
+        """A reader's batches come as the tables have them, though its loader was given a transform
+        of these steps."""
+        for step in steps:
+            self._give(
+                Unused(
+                    what=step.what,
+                    why=f"the loader of {reader.what} yields batches that did not go through the "
+                    "`transform` which it was given",
+                    cure="Have it yield `transform(batch)`, or take another reader.",
+                )
+            )
+
     def too_small(self, tables: Sequence[str]) -> None:
         """Tables have no row for some ids that batches may hold; `tables` says so of each."""
         if tables:
