@@ -48,7 +48,7 @@ class FlexShardConfig(Config):
     `node`."""
     profile: Path | None = None
     """A saved profile to plan with; by default batches of training are counted."""
-    profile_batches: Annotated[int | None, Range(ge=1)] = None
+    profile_batches: Annotated[int | None, Range(ge=1, le=1_000_000_000)] = None
     """The number of batches of each rank to count; by default of a table as many as it takes, from
     all over it, and of a trainer's own loader the first 100."""
     plan: Path | None = None

@@ -48,7 +48,7 @@ class ScarsConfig(Config):
     hot_batches: bool = True
     """Whether samples all of whose ids are cached train together, in batches without an
     all-to-all."""
-    window: Annotated[int, Range(ge=1)] = 16
+    window: Annotated[int, Range(ge=1, le=1_000_000)] = 16
     """Batches of a rank among which samples change places for that; the order of an epoch drifts
     by as much."""
     home: Home = "memory"
@@ -62,7 +62,7 @@ class ScarsConfig(Config):
     """The folder of these files, on a disk; by default `mapped` in the registry's folder."""
     profile: Path | None = None
     """A saved profile to plan with; by default batches of training are counted."""
-    profile_batches: Annotated[int | None, Range(ge=0)] = None
+    profile_batches: Annotated[int | None, Range(ge=0, le=1_000_000_000)] = None
     """The number of batches of each rank to count; by default of a table as many as it takes, from
     all over it, and of a trainer's own loader the first 100. 0: nothing is cached at first, and
     train.retier_every sizes and fills the cache by what it sees."""

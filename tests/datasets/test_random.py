@@ -95,8 +95,11 @@ def test_the_papers_profile_model_fits_the_config() -> None:
 def test_lookups_must_match_the_features() -> None:
     with pytest.raises(RegistryError, match=r"dataset\.lookups: names 2 features, num_ids 3"):
         parse(RandomConfig, {"num_ids": [5, 5, 5], "lookups": [1, 2]}, "dataset")
-    with pytest.raises(RegistryError, match="must be >= 1, but is 0"):
-        parse(RandomConfig, {"lookups": 0}, "dataset")
+    for lookups in (0, 2**63, [3, 2**40]):
+        with pytest.raises(
+            RegistryError, match=r"dataset\.lookups.*must be >= 1 and <= 1e\+06, but"
+        ):
+            parse(RandomConfig, {"lookups": lookups, "num_ids": [5, 5]}, "dataset")
 
 
 def test_no_dense_and_no_sparse_features_are_possible() -> None:

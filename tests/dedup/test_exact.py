@@ -97,6 +97,7 @@ def test_options_of_a_registry():
         ({"groups": "every"}, "dedup.groups: expected"),
         ({"groups": ["a"]}, "dedup.groups: expected"),
         ({"min_factor": 0.5}, "dedup.min_factor: must be >= 1"),
+        ({"features": []}, "dedup.features: names no feature"),
         ({"groups": [["shop"], ["shop"]]}, "dedup.groups: 'shop' is named twice"),
         ({"groups": []}, "dedup.groups: .*Name one feature at least"),
         ({"groups": [["shop"], []]}, "dedup.groups: .*Name one feature at least"),

@@ -87,6 +87,12 @@ def test_a_higher_share_keeps_what_a_lower_one_kept(tmp_path):
 
 
 @by_either
+def test_a_share_may_be_as_small_as_a_number(tmp_path, name):
+    kept, _ = run(name, table_of(tmp_path / "t", mixed_rows(100)), tmp_path / "d", keep=5e-324)
+    assert kept.num_rows == 0
+
+
+@by_either
 def test_a_share_of_1_keeps_every_row(tmp_path, name):
     rows = mixed_rows(1_000)
     kept, report = run(name, table_of(tmp_path / "t", rows), tmp_path / "d", keep=1.0)

@@ -341,6 +341,7 @@ def test_k_and_budgets_size_the_tiers() -> None:
         ({"budget_gb": float("nan")}, "sharding.budget_gb: must be a finite number, but is nan"),
         ({"plan": "p.arrow", "k": 2}, "sharding.k: sizes a plan, but `plan: p.arrow` is one"),
         ({"plan": "p.arrow", "goal": "budget"}, "sharding.goal: sizes a plan"),
+        ({"profile_batches": 2**63}, r"sharding.profile_batches: must be >= 1 and <= 1e\+09"),
         ({"k": "inf"}, "sharding.k: must be a finite number, but is inf"),
     ],
 )

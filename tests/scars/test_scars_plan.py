@@ -440,6 +440,8 @@ def test_some_bags_of_a_collection_may_be_cached_alone() -> None:
         ({"hit_rate": 0.5}, "cache.hit_rate: is for `size: hit_rate`, but size is optimum"),
         ({"size": "budget", "budget_gb": 0}, "cache.budget_gb: must be > 0"),
         ({"profile_batches": 0, "coalesce": "none"}, "cache.profile_batches: is 0"),
+        ({"profile_batches": 2**63}, "cache.profile_batches: must be >= 0 and <= 1e+09"),
+        ({"window": 2**63}, "cache.window: must be >= 1 and <= 1e+06"),
         ({"mapped_folder": "x"}, "cache.mapped_folder: is for `home: mapped`"),
         ({"size": "hit_rate", "hit_rate": 1.5}, "cache.hit_rate: must be > 0 and <= 1"),
     ],

@@ -58,6 +58,12 @@ class GroupsConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.features:
+            raise RegistryError(
+                "names no feature, so that none would be deduplicated. Name some, or take `dedup` "
+                "out.",
+                "features",
+            )
         if self.groups == "auto":
             return
         named = [name for group in self.groups for name in group]

@@ -116,7 +116,7 @@ class _Downsample(ABC):
     def __init__(self, config: DownsampleConfig, *, chunk_bytes: int = 32 << 20) -> None:
         self._config = config
         self._chunk_bytes = chunk_bytes
-        self._last = np.uint64(min(round(config.keep * 2**64), 2**64) - 1)
+        self._last = np.uint64(min(max(1, round(config.keep * 2**64)), 2**64) - 1)
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
         if self.by_session:

@@ -78,7 +78,7 @@ class RandomConfig(RowsConfig):
 
     num_ids: Annotated[tuple[int, ...], Range(ge=1)] = (10_000,) * 8
     """One sparse feature each, cat_0, cat_1, ..., with ids drawn evenly from [0, num_ids)."""
-    lookups: Annotated[int | tuple[int, ...], Range(ge=1)] = 4
+    lookups: Annotated[int | tuple[int, ...], Range(ge=1, le=1_000_000)] = 4
     """k ids per sample and feature: one k for all, or a list with one per feature."""
     fixed_lookups: bool = False
     """Exactly k ids; else a number drawn evenly from [1, k] for each sample."""

@@ -40,6 +40,9 @@ __all__ = [
     "build_onehot",
 ]
 
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that a dense column has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig(Config):
@@ -166,9 +169,9 @@ def build_onehot(config: OnehotConfig, context: Context) -> Onehot:
 class ClampDenseConfig(DenseConfig):
     """The range, its ends in it."""
 
-    low: float | None = None
+    low: Annotated[float, Range(ge=-LARGEST, le=LARGEST)] | None = None
     """Smaller numbers become this one."""
-    high: float | None = None
+    high: Annotated[float, Range(ge=-LARGEST, le=LARGEST)] | None = None
     """Larger numbers become this one."""
 
     def __post_init__(self) -> None:

@@ -103,6 +103,11 @@ class NewFeatureConfig(Config):
     sequence: bool = False
     """Whether the order of its ids carries meaning."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.into.strip():
+            raise RegistryError("is an empty text, and no name. Write one.", "into")
+
 
 class NewFeature(nn.Module, ABC):
     """Features by name -> the same and one more, behind them; or that one alone."""
