@@ -382,6 +382,47 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert "no row has a replica before they are moved first, and nothing moves them" in still[0]
 
 
+def trained_without_optimizer(calls: str) -> list[str]:
+    """A trainer that asks for a factory of optimizers, or for an optimizer, or synchronises."""
+    torch.set_num_threads(1)
+    plugins = [str(Path(__file__).parents[1] / "trainer" / "callback_plugin.py")]
+    stack = rp.load(
+        {"plugins": plugins, "optimizer": "plain", "sharding": {"search": "greedy"},
+         "train": {"sync_batch_norm": True, "device": "cpu"}}
+    )  # fmt: skip
+    model = Pages()
+    if "synchronises" in calls:
+        model.norm = nn.SyncBatchNorm(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan, factory = stack.plan(model), stack.optimizer()
+        assert factory is not None
+        if "factory" in calls:
+            factory(list(nn.Linear(2, 2).parameters()))
+        sharded = DistributedModelParallel(
+            model,
+            device=torch.device("cpu"),
+            plan=plan,
+            sharders=stack.sharders(),
+            init_data_parallel=False,
+        )
+        sharded(next(visits(0)).pages)
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_a_factory_that_is_not_called_and_norms_that_are_not_synchronised_are_told(
+    gloo_pool: GlooPool,
+) -> None:
+    first, others = gloo_pool.run(trained_without_optimizer, "")
+    assert others == []
+    assert [one.partition(" is not used: ")[0] for one in first] == [
+        "train: sync_batch_norm",
+        "optimizer: plain",
+    ]
+    assert "calls stack.optimizer, and not the factory that it returns" in first[1]
+    assert gloo_pool.run(trained_without_optimizer, "factory, synchronises") == [[], []]
+
+
 def used() -> list[list[str]]:
     """The warnings of a model that is planned twice, of replicas that move before the first batch,
     of a copy that was planned itself, of a copy that is trained beside the model, and of an

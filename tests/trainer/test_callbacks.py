@@ -227,6 +227,29 @@ def test_early_stopping_waits_for_a_first_number_and_goes_on_from_it(first: floa
     assert training.reasons[1:] == ["auc of train has been no number for 2 times"]
 
 
+@pytest.mark.parametrize(
+    ("split", "settings", "ends"),
+    [
+        ("test", {"eval_every": 2, "log_every": 9, "steps": 7}, True),
+        ("test", {"eval_every": 2, "log_every": 1, "steps": 6}, False),
+        ("train", {"eval_every": 9, "log_every": 2, "steps": 7}, True),
+        ("train", {"eval_every": 1, "log_every": 20, "steps": 6}, False),
+    ],
+)
+def test_early_stopping_says_where_it_can_end_no_run(
+    split: Any, settings: dict[str, int], ends: bool
+) -> None:
+    callback = build_early_stopping(EarlyStoppingConfig(split=split, patience=3), Context())
+    training: Any = SimpleNamespace(settings=SimpleNamespace(**settings), lines=[])
+    training.say = training.lines.append
+    callback.at_start(training)
+    every, key = (2, "eval_every") if split == "test" else (20, "log_every")
+    assert training.lines == ([] if ends else [
+        f"callbacks: early_stopping: it ends no run of 6 steps early, for it looks every {every} "
+        f"(train.{key}) and waits for 3 looks (patience)"
+    ])  # fmt: skip
+
+
 def test_the_hosts_own_keep_the_contract() -> None:
     options: dict[str, dict[str, Any]] = {
         "schedule": {"warmup": 3, "scheduler": "StepLR", "options": {"step_size": 2}},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import RegistryError, nearest
+from recd_plugins.errors import RegistryError, nearest, so_many
 from recd_plugins.slots import Callback, Context
 
 if TYPE_CHECKING:
@@ -47,6 +47,15 @@ class EarlyStopping(Callback):
             raise RegistryError(
                 "callbacks: early_stopping: the test split is evaluated at the end alone. Set "
                 "train.eval_every, or watch training by `split: train`."
+            )
+        settings, patience = training.settings, self._config.patience
+        key = "eval_every" if self._config.split == "test" else "log_every"
+        every: int = getattr(settings, key)
+        if patience * every >= settings.steps:
+            training.say(
+                f"callbacks: early_stopping: it ends no run of {so_many(settings.steps, 'step')} "
+                f"early, for it looks every {every:,} (train.{key}) and waits for "
+                f"{so_many(patience, 'look')} (patience)"
             )
 
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:

@@ -8,7 +8,7 @@ from recd_plugins.errors import check_made
 from recd_plugins.registry.choices import Choice
 from recd_plugins.slots import OptimizerFactory
 from recd_plugins.slots.built import check_steps
-from recd_plugins.stack.usage import Usage
+from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +24,7 @@ def checked_factory(choice: Choice, factory: OptimizerFactory, usage: Usage) -> 
     def make(params: list[nn.Parameter]) -> Optimizer:
         from torch.optim import Optimizer
 
+        usage.asked(OPTIMIZER_MADE)
         with choice.named("when asked for an optimizer"):
             made = factory(params)
         check_made(made, Optimizer, f"{choice.who}: its factory made", "Return one.")

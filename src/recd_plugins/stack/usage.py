@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
     from recd_plugins.slots import Planner
 
-__all__ = ["Usage"]
+__all__ = ["OPTIMIZER_MADE", "Usage"]
+
+OPTIMIZER_MADE = "optimizer made"
+"""What a trainer asks for that calls the factory which `stack.optimizer` returns."""
 
 
 class Usage:

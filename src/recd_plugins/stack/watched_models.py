@@ -12,7 +12,7 @@ from recd_plugins.notices import Notice, Otherwise, Unused, Wrong
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
 from recd_plugins.registry.choices import Choice, Registry
-from recd_plugins.stack.usage import Usage
+from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage
 from recd_plugins.tiers.tier_planner import TierPlanner
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Watch:
         unconverted = bool(self._unique) and not converted
         self._usage.found(_divided_wrongly(module))
         self._watch_weights(module)
-        self._usage.found(self._idle(unconverted=unconverted))
+        self._usage.found(self._idle(module, unconverted=unconverted))
         if self._unique and converted:
             done: RemovableHandle
             done = module.register_forward_hook(lambda *_: self._after(module, done))
@@ -224,8 +224,10 @@ class _Watch:
         counting = model.register_forward_hook(_Hook(trains))
         return counting
 
-    def _idle(self, *, unconverted: bool) -> Iterator[Notice]:
+    def _idle(self, model: nn.Module, *, unconverted: bool) -> Iterator[Notice]:
         """Notices of what a trainer leaves unused whose model is about to train."""
+        from torch import nn
+
         planner, planning, tier_plan = self._planner, self._planning, self._tier_plan
         train, asks_for = self._registry.train, self._usage.asks_for
         tiered = isinstance(planner, TierPlanner) and planner
@@ -272,6 +274,23 @@ class _Watch:
                 cure="Hand DistributedModelParallel `data_parallel_wrapper=stack.data_parallel()`, "
                 "or take it out.",
             )
+        if train.sync_batch_norm and not any(
+            isinstance(part, nn.SyncBatchNorm) for part in model.modules()
+        ):
+            yield Unused(
+                what="train: sync_batch_norm",
+                why="it is for `recd train`, and nothing of this trainer's model is synchronised",
+                cure="Call `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before stack.plan, or "
+                "take it out.",
+            )
+        for choice in self._registry.chosen("optimizer"):
+            if asks_for("optimizer") and not asks_for(OPTIMIZER_MADE):
+                yield _unused(
+                    choice,
+                    "this trainer calls stack.optimizer, and not the factory that it returns",
+                    "Write `stack.optimizer()(dense_parameters)`, or take `optimizer` out of "
+                    "registry.yaml.",
+                )
         for slot, asking in ASKING.items():
             for choice in self._registry.chosen(slot):
                 if not asks_for(slot) and slot in self._registry.source.values:
