@@ -114,6 +114,11 @@ def idle(slot: str, value: Any) -> list[str]:
         ),
         ("dataset", files(sparse=[{**ITEM, "hash_seed": 1}]), ["schema.sparse[0].hash_seed"]),
         ("dataset", files(sparse=[ITEM], timestamp_unit="s"), ["schema.timestamp_unit"]),
+        (
+            "dataset",
+            {**files(sparse=[ITEM]), "snapshot": 1, "snapshot_test": 0},
+            ["snapshot", "snapshot_test"],
+        ),
         ("dataset", {**LOGGED, "join": {"window_ms": 9}}, ["join.window_ms"]),
         (
             "dataset",
@@ -147,6 +152,7 @@ def test_an_option_that_does_nothing_is_named(slot: str, value: Any, options: li
         ("dataset", {**RANDOM, "dense_distribution": "normal", "fixed_lookups": True}),
         ("dataset", {**SESSIONS, "features": [ITEM, USER], "label": {"affinity": 0.1}}),
         ("dataset", files(sparse=[{**ITEM, "ids": "hash", "hash_seed": 1}])),
+        ("dataset", {**files(sparse=[ITEM]), "format": "delta", "snapshot": 1}),
         ("dataset", {**LOGGED, "join": {"remember_ms": 9, "window_ms": 0}}),
     ],
 )  # fmt: skip

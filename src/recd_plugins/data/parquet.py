@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -81,6 +81,12 @@ class ParquetConfig(Config):
         for option in ("where", "where_test"):
             if (text := getattr(self, option)) is not None:
                 expression(text, option)
+
+    def idle_options(self) -> Mapping[str, str]:
+        if self.format != "parquet":
+            return {}
+        why = "files of `format: parquet` have no snapshots, and are taken as they are now"
+        return dict.fromkeys(self.set_among("snapshot", "snapshot_test"), why)
 
 
 class ParquetTables(Dataset, GivesNotices):
