@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocessing import ChosenTransform, narrowed, steps_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.stack import Stack
 from recd_plugins.stack.looked_up import check_read
@@ -144,6 +146,27 @@ def test_what_nobody_needs_is_left_out_and_the_rest_is_as_ever(
     assert ours.keys() == theirs.keys()
     if not groups:  # else other unique samples are summed in another order
         assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+def test_what_is_done_to_features_that_nobody_needs_is_told(registry: dict[str, Any]) -> None:
+    steps = registry["preprocess"]
+    steps += [{"use": "first_x", "features": "beta", "n": 2}]
+    registry["dedup"] = {"use": "exact", "groups": [["beta"]]}
+    stack = rp.load(registry)
+    with pytest.warns(NoticeWarning) as found:
+        assert len([stack.loader(0, 1), stack.loader(0, 1, "test")]) == 2
+    assert [str(one.message) for one in found] == [
+        "dedup: groups is not used: none of their features is read, for the model takes none of "
+        "them. Name features that the model takes, or take `dedup` out.",
+        "preprocess[3]: first_x is not used: nothing reads feature beta, for the model takes "
+        "neither that nor what is made of it. Take it out, or have the model take that: those of "
+        "recd_dlrm by `model.features`.",
+    ]
+    registry["dedup"]["groups"] += [["history"]]
+    del steps[3:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoticeWarning)
+        rp.load(registry).loader(0, 1)
 
 
 def test_what_a_transform_takes_away_is_in_no_batch_either(registry: dict[str, Any]) -> None:

@@ -64,7 +64,15 @@ def chosen_groups(
         groups = without(check_groups(config.groups, known), context.left_out)
     except DataError as error:
         raise RegistryError(str(error).removeprefix("groups: "), "dedup.groups") from None
-    return ChosenGroups(groups, shares=partial(_measured_shares, context, groups))
+    notices = () if groups else (NOTHING_READ,)
+    return ChosenGroups(groups, shares=partial(_measured_shares, context, groups), notices=notices)
+
+
+NOTHING_READ = Unused(
+    what="dedup: groups",
+    why="none of their features is read, for the model takes none of them",
+    cure="Name features that the model takes, or take `dedup` out.",
+)
 
 
 NOTHING_SAVES = Unused(

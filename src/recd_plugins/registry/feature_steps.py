@@ -29,6 +29,7 @@ from recd_plugins.errors import (
     PluginError,
     RegistryError,
     check_made,
+    listed,
     nearest,
     shown,
 )
@@ -446,6 +447,7 @@ class FeatureSteps:
     def transform(self) -> BatchTransform | None:
         """The transform that a reader's batches go through; None where they stay as they are."""
         converter = self.converter
+        self._found([*self._for_nothing()])
         if getattr(converter, "groups", None) == ():
             converter = None  # it leaves batches as they are, for some microseconds of each
         if not self.steps and not converter:
@@ -466,6 +468,21 @@ class FeatureSteps:
             makers |= dict.fromkeys(names, f"{step.who} made")
         bounds = IdBounds(num_ids, makers)
         return BatchTransform(batch_steps(self.steps), converter, bounds, self._who_converts)
+
+    def _for_nothing(self) -> Iterator[Notice]:
+        """Notices of transforms of features or columns none of which is read."""
+        left = {id(step.transform) for step in self.steps}
+        choices = {id(one.transform): choice for one, choice in self._chosen_transforms}
+        for step in self._every if self.columns is not None else ():
+            if step.takes and id(step.transform) not in left:
+                kind = "dense column" if step.dense else "feature"
+                yield Unused(
+                    what=choices[id(step.transform)].what,
+                    why=f"nothing reads {listed(step.takes, kind=kind)}, for the model takes "
+                    "neither that nor what is made of it",
+                    cure="Take it out, or have the model take that: those of recd_dlrm by "
+                    "`model.features`.",
+                )
 
     @property
     def _who_converts(self) -> str:
