@@ -19,6 +19,7 @@ from recd_plugins.sparse.rows.memory import Addresses, array16, array32, array64
 
 __all__ = [
     "AHEAD",
+    "WHOLE",
     "Spans",
     "add_up",
     "addresses_of_lengths",
