@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +195,9 @@ def test_a_distribution_that_is_listed_twice_counts_once(
     write_distribution(other, "pkg-a", "1.0", "editable_twin")
     points = other / "pkg_a-1.0.dist-info/entry_points.txt"
     points.write_text(points.read_text() + "editable_twin = editable_twin\n")
-    monkeypatch.syspath_prepend(other)
+    # Not by `syspath_prepend`, whose undoing would put `site` back, too.
+    monkeypatch.setattr(sys, "path", [str(other), *sys.path])
+    importlib.invalidate_caches()
     assert len(available()["editable_twin"]) == 1
     assert names(Catalog(["editable_twin"], Path())) == ["exact"]
 
