@@ -19,8 +19,8 @@ WAYS = {"capturable", "differentiable", "foreach", "fused"}
 
 
 def dense_optimizer(stack: Stack, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The registry's optimizer of what no fused optimizer updates: any of torch.optim, or that of
-    its slot."""
+    """The registry's optimizer of the parameters that no fused optimizer updates: any of
+    torch.optim, or that of its slot."""
     if (factory := stack.optimizer()) is not None:
         return factory(params)
     settings = stack.registry.train.optimizer
@@ -41,8 +41,8 @@ def _kind(settings: OptimizerSettings) -> Callable[..., torch.optim.Optimizer]:
 
 
 def check_dense_optimizer(stack: Stack) -> None:
-    """`RegistryError` where registry.yaml names no optimizer of torch, or one that refuses its
-    options; what torch takes on CUDA alone is tried by the ranks."""
+    """`RegistryError` if registry.yaml names no optimizer of torch, or one that refuses its
+    options. On CUDA the ranks try the options."""
     settings = stack.registry.train.optimizer
     if stack.device == "cpu":
         try_dense_optimizer(settings, torch.device("cpu"))
@@ -51,7 +51,7 @@ def check_dense_optimizer(stack: Stack) -> None:
 
 
 def try_dense_optimizer(settings: OptimizerSettings, device: torch.device) -> None:
-    """`RegistryError` where torch takes the options and fails by them in the first step."""
+    """`RegistryError` if torch refuses the options, or fails because of them in the first step."""
     kind = _kind(settings)
     small = nn.Parameter(torch.ones(2, 2, device=device))
     small.grad = torch.ones_like(small)

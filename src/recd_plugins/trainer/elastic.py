@@ -1,11 +1,11 @@
-"""Jobs that torchrun restarts, after a rank or a node was lost or one more came: the ranks that
-there are then go on from the run's latest checkpoint by themselves.
+"""Jobs that torchrun restarts after a rank or a node was lost or added: the ranks that are there by
+then go on from the run's latest checkpoint by themselves.
 
-The ranks of each attempt meet at a place of their own. torchrun (as of torch 2.13) gives all
-attempts one store, in which the ranks that are gone have left where they could be reached.
+The ranks of each attempt meet at a store of their own. torchrun (as of torch 2.13) gives all
+attempts the same store, which still has the addresses of the ranks that are gone.
 
-A run keeps which processes of torchrun started its ranks. A job of which one is at work still is
-the same job, restarted; any other begins anew, unless it is to resume.
+A run's folder records which processes of torchrun started its ranks. A job that one of these
+processes started is the same job, restarted. Any other job begins anew, unless it is to resume.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 LOOK = 0.05
-"""Seconds between two looks at who is there."""
+"""Seconds between two checks of which ranks are there."""
 PATIENCE = 1_800.0
 """Seconds that ranks wait for each other: torch's own for gloo."""
 SOONEST = 120.0
@@ -53,10 +53,10 @@ NAMED = 8
 
 
 def own_place(patience: float) -> Store | None:
-    """The store where the ranks of this attempt meet, and no others; None where torch's own place
-    is right, for whoever started the ranks has no store, or has another one each time.
+    """The store where only the ranks of this attempt meet; None where torch's own store is right,
+    because the launcher has no store, or a new one for each attempt.
 
-    They wait so many seconds for each other, if `patience` is not 0.
+    They wait `patience` seconds for each other, or torch's own time if it is 0.
     """
     store = launchers_store(PATIENCE)
     if store is None:
@@ -67,11 +67,11 @@ def own_place(patience: float) -> Store | None:
 
 
 def attempt(store: Store, rank: int, world_size: int, patience: float = PATIENCE) -> str:
-    """A name that the ranks which are alive now, and no earlier ones, agree on; every rank must
-    call it.
+    """A name on which the ranks that are alive now agree, and no earlier ones; every rank must call
+    it.
 
-    Each leaves a word that is new under its number. Rank 0 proposes the words that it sees, some
-    of which may be of ranks that are gone; only ranks that find their own agree to them.
+    Each rank stores a new word under its number. Rank 0 proposes the words that it sees. Some may
+    be of ranks that are gone; a rank agrees only if it finds its own word.
     """
     word = uuid4().hex
     store.set(f"here/{rank}", word)
@@ -105,7 +105,7 @@ def attempt(store: Store, rank: int, world_size: int, patience: float = PATIENCE
 
 
 def _left(store: Store, key: str) -> str:
-    """The value that somebody left under a key; nothing if nobody has."""
+    """The value that a rank stored under a key; empty if none did."""
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 
 
@@ -134,9 +134,8 @@ class Launchers:
 
 
 def taken_over(checkpoint: Path, batch_size: int, streams: int | None) -> OtherRanks | None:
-    """The checkpoint as the ranks of a restarted job see it, of `batch_size` samples each, whose
-    reader has so many `streams`, if that is fixed; None where they are as many as its own, and have
-    as many samples."""
+    """The checkpoint as the ranks of a restarted job see it, with `batch_size` samples each and the
+    reader's `streams`, if these are fixed; None if it has as many ranks and samples."""
     saved = read_job(checkpoint)
     world_size = dist.get_world_size()
     if (world_size, batch_size) == (saved["world_size"], _batch_size(saved)):
@@ -145,8 +144,8 @@ def taken_over(checkpoint: Path, batch_size: int, streams: int | None) -> OtherR
 
 
 def restarted_batch_size(checkpoint: Path, settings: TrainSettings) -> int:
-    """The samples of each of the ranks of a restarted job; be they as many as before, those that
-    the settings name are of the ranks that the job began with."""
+    """The samples of each rank of a restarted job. The settings name those of the ranks that the
+    job began with, whether there are as many now or not."""
     samples, world_size = samples_of_step(checkpoint), dist.get_world_size()
     if settings.elastic == "step" and samples % world_size == 0:
         return samples // world_size
@@ -154,7 +153,7 @@ def restarted_batch_size(checkpoint: Path, settings: TrainSettings) -> int:
 
 
 def samples_of_step(checkpoint: Path) -> int:
-    """The samples of all ranks in a step of the job that a checkpoint is of, as it was begun."""
+    """The samples that all ranks took in a step when the checkpoint's job began."""
     saved = read_job(checkpoint)
     samples: int = saved.get("samples_of_step", saved["world_size"] * _batch_size(saved))
     return samples
@@ -167,7 +166,7 @@ def _batch_size(job: Mapping[str, Any]) -> int:
 
 
 def _parent() -> str:
-    """The process that started this one, by a name that no other has or will have."""
+    """A name of the process that started this one, which no other process has or will have."""
     pid = os.getppid()
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,4 +1,4 @@
-"""Table initialisation that depends on the seed alone: not on the plan, not on the world size."""
+"""Table initialisation that depends only on the seed: not on the plan or the world size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Initialise = Callable[..., object]
 
 
 def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
-    """The function that each table of an unsharded model starts by: its `init_fn`, or TorchRec's
+    """The function that fills each table of an unsharded model: its `init_fn`, or TorchRec's
     uniform range."""
     initialisers: dict[str, Initialise] = {}
     for _, _, configs in embedding_collections(model):
@@ -44,10 +44,10 @@ def table_initialisers(model: nn.Module) -> dict[str, Initialise]:
 def initialise_tables(model: nn.Module, initialisers: dict[str, Initialise], seed: int) -> None:
     """Fill this rank's shards of a sharded model.
 
-    Block b of a table is drawn from hash(seed, table, b), so row i starts alike wherever it
-    lives; a column shard takes its columns of the same draw. Several threads draw by TorchRec's
-    range, of which each call may have a generator of its own; others' functions draw by torch's
-    one generator, one after another.
+    Block b of a table is drawn from hash(seed, table, b), so row i starts the same wherever it
+    lives; a column shard takes its columns of the same draw. TorchRec's range is drawn by several
+    threads, since each call may have its own generator. Other functions draw from torch's global
+    generator, so they run one after another.
     """
     alone: list[Callable[[], None]] = []
     beside: list[Callable[[], None]] = []
@@ -70,7 +70,7 @@ def initialise_tables(model: nn.Module, initialisers: dict[str, Initialise], see
 
 @torch.no_grad()
 def _fill(shard: Tensor, row: int, column: int, start: int, draw: Callable[[], Tensor]) -> None:
-    """The rows of the block from `start` on that a shard has, which begins at (row, column)."""
+    """The rows of the block from `start` on that a shard has; the shard begins at (row, column)."""
     block = draw()
     first, last = max(start, row), min(start + block.shape[0], row + shard.shape[0])
     shard[first - row : last - row] = block[
@@ -79,7 +79,7 @@ def _fill(shard: Tensor, row: int, column: int, start: int, draw: Callable[[], T
 
 
 def _takes_a_generator(initialise: Initialise) -> bool:
-    """Whether it is torch's range, with no generator of somebody's own."""
+    """Whether it is torch's range, and has no generator bound to it."""
     return (
         isinstance(initialise, partial)
         and initialise.func is torch.nn.init.uniform_
@@ -88,7 +88,7 @@ def _takes_a_generator(initialise: Initialise) -> bool:
 
 
 def _threads() -> int:
-    """The processors of this rank, where the ranks of this machine share them."""
+    """This rank's share of the machine's processors."""
     return min(MOST_THREADS, cores_of_each(int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
 
@@ -117,7 +117,7 @@ def _draw(initialise: Initialise, shape: torch.Size, table: str, start: int, see
 
 
 def table_name(parameter: str) -> str:
-    """`sparse.embedding_bags.items.weight` is table `items`; what is none has the name "".
+    """`sparse.embedding_bags.items.weight` is table `items`; a parameter of no table gives "".
 
     >>> table_name("sparse.embeddings.items.weight"), table_name("over.0.weight")
     ('items', '')

@@ -46,10 +46,10 @@ __all__ = ["Loop", "evaluates_again"]
 
 
 class Loop:
-    """Trains from the first step, or the one that was reached, to the settings' last; all ranks run
-    it alike.
+    """Trains from the first step, or from the one that was reached, to the last of the settings;
+    all ranks run the same loop.
 
-    A run that was killed and resumed reports what an uninterrupted one does, but for times.
+    A run that was killed and resumed reports what an uninterrupted one does, except for times.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Loop:
         reached: Reached | None,
         chosen: Sequence[tuple[Callback, Choice]],
     ) -> None:
-        """`chosen`: the callbacks of registry.yaml, which the host's own stand around."""
+        """`chosen`: the callbacks of registry.yaml; the host's own run before and after them."""
         self._reached = reached
         start = reached.step if reached else 0
         self._stack = stack
@@ -167,15 +167,15 @@ class Loop:
             self._stack.together = bool
 
     def _go_on(self, reached: Reached) -> None:
-        """Take over what the run had counted and reported as the checkpoint was made, and the rates
-        and numbers of its optimizers: a scheduler that a callback has just made has changed
-        them."""
+        """Take over what the run had counted and reported when the checkpoint was made, and the
+        rates and numbers of its optimizers, which the scheduler of a new callback has just
+        changed."""
         self._restore_replicas(reached)
         for line in restore_groups(self._job, reached.numbers, reached.rates):
             self._report.say(line)
         for name in self._callbacks.load_state_dict(reached.callbacks):
             self._report.say(f"callbacks: the checkpoint's state of {name} has no taker now")
-        # Callbacks draw as they start, as they did when the run was new.
+        # Callbacks have drawn random numbers at their start, as they did when the run was new.
         set_random_state(reached.random, self._job.device)
         so_far, training = reached.so_far, self._training
         if "window" in so_far:
@@ -271,7 +271,8 @@ class Loop:
         return summary
 
     def _steps(self, stop: StopSignal) -> tuple[int, str]:
-        """Train to the end or the stop; the step last saved, and why a callback ended the run."""
+        """Train to the end or the stop; returns the step last saved, and why a callback ended the
+        run."""
         settings, training, saved = self._settings, self._training, self._training.step
         while (
             training.step < settings.steps
@@ -325,7 +326,7 @@ class Loop:
         return True
 
     def _report_period(self) -> None:
-        """What came in the period of the latest batch, once it is trained on."""
+        """Report the counts of the latest batch's period once the batch is trained on."""
         periods = self._stack.periods
         if periods is None or self._period == (period := last_period(self._positions.state)):
             return
@@ -382,7 +383,7 @@ class Loop:
         self._inputs.clear()
 
     def _divergence(self, what: str = "") -> RecdError:
-        """The error that a run ends with which cannot go on; every rank must call it.
+        """The error that ends a run which cannot go on; every rank must call it.
 
         Without `what`, a loss is not finite.
         """
@@ -461,8 +462,8 @@ class Loop:
 
 
 def evaluates_again(reached: Reached, settings: TrainSettings) -> bool:
-    """Whether the step that was reached is due for an evaluation, and its checkpoint was made
-    before that: what the run reported of it then is reported anew."""
+    """Whether the step that was reached is due for an evaluation and its checkpoint was made before
+    the evaluation, so that this is reported again."""
     step, every = reached.step, settings.eval_every
     due = step == settings.steps or (bool(every) and step % every == 0)
     ended = reached.same_end and bool(reached.so_far.get("ended"))

@@ -1,4 +1,4 @@
-"""The outputs of the registry's model, held to what its slot asks for: an error names the
+"""Checks that the outputs of the registry's model are what its slot asks for; an error names the
 record."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ __all__ = ["watch_outputs"]
 
 
 def watch_outputs(model: nn.Module, who: str) -> None:
-    """Have what the model's forward returns checked, in training and in evaluation, before TorchRec
-    and the metrics take it apart."""
+    """Check what the model's forward returns, in training and in evaluation, before TorchRec and
+    the metrics take it apart."""
 
     def check(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         match outputs:

@@ -1,4 +1,4 @@
-"""The moves of replicas while a run trains: every so many steps, to the rows that are hot then.
+"""Moves replicas while a run trains: every so many steps, to the rows that are hot by then.
 
 A checkpoint has what the next moves depend on:
 
@@ -52,8 +52,8 @@ class Retiering(Callback):
         named: Named,
         fill: Callable[[], None],
     ) -> None:
-        """Inside of `named(when)`, an error of the planner's names it. `fill` has the pipeline read
-        as far ahead as it does between steps."""
+        """Inside `named(when)`, an error of the planner names the planner. `fill` has the pipeline
+        read as far ahead as it does between steps."""
         self._planner, self._named, self._fill = planner, named, fill
         self._start = start
         self._every = every
@@ -67,7 +67,7 @@ class Retiering(Callback):
         return batch
 
     def before_step(self, training: Training) -> None:
-        """Move replicas if it is time, with no backward due."""
+        """Move replicas if it is time; no backward may be pending."""
         step = training.step
         if step == 0 or step % self._every or (step == self._start and not self._restored):
             return
@@ -102,8 +102,9 @@ class Retiering(Callback):
         _write(folder / LATEST, records)
 
     def restore(self, folder: Path) -> bool:
-        """Have replicas where they were as a checkpoint was made, and the next moves be those that
-        would have come; whether that is so. Every rank calls it, before the first batch."""
+        """Move replicas to where they were when a checkpoint was made, so that the next moves are
+        those of an uninterrupted run; whether that worked. Every rank calls it before the first
+        batch."""
         files = (folder / REPLICAS, folder / LATEST)
         if not all(on_every_rank(lambda: all(file.exists() for file in files))):
             return isinstance(self._planner, Tiered) and self._plan is None  # so that none move

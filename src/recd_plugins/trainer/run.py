@@ -89,8 +89,9 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
 
 
 def _open_as_many_files_as_allowed() -> None:
-    """A batch of a reader's workers is a file for each of its tensors until nobody holds it: a
-    window of hot batches may be more than the 1,024 that a process begins with."""
+    """Allow as many open files as the system permits. Each tensor of a batch from a reader's
+    workers is an open file until it is released, and a window of hot batches may need more than the
+    usual limit of 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # macOS says that there is no limit, and has one
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -99,9 +100,9 @@ def _open_as_many_files_as_allowed() -> None:
 def train(
     stack: Stack, device: torch.device, *, resume: bool = False, or_begin: bool = False
 ) -> dict[str, Any]:
-    """Train the registry's model over the current process group; the summary.
+    """Train the registry's model over the current process group; returns the summary.
 
-    With `or_begin`, a run that is to be resumed and has no checkpoint begins. A job that torchrun
+    With `or_begin`, a run that is to be resumed but has no checkpoint begins. A job that torchrun
     restarted goes on as with `resume`, on as many ranks as there are by now.
     """
     run = stack.registry.train.run
@@ -194,8 +195,8 @@ def _resumed(
 
 
 def _on_ranks_there_are(stack: Stack, latest: Path) -> tuple[Stack, OtherRanks | None]:
-    """The stack of a job that was restarted, with the batch size and the streams for the ranks that
-    there are by now; and what the checkpoint becomes for these, if they are others."""
+    """The stack of a restarted job, with the batch size and the streams for the ranks that there
+    are by now; and the checkpoint as those ranks see it, None if they are the same."""
     registry = stack.registry
     size = restarted_batch_size(latest, registry.train)
     streams = shared_streams(registry.source.values, dist.get_world_size(), size)
@@ -209,7 +210,7 @@ def _on_ranks_there_are(stack: Stack, latest: Path) -> tuple[Stack, OtherRanks |
 def _resumed_in_words(
     reached: Reached, other: OtherRanks | None, restarted: bool, run: Path
 ) -> Iterator[str]:
-    """From where a job goes on, and what is otherwise than it was there."""
+    """Lines that say from where a job goes on, and what has changed since."""
     if other:
         yield (
             f"restarted on {so_many(other.ranks, 'rank')} ({other.ranks_before} before) of "

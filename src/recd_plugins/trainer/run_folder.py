@@ -1,6 +1,6 @@
 """A run's folder: it is kept when a new run takes its name, and checked before it is resumed.
 
-A lock beside it, freed as the process ends, gives it to one job at a time.
+A lock beside it, freed when the process ends, gives it to one job at a time.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ STEP = re.compile(r"step-(\d{8,})")
 """The name of a checkpoint's folder: eight digits, or more from step 100,000,000 on."""
 
 OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
-"""What a folder is known by as a run's: any of these, and nothing that is hidden counts."""
+"""A folder that has any of these is a run's; hidden files do not count."""
 
 
 def check_is_run(run: Path, option: str = "train.run") -> None:
-    """`RegistryError` where the folder that `option` names is there and is somebody else's: it is
-    left as it is; and where none can be made."""
+    """`RegistryError` if the folder that `option` names exists and is not a run's, or if none can
+    be made; it is left as it is."""
     here = Path.cwd()
     if Path(os.path.realpath(run)) in (here, *here.parents):
         raise RegistryError(
@@ -59,8 +59,7 @@ def check_is_run(run: Path, option: str = "train.run") -> None:
 
 
 def check_not_among_checkpoints(run: Path, option: str) -> None:
-    """`RegistryError` where the folder that `option` names lies where another run has its
-    checkpoints."""
+    """`RegistryError` if the folder that `option` names lies among another run's checkpoints."""
     for folder in Path(os.path.realpath(run)).parents:
         if folder.name == "checkpoints" and checkpoints_in(folder):
             raise RegistryError(
@@ -70,7 +69,7 @@ def check_not_among_checkpoints(run: Path, option: str) -> None:
 
 
 def check_makes_files(path: Path, option: str) -> None:
-    """`RegistryError` where no file or folder of this name can be made."""
+    """`RegistryError` if no file or folder of this name can be made."""
     real = Path(os.path.realpath(path))
     if real.is_symlink():
         raise RegistryError(f"{option}: {path} is a link that leads to itself. Name another.")
@@ -87,9 +86,9 @@ def check_makes_files(path: Path, option: str) -> None:
 
 
 def set_aside(run: Path) -> Path | None:
-    """Rename a run that is there to `<name>.<n>`, so that a new one loses nothing; checkpoints that
-    a kill left half are removed. A link stays, and leads to the new run, whose lock is the one that
-    a job took by the link."""
+    """Rename an existing run to `<name>.<n>`, so that a new one overwrites nothing; checkpoints
+    that a kill left incomplete are removed. A link stays and leads to the new run, so a lock that a
+    job took through the link is the new run's."""
     check_is_run(run)
     folder = Path(os.path.realpath(run)) if run.is_symlink() else run
     moved = None
@@ -105,13 +104,13 @@ def set_aside(run: Path) -> Path | None:
 
 
 def remove_parts(checkpoints: Path) -> None:
-    """Remove the parts of checkpoints that a kill left: nobody can go on from them."""
+    """Remove the incomplete checkpoints that a kill left: no run can go on from them."""
     for part in checkpoints.glob("step-*.part"):
         shutil.rmtree(part, ignore_errors=True)
 
 
 def check_resumable(run: Path) -> None:
-    """`RegistryError` where a run holds no checkpoint to go on from."""
+    """`RegistryError` if a run has no checkpoint to go on from."""
     checkpoints = run / "checkpoints"
     if not checkpoints_in(checkpoints):
         raise RegistryError(
@@ -121,7 +120,8 @@ def check_resumable(run: Path) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint is named by; -1 of what is none, or is only begun or set aside."""
+    """The step in a checkpoint's name; -1 if it is not a checkpoint, or is incomplete or set
+    aside."""
     named = STEP.fullmatch(checkpoint.name)
     return int(named[1]) if named else -1
 
@@ -139,7 +139,7 @@ class RunLock:
         self._lock = LockFile(_lock_of(run))
 
     def take(self) -> None:
-        """Hold the run from now on; `RegistryError` names the job that has it."""
+        """Lock the run from now on; if another job holds it, a `RegistryError` names that job."""
         try:
             locked = self._lock.take()
         except Held as held:
@@ -163,7 +163,7 @@ class RunLock:
 
 
 def check_free(run: Path, option: str = "train.run") -> None:
-    """`RegistryError` where another job trains in the folder that `option` names now."""
+    """`RegistryError` if another job is training in the folder that `option` names."""
     if _lock_of(run).exists():
         with RunLock(run, option) as lock:
             lock.take()

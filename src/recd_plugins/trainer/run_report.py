@@ -1,5 +1,5 @@
-"""The report of a run, which rank 0 writes into its folder: metrics.jsonl, TensorBoard events, a
-summary, and what the run was made of; the console has its lines.
+"""The report that rank 0 writes into a run's folder: metrics.jsonl, TensorBoard events, a summary,
+and what the run was made of. It also prints the lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["RunReport", "defined", "keep_provenance"]
 
 STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
-"""The metrics of every run; a line shows those that callbacks added beside them."""
+"""The metrics of every run; a line shows after them those that callbacks added."""
 
 
 class RunReport:
@@ -50,8 +50,8 @@ class RunReport:
     ) -> None:
         """Open the files of a run that begins, or goes on where `reached` says.
 
-        Of metrics those lines stay that were there when the checkpoint was made; and those of its
-        step that came later, unless an evaluation makes them `again`.
+        The lines of metrics that were there when the checkpoint was made are kept, and later ones
+        of its step, unless an evaluation writes them `again`.
         """
         self._speaks = speaks
         self._run = run
@@ -85,8 +85,8 @@ class RunReport:
                 print(text, flush=True)
 
     def metrics(self, kind: str, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of metrics of `kind` (train or test), everywhere; None is of a callback's that
-        has no value now."""
+        """Write one line of metrics of `kind` (train or test), everywhere; None is a callback's
+        metric without a value now."""
         if not self._speaks:
             return
         self.values(kind, step, metrics)
@@ -107,7 +107,8 @@ class RunReport:
         )
 
     def values(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """A line of `kind` in metrics.jsonl, its numbers on TensorBoard, nothing on the console."""
+        """Write a line of `kind` to metrics.jsonl and its numbers to TensorBoard, nothing to the
+        console."""
         if not self._speaks:
             return
         self._file.write(json.dumps(defined({"kind": kind, "step": step, **values})) + "\n")
@@ -119,12 +120,12 @@ class RunReport:
             self._board.add_scalar(name, value, step)
 
     def keep(self, name: str, text: str) -> None:
-        """A file of the run beside its metrics, whole or not at all."""
+        """Write a file of the run beside its metrics, completely or not at all."""
         if self._speaks:
             write_whole(self._run / name, text)
 
     def sync(self) -> None:
-        """The disk has every line that was reported: a checkpoint counts on them."""
+        """Write every reported line through to the disk: a checkpoint relies on them."""
         if self._speaks:
             os.fsync(self._file.fileno())
 
@@ -138,7 +139,7 @@ class RunReport:
 
 
 def defined(values: Any) -> Any:
-    """JSON knows no NaN: what is not a number becomes null, however deep it lies."""
+    """The value with null for each NaN, which JSON does not have, at any depth."""
     if isinstance(values, Mapping):
         return {name: defined(value) for name, value in values.items()}
     if isinstance(values, list | tuple):
@@ -159,7 +160,7 @@ def _lines_before(
     file: Path, step: int, count: int | None, again: bool
 ) -> tuple[str, list[dict[str, Any]]]:
     """The lines that a resumed run keeps, as text and as values: the first `count`, and those after
-    them up to the step of its checkpoint, unless they come `again`."""
+    them up to the step of its checkpoint, unless they will be written `again`."""
     if not file.exists():
         return "", []
     kept, values = [], []

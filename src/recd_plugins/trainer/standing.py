@@ -1,4 +1,4 @@
-"""The places where the ranks of a job stand, and which of them hangs: no process is asked here."""
+"""Where the ranks of a job stand, and which of them hangs, judged without asking any process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAITS = (
     os.path.join("recd_plugins", "tiers", ""),
     os.path.join("recd_plugins", "trainer", "stop_signal.py"),
 )
-"""Parts of the files in which a rank stands while it waits for the others."""
+"""Parts of the names of files in which a rank stands while it waits for the others."""
 WAITS_IN_BACKWARD = "_engine_run_backward"
 """Where a rank stands in Python while DDP waits for the others' gradients."""
 FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
@@ -43,7 +43,7 @@ class Standing:
     waits: bool = False
     """Whether it waits for other ranks."""
     silent: str = ""
-    """The state of its process, of a rank that did not answer."""
+    """The state of its process, if the rank did not answer."""
     stacks: str = ""
     """The stacks of its threads, as faulthandler writes them."""
     at: tuple[str, ...] = ()
@@ -53,8 +53,8 @@ class Standing:
 def verdict(standings: Sequence[Standing], limit: float, folder: Path) -> str:
     """The verdict: which ranks hang and where, how the others stand, and what to do.
 
-    Those that do not answer hang; else those that do not wait for others; else those that are
-    behind. Where all are alike, they wait for each other.
+    Ranks that do not answer hang; if all answer, those that do not wait for others; if all wait,
+    those that are behind. If all are alike, they wait for each other.
     """
     order = {one.rank: (not one.silent, one.waits, one.marks) for one in standings}
     worst = min(order.values())
@@ -102,7 +102,8 @@ def titled(one: Standing) -> str:
 def main_frames(stacks: str, thread: int) -> tuple[str, ...]:
     """The frames of a thread, innermost first, of stacks as faulthandler writes them.
 
-    It reads no line of source, and neither do we: their disk may be what hangs.
+    faulthandler reads no line of source, and neither do we: the disk that has them may be what
+    hangs.
     """
     lines = iter(stacks.splitlines())
     for line in lines:

@@ -1,4 +1,4 @@
-"""The end of a run before its time, which all ranks agree on after the same step."""
+"""An early end of a run, on which all ranks agree after the same step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Stopped(Exception):
 
 class StopSignal:
     """A flag that a signal (Ctrl-C, SIGTERM), a callback or a loss that is not finite raises on any
-    rank, and that all ranks read alike.
+    rank, and that all ranks see after the same step.
 
-    Each step starts an all-reduce of three numbers and reads that of the step before, so that no
-    rank waits for the agreement.
+    Each step starts an all-reduce of three numbers and reads the result of the previous one, so
+    that no rank waits for the agreement.
     """
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class StopSignal:
         return stop
 
     def together(self, there: bool) -> bool:
-        """Whether data that this rank waits for are there on all ranks; `Stopped` on all of them
-        where one was asked to stop by a signal.
+        """Whether the data that this rank waits for are there on all ranks; raises `Stopped` on all
+        of them if a signal asked one to stop.
 
         Every rank must call it, as often as the others.
         """
@@ -69,7 +69,7 @@ class StopSignal:
         return not flags[1]
 
     def close(self) -> None:
-        """Wait for the last agreement and give the signals back."""
+        """Wait for the last agreement and restore the signal handlers."""
         if self._work is not None:
             self._work.wait()
             self._work = None

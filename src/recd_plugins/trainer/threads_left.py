@@ -1,5 +1,5 @@
-"""Threads that run on when a rank is done: Python waits for each that is no daemon, be it for ever,
-and says nothing."""
+"""Threads that keep running when a rank is done: Python waits for each that is not a daemon,
+perhaps for ever, and says nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from recd_plugins.notices import Notices, RunsOn
 __all__ = ["name_threads_left"]
 
 PATIENCE = 10.0
-"""Seconds for which threads may finish what they do: pools end theirs when a process ends."""
+"""Seconds that threads get to finish: pools end theirs when a process ends."""
 
 
 def name_threads_left(rank: int) -> None:
-    """From now on this rank has nothing to do: where it still runs after a while, a notice names
-    the threads that it waits for."""
+    """Call this when the rank is done: if it still runs after a while, a notice names the threads
+    that it waits for."""
     threading.Thread(target=_name_later, args=(rank,), daemon=True).start()
 
 

@@ -30,11 +30,11 @@ __all__ = ["Callbacks", "Training", "states_by_options"]
 
 @dataclass(kw_only=True)
 class Training:
-    """A run, as a callback may see and touch it.
+    """A run, as a callback may see and change it.
 
-    To be touched are the parameters of `model` between two steps, their gradients in
-    `before_update`, and the learning rates of `dense` and `tables` in `before_step`. All else is
-    to be read.
+    A callback may change the parameters of `model` between two steps, their gradients in
+    `before_update`, and the learning rates of `dense` and `tables` in `before_step`. It may only
+    read all else.
     """
 
     model: nn.Module
@@ -55,7 +55,7 @@ class Training:
     run: Path
     """The run's folder, of all ranks."""
     step: int
-    """The steps that are trained; in `before_step` of a new run 0."""
+    """The number of steps trained so far; 0 in the first `before_step` of a new run."""
     batch: Batch | None = None
     """The batch of the latest step, as it was read; None before the first."""
     labels: tuple[Label, ...] = ()
@@ -65,23 +65,24 @@ class Training:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The latest metrics of training."""
     stopping: str = ""
-    """Why this rank asks the run to end; nothing if it does not."""
+    """Why this rank asks the run to end; empty if it does not."""
     lines: list[str | tuple[str, int, Mapping[str, Any]]] = field(default_factory=list)
-    """The lines and values that callbacks left, and that are not reported yet."""
+    """The lines and values of callbacks that are not reported yet."""
 
     def say(self, text: str) -> None:
-        """A line on rank 0's console, after that of the metrics in `on_metrics`."""
+        """Print a line on rank 0's console, in `on_metrics` after the line of the metrics."""
         if not isinstance(text, str):
             raise TypeError(f"training.say takes a text, and was given {shown(text)}")
         self.lines.append(text)
 
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
-        """A line of `kind` in rank 0's metrics.jsonl, its numbers on TensorBoard."""
+        """Write a line of `kind` to rank 0's metrics.jsonl, and its numbers to TensorBoard."""
         _check_logged(kind, values)
         self.lines.append((kind, self.step, values))
 
     def stop(self, reason: str) -> None:
-        """End the run after the next step, for `reason`, in words; one rank's is enough for all."""
+        """End the run after the next step, for `reason`, in words; one rank's call is enough for
+        all."""
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError(
                 "training.stop takes why the run ends, in words, and was given "
@@ -95,13 +96,13 @@ class Training:
 class Callbacks:
     """A run's callbacks: the host's own, and those that registry.yaml chose.
 
-    Each is an instance and its choice in registry.yaml; none for the host's own.
+    Each is an instance and its choice in registry.yaml, which is None for the host's own.
     """
 
     def __init__(
         self, callbacks: Sequence[tuple[Callback, Choice | None]], schema: Schema | None = None
     ) -> None:
-        """The batches that callbacks make are held to the `schema`, if there is one."""
+        """With a `schema`, the batches that callbacks make are checked against it."""
         self._callbacks = callbacks
         self._checks = [
             None
@@ -111,7 +112,7 @@ class Callbacks:
         ]
 
     def call(self, event: str, *args: Any) -> None:
-        """The method `event` of each, with these arguments."""
+        """Call the method `event` of each, with these arguments."""
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
             before = _standing(*args)
             with _named(choice, event):
@@ -122,7 +123,7 @@ class Callbacks:
                 _check_left(args[-1], f"{choice.who}: {event}", numbers=event != "at_end")
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
-        """The batch that they make of one, each after the other."""
+        """The batch after each callback in turn has changed it."""
         for (callback, choice), check in zip(self._callbacks, self._checks, strict=True):
             with _named(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)
@@ -136,7 +137,8 @@ class Callbacks:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that registry.yaml chose, by name; of one that has none, nothing."""
+        """The states of those that registry.yaml chose, by name; callbacks without a state are left
+        out."""
         states = {}
         for name, callback, choice in self._chosen():
             with choice.named("in state_dict"):
@@ -154,7 +156,7 @@ class Callbacks:
         return states
 
     def load_state_dict(self, states: Mapping[str, Any]) -> list[str]:
-        """Go on from a checkpoint's states; the names of those that it has and nobody takes."""
+        """Go on from a checkpoint's states; returns the names of those that no callback takes."""
         left = dict(states)
         for name, callback, choice in self._chosen():
             if name in left:
@@ -171,7 +173,7 @@ class Callbacks:
 
 
 def _names_of_states(records: Iterable[str]) -> Iterator[str]:
-    """A name for the state of each callback, by its record's; the second of a record is
+    """A name for each callback's state, from its record's name; the second of a record is
     `name#2`."""
     seen: dict[str, int] = {}
     for name in records:
@@ -182,11 +184,11 @@ def _names_of_states(records: Iterable[str]) -> Iterator[str]:
 def states_by_options(
     states: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A checkpoint's states of callbacks by the names that they have in the registry of `now`: of
-    several of one record, each goes on with that of its options, though others are gone.
+    """A checkpoint's states of callbacks, by the names that they have in the registry of `now`: of
+    several callbacks of one record, each gets the state of the one with the same options.
 
-    One whose options are others by now has the first of its record that is left. States that are
-    left in the end are named by where `before` had the callback.
+    One whose options have changed gets the first state of its record that is left. States that are
+    left in the end are named by the place that the callback had in `before`.
     """
     left, wanted = _callbacks_in(before), _callbacks_in(now)
     named: dict[str, str] = {}
@@ -221,7 +223,7 @@ OF_THE_RUN = ("train", "test", "cost", "repeats", "calibration", "period", "prof
 
 
 def _check_logged(kind: object, values: object) -> None:
-    """`TypeError` or `ValueError` unless both can be a line of metrics.jsonl."""
+    """`TypeError` or `ValueError` unless the kind and the values can be a line of metrics.jsonl."""
     if not isinstance(kind, str) or not isinstance(values, Mapping):
         raise TypeError(
             "training.log takes the kind of a line and a mapping of values, and was given "
@@ -253,14 +255,14 @@ KEPT = ("loss", "ne", "auc", "samples")
 
 
 def _standing(training: Any = None, *_: Any) -> tuple[object, ...]:
-    """What a callback is to leave as it finds it: the model's mode, whether torch computes
+    """What a callback must leave as it finds it: the model's mode, whether torch computes
     gradients, and the run's step."""
     mode = getattr(getattr(training, "model", None), "training", None)
     return mode, torch.is_grad_enabled(), getattr(training, "step", None)
 
 
 def _check_standing(before: Sequence[object], after: Sequence[object], whose: str) -> None:
-    """`PluginError` where a callback leaves what steps are trained by other than it found it."""
+    """`PluginError` if a callback has changed any of what it must leave as it finds it."""
     parts = (
         ("the model in another mode", "Put it back by `training.model.train(mode)`."),
         ("gradients computed otherwise", "Write `with torch.no_grad():` around what needs none."),
@@ -272,7 +274,8 @@ def _check_standing(before: Sequence[object], after: Sequence[object], whose: st
 
 
 def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
-    """`PluginError` unless what a callback left of metrics, or of a summary, can be written."""
+    """`PluginError` unless the metrics, or the summary, can be written after a callback changed
+    them."""
     if numbers:
         gone = [name for name in KEPT if name not in left]
         if gone:

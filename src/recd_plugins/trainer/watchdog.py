@@ -1,15 +1,15 @@
-"""A watch over the ranks of a run: where none of them gets on, the job ends, and says which rank
+"""A watch over the ranks of a run: if none of them makes progress, the job ends and says which rank
 hangs, and where.
 
 Before the first step nobody knows how long things take: tables are made, a checkpoint of any size
-is read. There a rank gets on as long as its processes compute or read, and so do those that wait
-for it, which hear of it through the group's store.
+is read. During that time a rank makes progress as long as its processes compute or read. Ranks that
+wait for it learn of that through the group's store, and count as making progress too.
 
-Each rank has a thread that looks how long ago the rank last marked a step. Ranks step together, so
-that one that hangs stops all of them, and all of them notice it at about the same time, each by
-itself: nothing is sent as long as all goes well. Then each says through the group's store where it
-stands. A rank that says nothing is stopped, or is kept from running Python; a rank of its host
-looks what its process does, and has faulthandler write its stacks, which needs no Python.
+Each rank has a thread that checks how long ago the rank last marked a step. Ranks step together, so
+one that hangs stops all of them, and each notices it by itself at about the same time: nothing is
+sent as long as all goes well. Then each rank says through the group's store where it stands. A rank
+that says nothing is stopped, or cannot run Python. A rank of the same host then looks at the state
+of its process, and has faulthandler write its stacks, which needs no Python.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = ["Watchdog"]
 T = TypeVar("T")
 
 REFUSES = 5.0
-"""Seconds after which a store, a disk or a process is taken not to answer."""
+"""Seconds after which a store, a disk or a process counts as not answering."""
 ANSWERS = 3.0
-"""Seconds that a rank gets at least to say where it stands."""
+"""Seconds that a rank gets, at the least, to say where it stands."""
 FIRST = 120.0
 """Seconds that what comes before a second step may take at least: it imports, compiles, and starts
 to read."""
@@ -66,12 +66,12 @@ _numbers = count()
 
 
 class Watchdog:
-    """Ends the job where no rank has set a mark for `limit` seconds; every rank must have one.
+    """Ends the job if no rank has set a mark for `limit` seconds; every rank must have one.
 
-    `limit` 0 watches nothing. Stacks of all ranks are written to `folder`. A process that was
-    stopped as a whole, as by a scheduler that suspends the job, is not blamed for that time. From
-    the watch's beginning, and after a mark that says so, the ranks are starting: they have `first`
-    seconds at least in which none of them works.
+    `limit` 0 watches nothing. Stacks of all ranks are written to `folder`. Time for which a whole
+    process was stopped, as by a scheduler that suspends the job, does not count. From the watch's
+    beginning, and after a mark that says so, the ranks are starting: then they may go at least
+    `first` seconds without any of them working.
     """
 
     def __init__(self, limit: float, folder: Path, *, first: float = FIRST) -> None:
@@ -79,8 +79,8 @@ class Watchdog:
         self._limit = limit
         self._first = max(limit, first)
         self._grace = min(30.0, max(ANSWERS, limit / 10))
-        """Seconds that the others get to say where they stand, once this rank has noticed: they
-        may have set their latest mark so much later."""
+        """Seconds that the others get to say where they stand once this rank has noticed: they may
+        have set their latest mark that much later."""
         self._prefix = f"watchdog/{next(_numbers)}"
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._since = time.monotonic()
@@ -91,7 +91,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def mark(self, doing: str, *, starting: bool = False) -> None:
-        """This rank gets on: it begins to do something that all ranks do, and mark, alike."""
+        """Note that this rank makes progress: it begins something that all ranks do and mark."""
         self._since = time.monotonic()
         self._marks += 1
         self._doing = doing
@@ -140,7 +140,8 @@ class Watchdog:
                 self._end_job(limit)
 
     def _end_job(self, limit: float) -> None:
-        """Say where this rank stands, hear it of the others, tell it, and end the process."""
+        """Say where this rank stands, hear where the others stand, report it, and end the
+        process."""
         # Whatever fails on this way, the job ends: it hangs.
         text = f"no rank has made a step for {limit:g} s (train.hang_after)"
         try:
@@ -187,7 +188,7 @@ class Watchdog:
         )
 
     def _inspected(self, rank: int) -> Standing:
-        """The state of a rank of this host that does not answer, as far as it is seen from
+        """The state of a rank of this host that does not answer, as far as it can be seen from
         outside."""
         process = self._process(rank)
         pid = process["pid"]
@@ -236,7 +237,7 @@ class Watchdog:
         return there[:1] == [self._rank]
 
     def _process(self, rank: int) -> dict[str, Any]:
-        """Its host, process and open file; nothing of one that has not begun to watch."""
+        """A rank's host, process and open file; empty if it has not begun to watch."""
         key = f"{self._prefix}/process/{rank}"
         if not self._store.check([key]):
             return {}
@@ -254,7 +255,7 @@ class Watchdog:
         return Standing(**{**values, "at": tuple(values["at"])})
 
     def _missing(self, ranks: Sequence[int], seconds: float) -> list[int]:
-        """The ranks, of these, of which nothing is known after so many seconds."""
+        """Those of these ranks that have not answered after so many seconds."""
         ends = time.monotonic() + seconds
         missing = list(ranks)
         while True:
@@ -265,7 +266,7 @@ class Watchdog:
 
 
 class _Start:
-    """Whether a job that starts gets on: this rank's processes work, or those of another rank.
+    """Whether a starting job makes progress: this rank's processes work, or those of another rank.
 
     On CUDA a rank that waits for others computes too; NCCL's own watchdog ends such a job.
     """
@@ -299,7 +300,7 @@ and writes in it. One that waits has threads that look around."""
 
 def _work() -> tuple[float, float]:
     """Seconds that this process and those below it have computed, and bytes that they have read and
-    written; pages of mapped files count as they are read from a disk."""
+    written; pages of mapped files count when they are read from a disk."""
     seconds, size = time.process_time(), 0.0
     for pid in _with_those_below(os.getpid()):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -313,7 +314,7 @@ def _work() -> tuple[float, float]:
 
 
 def _with_those_below(pid: int) -> list[int]:
-    """A process, and those that it started, and theirs; of a system that does not say, it alone."""
+    """A process, those that it started, and theirs; only itself if the system does not say."""
     found = [pid]
     for one in found:
         with contextlib.suppress(OSError):
@@ -343,7 +344,7 @@ def _leader(standings: Sequence[Standing]) -> int:
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T | None:
-    """The result of a call; None if it does not return in time, or fails. What hangs is left
+    """The result of a call; None if it fails or does not return in time. A call that hangs is left
     behind."""
     results: list[T] = []
 
@@ -358,7 +359,8 @@ def _within(seconds: float, function: Callable[[], T]) -> T | None:
 
 
 def _state(pid: int) -> str:
-    """A letter, as ps(1) has it; X where no such process is, R where the system has none."""
+    """A process's state as the letter of ps(1); X if there is no such process, R if the system has
+    no such states."""
     if not Path("/proc/self/stat").exists():
         return "R"
     try:
