@@ -1,4 +1,5 @@
-"""`recd advise`: what a registry would gain by, what that would bring, and the registry with it."""
+"""`recd advise`: which additions would pay for a registry, how much, and the registry with
+them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ OfTable = Annotated[
     Path | None,
     typer.Option(
         "--table",
-        help="A table to advise on, in place of a registry: what `recd init` would write for it.",
+        help="A table to advise on, in place of a registry: as `recd init` would write one for it.",
         metavar="TABLE",
         show_default=False,
     ),
@@ -80,7 +81,7 @@ BatchSizes = Annotated[
     list[int] | None,
     typer.Option(
         "--batch-size",
-        help="Samples of a rank to choose among; by default train.batch_size alone.",
+        help="Batch sizes of a rank to choose among; by default only train.batch_size.",
         min=1,
         show_default=False,
     ),
@@ -100,7 +101,7 @@ Tries = Annotated[
     int,
     typer.Option(
         "--try",
-        help="Train the best so many beside the baseline, on this machine's ranks, and take what "
+        help="Train this many of the best and the baseline, on this machine's ranks, and take what "
         "wins.",
         min=0,
     ),
@@ -131,9 +132,10 @@ def advise(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast the step of plain TorchRec and of each addition that plugins have; keep what pays.
+    """Forecast the step of plain TorchRec and of each addition that plugins propose; keep what
+    pays.
 
-    Nothing is trained without --try. --out writes the registry that gets it, which `recd train -r
+    Nothing is trained without --try. --out writes the advised registry, which `recd train -r
     FILE` runs as it is, or which your own --trainer loads. Tables are prepared first if they are
     not there.
     """
@@ -225,8 +227,8 @@ def _registry(
 
 
 def _steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
-    """The steps to the loss by the batch size of one of so many ranks, without the registry's
-    cache. A curve of other ranks goes by the samples of a step, of all of them together."""
+    """The steps to the loss by the batch size of each rank, without the registry's cache. A curve
+    of another number of ranks is converted by the samples that all of them take in a step."""
     try:
         printed = json.loads(curve.read_text(encoding="utf-8"))
     except OSError as error:
@@ -251,8 +253,8 @@ def _steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
 
 
 def _measured(curve: Path, printed: Any) -> tuple[int, Sequence[Mapping[str, Any]]]:
-    """The ranks of what `recd tune loss --json` printed, and its rows without the cache, if it has
-    such; `DataError` where another command, or nobody, printed it."""
+    """The number of ranks in what `recd tune loss --json` printed, and its rows without the
+    cache, if it has any; `DataError` if that command did not print it."""
     if not isinstance(printed, Mapping) or not {"ranks", "sides"} <= printed.keys():
         has = listed(printed) if isinstance(printed, Mapping) and printed else shown(printed)
         raise _no_curve(curve, f"that has `ranks` and `sides`, and this has {has}")

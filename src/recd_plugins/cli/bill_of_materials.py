@@ -66,7 +66,7 @@ def _field(one: Distribution, name: str) -> str:
 
 
 def _licenses(one: Distribution) -> list[str]:
-    """The licenses by the classifiers, or else by the field, where it is a name and not a whole
+    """The licenses from the classifiers, or else from the field, if it is a name and not a whole
     text."""
     classified = [
         each.rpartition(" :: ")[2]
@@ -78,7 +78,7 @@ def _licenses(one: Distribution) -> list[str]:
 
 
 def _needs(one: Distribution, found: dict[str, Distribution]) -> list[str]:
-    """The distributions of this environment that one asks for, those of its extras left out."""
+    """The distributions of this environment that one requires, without those of its extras."""
     asked = {
         _name(match[0])
         for requirement in one.requires or ()

@@ -11,8 +11,8 @@ __all__ = ["help_text"]
 
 
 def help_text(point: EntryPoint) -> str | None:
-    """The `help=` of its typer app, or the first paragraph of its function's docstring; None
-    where its source does not say so, or cannot be found."""
+    """The `help=` of its typer app, or the first paragraph of its function's docstring; None if
+    its source has neither, or cannot be found."""
     try:
         tree = ast.parse(_source(point.module))
     except (OSError, SyntaxError, ValueError):

@@ -27,7 +27,7 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 class CheckedCommand(TyperCommand):
-    """A command that refuses numbers which no machine counts with, before anything is done."""
+    """A command that refuses numbers too large for any machine before it does anything."""
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         context = super().make_context(*args, **settings)
@@ -47,7 +47,7 @@ class Commands(typer.Typer):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Inside, a complaint cuts what a user typed to what a person reads of it."""
+    """Inside, a complaint quotes what a user typed only up to a readable length."""
     try:
         yield
     except UsageError as error:

@@ -46,7 +46,7 @@ def prepare(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the registry's dataset as tables, through its etl steps; once, then reused."""
+    """Write the registry's dataset as tables, through its etl steps; later calls reuse them."""
     with reported(debug):
         from recd_plugins.stack import load
 
@@ -72,9 +72,9 @@ def show(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a table's schema, rows, files and bytes, from its footers alone.
+    """Show a table's schema, rows, files and bytes, read only from its footers.
 
-    A table of another program has the schema that the registry names as `dataset.schema`.
+    For a table of another program, the schema is the registry's `dataset.schema`.
     """
     with reported(debug):
         opened = opened_table(table, registry)

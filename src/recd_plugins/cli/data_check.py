@@ -69,10 +69,10 @@ def check(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read all rows once and name all that is wrong, each with its cure; exit code 1 if anything.
+    """Read all rows once and list all problems, each with its cure; exit code 1 if there are any.
 
-    Checked are files that cannot be read or differ, columns that are missing, double or of another
-    type, nulls and NaN, labels, times, ids out of range and vocabularies of other data.
+    It checks for files that cannot be read or differ, columns that are missing, double or of
+    another type, nulls and NaN, labels, times, ids out of range and vocabularies of other data.
     """
     with reported(debug):
         given = text_form(delimiter, header, encoding, names)
@@ -107,7 +107,8 @@ def _counted(problems: int) -> str:
 
 
 def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry: Location) -> None:
-    """`RegistryError` for options of text, and for columns that are absent, beside a registry."""
+    """`RegistryError` if options of text, or absent columns, are given together with a
+    registry."""
     if absent:
         raise RegistryError(
             f"--absent: is for foreign files. A registry says itself which columns some may lack: "
@@ -125,7 +126,7 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
 
 
 def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
-    """Each split of a registry's dataset: where it lies, or once it is prepared."""
+    """Each split of a registry's dataset, read where it lies or after it is prepared."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.foreign import as_foreign
     from recd_plugins.data.importing.checking import check_files
@@ -155,7 +156,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
 
 
 def _side_table(config: SideTableConfig) -> Checked:
-    """The features of a side table, and whether each of its keys is there once."""
+    """The features of a side table, and whether each of its keys occurs once."""
     from recd_plugins.data.importing.table_problems import Checked
     from recd_plugins.data.side_table import SideTable
 
@@ -176,7 +177,7 @@ def _tables(
     absent: Sequence[str],
     show: Progress,
 ) -> dict[str, Checked]:
-    """The files of the paths as one table; of a folder with splits each by itself."""
+    """The files of the paths as one table; each split by itself if a folder has splits."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.importing.checking import check_files
     from recd_plugins.data.importing.table_files import files_of

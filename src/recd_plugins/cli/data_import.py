@@ -95,7 +95,7 @@ Accept = Annotated[
     bool,
     typer.Option(
         "--accept-doubts",
-        help="Import by what columns seem to be, whatever is in doubt.",
+        help="Import by what columns seem to be, in spite of any doubts.",
     ),
 ]
 
@@ -121,7 +121,7 @@ def import_(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a table of Parquet, CSV, TSV or lines of JSON, by a schema of their columns.
+    """Make a table from Parquet, CSV, TSV or lines of JSON, with a schema of their columns.
 
     It streams: memory does not grow with the files. An import that was killed goes on when it is
     run again; until it is done there is no table. TABLE/schema.yaml and TABLE/vocabularies keep
@@ -204,8 +204,8 @@ def _telling(asked: ForeignSchema, drawn: Negatives | None, found: Survey) -> tu
 
 
 def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:
-    """Refuse to import by guesses that would train a wrong model if they are wrong, and negatives
-    that other columns tell from clicks."""
+    """Refuse to import with guesses that would train a wrong model if they are wrong, and
+    negatives that other columns tell from clicks."""
     if not (guesses or undrawn):
         return
     listed = "".join(f"\n  {one}" for one in (*guesses, *undrawn))
@@ -222,7 +222,7 @@ def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:
 
 
 def _wanted(schema: ForeignSchema | None, split: SplitBy | None, negatives: int) -> set[str]:
-    """The columns that are asked for; negatives bring a label that no file need have."""
+    """The columns that are needed; negatives bring a label, which the files need not have."""
     wanted = set[str]() if schema is None else {*schema.columns}
     if schema is not None and negatives:
         wanted.discard(schema.label)

@@ -103,11 +103,11 @@ def layout(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a table lies on disk, and what reading it costs, from its footers alone.
+    """Show how a table lies on disk, and what reading it costs, from only its footers.
 
     I/Os are those of coalesced reads: columns that lie within --hole bytes of each other are read
-    in one; `one by one` has an I/O for each column of a stripe. Times are of one I/O after another,
-    to compare layouts by.
+    in one; `one by one` has an I/O for each column of a stripe. Times assume one I/O after another,
+    and serve to compare layouts.
     """
     with reported(debug):
         from recd_plugins.data.layout import layout_of
@@ -133,7 +133,7 @@ def layout(
 
 
 def _wanted(path: Location, registry: Path) -> tuple[str, ...]:
-    """The columns of the files that a reader takes; none where no schema says."""
+    """The columns of the files that a reader takes; none if no schema says."""
     from recd_plugins.data.table import carries_schema
     from recd_plugins.errors import RecdError
 
@@ -147,7 +147,8 @@ def _wanted(path: Location, registry: Path) -> tuple[str, ...]:
 
 
 def _as_read(path: Location, registry: Path) -> Table:
-    """The table; one that the registry's reader reads with the columns alone that it takes."""
+    """The table; if the registry's reader reads it, with only the columns that the reader
+    takes."""
     from recd_plugins.errors import RecdError, shortened
     from recd_plugins.stack import load
 
@@ -238,7 +239,8 @@ def rewrite(
 ) -> None:
     """Write a table in another layout: maps flattened, popular columns first, other stripes.
 
-    Its rows stay as they are. A rewrite that was ended goes on where it was, by the same command.
+    Its rows stay as they are. If a rewrite was interrupted, the same command goes on where it
+    was.
     """
     with reported(debug):
         from recd_plugins.config import parse
@@ -279,8 +281,8 @@ def rewrite(
 
 
 def _check_outside(target: Location, table: Location) -> None:
-    """`RegistryError` where the target lies in the folder of the table, whose readers would find
-    every row twice."""
+    """`RegistryError` if the target lies in the folder of the table, since its readers would then
+    find every row twice."""
     if not isinstance(target, Path) or not isinstance(table, Path):
         return
     if table.is_dir() and table.resolve() in target.resolve().parents:

@@ -1,4 +1,4 @@
-"""`recd data vocabulary`: which values of somebody's files have ids of their own."""
+"""`recd data vocabulary`: which values of foreign files get ids of their own."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def vocabulary(
     """Write the vocabulary of columns of Parquet, CSV, TSV or lines of JSON, read in one pass.
 
     A schema that names the file (`ids: vocabulary`, `vocabulary: FILE`) gives the same values the
-    same ids in an import, in Parquet files that are read where they are, and in serving. Count the
-    files that are trained on: what a test alone holds is not known in training.
+    same ids in an import, in Parquet files that are read where they are, and in serving. Count
+    the files that you train on: values that only a test has are unknown in training.
     """
     with reported(debug), ended_by_signals():
         check_writable(save, "--save")
@@ -125,8 +125,8 @@ def vocabulary(
 
 
 def _check_holds_nothing_else(save: Location) -> None:
-    """`RegistryError` where a file is there that no vocabulary is, as a log that a shell put behind
-    the option for `*.csv`."""
+    """`RegistryError` if the file exists and is not a vocabulary, such as a log that a shell put
+    behind the option for `*.csv`."""
     from recd_plugins.data.importing.formats import PARQUET
 
     if isinstance(save, Path) and save.exists():

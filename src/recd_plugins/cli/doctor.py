@@ -111,7 +111,7 @@ def _devices() -> str:
 
 
 def _names() -> str:
-    """The name of loopback, for which torch asks in each connection between ranks."""
+    """Check how long a look-up of loopback's name takes: torch makes one for each connection."""
     took = _seconds_for_a_name()
     if took > PATIENT:  # the machine may have been busy: a silent server is so again
         took = min(took, _seconds_for_a_name())
@@ -136,7 +136,7 @@ def _seconds_for_a_name() -> float:
 
 
 def _collectives(ranks: int) -> str:
-    """An all-to-all and an all-reduce, of the bytes they should give, over real ranks."""
+    """Check an all-to-all and an all-reduce over real ranks, and the bytes that they give."""
     from recd_plugins.launch.command import launch
 
     failure = launch(["recd_plugins.launch.try_collectives"], ranks, threads=1, quiet=True)

@@ -1,4 +1,4 @@
-"""Commands that SIGTERM or SIGHUP ends, as by a scheduler, `timeout` or a terminal that closes."""
+"""Commands that SIGTERM or SIGHUP ends, sent by a scheduler, `timeout` or a closing terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end a command as Ctrl-C does: its temporary folders and the parts
-    of files that it writes are removed first, which nobody would do after it. It then ends by the
-    signal that came; one of the same that comes after it ends it at once.
+    """Inside, SIGTERM and SIGHUP end a command as Ctrl-C does: its temporary folders and incomplete
+    files are removed first, since nobody would do it later. It then ends by the signal that came; a
+    second signal of that kind ends it at once.
 
-    A signal that is ignored, as under `nohup`, or that somebody else answers stays so.
+    A signal that is ignored, as under `nohup`, or that has another handler stays so.
     """
     came: list[int] = []
     process = os.getpid()

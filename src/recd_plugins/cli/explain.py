@@ -68,7 +68,7 @@ def explain(
 ) -> None:
     """Say what a word or a message means; without one, price a row in every tier, with formulas.
 
-    `recd explain "dedupe factor"`, `recd explain hang_after`, and of a message as much as you like.
+    `recd explain "dedupe factor"`, `recd explain hang_after`, or any part of a message.
     """
     with reported(debug):
         asked = " ".join(word for word in words or () if not OVERRIDE.match(word))

@@ -97,7 +97,7 @@ def init(
 def registry_of_table(
     table: Location, test: Location | None, schema: Location | None, named: str = "TABLE"
 ) -> tuple[str, Table]:
-    """The registry for a table, which an option or argument has `named`, and that, open."""
+    """The registry for the table that an option or argument has `named`, and the open table."""
     from recd_plugins.data.files import named_by
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
@@ -189,8 +189,9 @@ def registry_text(
 
 
 def asked_sequences(schema: Schema) -> list[tuple[SparseFeature, str]]:
-    """The sequences that share a table with a feature that is none, and the first such feature; but
-    those of scored ids, which attention does not weigh: their sums are."""
+    """The sequences that share a table with a feature that is not a sequence, and the first such
+    feature; sequences of scored ids are left out, since their weighted sums are used instead of
+    attention."""
     found = []
     for sequence in (one for one in schema.sparse if one.sequence and not one.scored):
         query = next(
@@ -207,7 +208,7 @@ def asked_sequences(schema: Schema) -> list[tuple[SparseFeature, str]]:
 
 
 def sizes(rows: int) -> tuple[int, int, int]:
-    """Ranks, batch size and steps: some hundred steps an epoch, and an epoch at least."""
+    """Ranks, batch size and steps: some hundred steps an epoch, and at least one epoch."""
     ranks = 2 if rows >= 256 else 1
     batch = 2 ** int(math.log2(max(rows / (ranks * 200), 16)))
     batch = min(batch, LARGEST_BATCH, max(1, rows // ranks))

@@ -64,8 +64,8 @@ def main() -> None:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Inside, it is a message and exit code 2 that what is printed cannot be written; where nobody
-    reads it any more, as behind `| head`, exit code 1 alone."""
+    """Inside, output that cannot be written gives a message and exit code 2; if the reader is
+    gone, as behind `| head`, only exit code 1."""
     try:
         try:
             yield

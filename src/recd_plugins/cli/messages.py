@@ -64,7 +64,7 @@ VARIES = re.compile(r"""'[^']*'|"[^"]*"|[^\s:]*/[^\s:]*|\d[\d,.]*""")
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """A message that is raised, or warned of, somewhere; `…` stands for what differs each time."""
+    """A message that some code raises or warns with; `…` stands for the parts that vary."""
 
     template: str
     kind: str
@@ -84,7 +84,7 @@ class Message:
         return re.search(".*?".join(map(re.escape, parts)), text) is not None
 
     def contains(self, text: str) -> bool:
-        """Whether a text is a part of it, as it stands here or as it was printed."""
+        """Whether a text is a part of it, as it is written here or as it was printed."""
         return text.lower() in self.template.lower() or _fixed(text) in _fixed(self.template)
 
 

@@ -104,7 +104,8 @@ def _in_yaml(name: str) -> str | None:
 
 
 def _clash(name: str, slot: str) -> str | None:
-    """A class of the plugin that would hide what the templates import, or be a word of Python."""
+    """A class of the plugin whose name would hide a name that the templates import, or is a
+    Python keyword."""
     texts = [
         (TEMPLATES / slot / file).read_text(encoding="utf-8")
         for file in ("__init__.py", "test_new_plugin.py")
@@ -151,8 +152,8 @@ def _write(name: str, slot: str, folder: Path) -> None:
 
 
 def _renamed(text: str, name: str, slot: str) -> str:
-    """The templates' names, which are those of modules that are linted, become the plugin's: all at
-    once, for the plugin's may hold one of them, as my_new_plugin does."""
+    """Replace the templates' names, which are those of linted modules, by the plugin's: all at
+    once, since a plugin's name may contain one of them, as my_new_plugin does."""
     ours = {
         f"recd_plugins.cli.templates.{slot}": name,
         "new_plugin": name,

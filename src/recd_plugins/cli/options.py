@@ -98,7 +98,7 @@ TableFolder = Annotated[
 ForeignPaths = Annotated[
     list[Path],
     typer.Argument(
-        help="Files of Parquet, CSV, TSV or lines of JSON, packed or not, or folders of them; on a "
+        help="Files of Parquet, CSV, TSV or lines of JSON, compressed or not, or folders; on a "
         "store, their URIs.",
         metavar="PATH...",
         parser=location_argument,
@@ -108,7 +108,7 @@ Delimiter = Annotated[
     str | None,
     typer.Option(
         "--delimiter",
-        help="What parts the fields of text, as ',', '\\t' or '::'; by default what lines show.",
+        help="What separates the fields of text, as ',', '\\t' or '::'; by default recognised.",
         show_default=False,
         parser=lambda text: text.replace("\\t", "\t"),
         metavar="TEXT",
@@ -118,7 +118,7 @@ Header = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
-        help="Whether the first line of text names its columns; by default as it looks.",
+        help="Whether the first line of text names its columns; by default recognised by its look.",
         show_default=False,
     ),
 ]
@@ -144,7 +144,7 @@ Absent = Annotated[
     list[str] | None,
     typer.Option(
         "--absent",
-        help="A column that some of the files may lack, since it came later or went: nulls there.",
+        help="A column that some of the files may lack, as one that was added later: nulls there.",
         metavar="COLUMN",
         show_default=False,
     ),
@@ -167,7 +167,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 
 def check_of_use(given: Mapping[str, bool], why: str, cure: str) -> None:
-    """`RegistryError` for the first of these options that is given, since it does nothing."""
+    """`RegistryError` for the first of these options that is given, since it would do nothing."""
     for option, is_given in given.items():
         if is_given:
             raise RegistryError(
@@ -186,7 +186,7 @@ def text_form(
 
 
 def schema_and_form(schema: Path | None, given: TextForm) -> tuple[ForeignSchema | None, TextForm]:
-    """The schema of a file, if one is named; and how text is read, as options say or else that
+    """The schema of a file, if one is named; and how text is read, by the options or else by that
     file."""
     if schema is None:
         return None, given
@@ -197,7 +197,8 @@ def schema_and_form(schema: Path | None, given: TextForm) -> tuple[ForeignSchema
 
 
 def opened_table(path: Location, registry: Path) -> Table:
-    """The table; one that does not say what its columns mean has the schema of `dataset.schema`."""
+    """The table; if it does not say what its columns mean, with the schema of
+    `dataset.schema`."""
     from recd_plugins.data.table import Table, carries_schema
 
     return Table.open(path, None if carries_schema(path) else registry_schema(registry))
@@ -216,8 +217,8 @@ def registry_schema(registry: Path) -> ForeignSchema | None:
 
 
 def loaded(registry: Path, overrides: Sequence[str]) -> Stack:
-    """The stack of a registry with a dataset and a model: it says that one lacks before any work is
-    done for it."""
+    """The stack of a registry with a dataset and a model; an error says that one is missing
+    before any work is done."""
     _check_readable(registry, overrides)
     from recd_plugins.stack import load
 
@@ -228,8 +229,8 @@ def loaded(registry: Path, overrides: Sequence[str]) -> Stack:
 
 
 def ready(registry: Path, overrides: Sequence[str]) -> Stack:
-    """The same, checked, and its tables made: what plugins print meanwhile is no part of what a
-    command finds."""
+    """The same, checked, with its tables made. What plugins print meanwhile does not go into the
+    command's output."""
     stack = loaded(registry, overrides)
     with redirect_stdout(sys.stderr):
         with progress() as show:
@@ -239,7 +240,7 @@ def ready(registry: Path, overrides: Sequence[str]) -> Stack:
 
 
 def _check_readable(registry: Path, overrides: Sequence[str]) -> None:
-    """`RegistryError` of what can be seen before torch is imported, which takes seconds."""
+    """`RegistryError` for what can be seen before torch is imported, which takes seconds."""
     from recd_plugins.registry.source import Source
 
     Source.read(registry, overrides)
@@ -261,7 +262,7 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def _message(error: Exception) -> str | None:
-    """The message that a user reads of it; None of a defect of ours, which keeps its traceback."""
+    """The message for the user; None for a defect of ours, which keeps its traceback."""
     if isinstance(error, RecdError):
         return str(error)
     if missing_library(error) is not None:
@@ -284,8 +285,8 @@ def _message(error: Exception) -> str | None:
 
 
 def _missing_folder(error: FileNotFoundError) -> str:
-    """The message of an error for want of a folder that every command needs; nothing where it is
-    of another file."""
+    """The message for an error about a missing folder that every command needs; empty if it is
+    about another file."""
     if (error.strerror or "").startswith("No usable temporary directory"):
         return f"{error.strerror}. Let TMPDIR name a folder that can be written to, and has room."
     try:
@@ -297,8 +298,8 @@ def _missing_folder(error: FileNotFoundError) -> str:
 
 @contextmanager
 def reported_trial() -> Iterator[None]:
-    """Print how a trial ended, other than by memory, and exit with its code where a user can mend
-    it, else with 1."""
+    """Print how a trial failed, other than for lack of memory, and exit with its code if a user
+    can fix it, else with 1."""
     from recd_plugins.trainer.tuning.trials import TrialFailed
 
     try:
@@ -313,9 +314,9 @@ def reported_trial() -> Iterator[None]:
 def server_of_ranks(
     registry: Path | None = None, overrides: Sequence[str] | None = None
 ) -> Iterator[RankServer | None]:
-    """Import what ranks need, and fork the server that `launch` has them from, if that can be:
-    before anything is loaded or computed, for the server is a copy of this process. A registry that
-    cannot be read is named before."""
+    """Import what ranks need and, if possible, fork the server from which `launch` forks them:
+    before anything is loaded or computed, since the server is a copy of this process. A registry
+    that cannot be read is reported first."""
     from recd_plugins.compat.versions import check_versions, installed_versions
     from recd_plugins.launch.server import rank_server
 
@@ -330,9 +331,9 @@ def server_of_ranks(
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Draw long work on standard error: how much is done, how fast, and how long it takes yet.
-    What plugins or a trainer print meanwhile goes there too: it is no part of what a command
-    says."""
+    """Show the progress of long work on standard error: how much is done, how fast, and how long
+    it will take. What plugins or a trainer print meanwhile goes there too, not into the command's
+    output."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,4 +1,5 @@
-"""Files and folders that a command is to write: refused before its work where they cannot be."""
+"""Files and folders that a command is to write: refused before its work if they cannot be
+written."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ YAML = (".yaml", ".yml")
 
 
 def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...] = ()) -> None:
-    """`RegistryError` where no such file can be made; what is there already may be replaced."""
+    """`RegistryError` if no such file can be made; an existing file may be replaced."""
     if path is None:
         return
     if isinstance(path, Uri):
@@ -54,7 +55,7 @@ def check_apart(files: Mapping[str, Location | None]) -> None:
 
 
 def check_not_read(path: Location | None, option: str, read: Iterable[Location]) -> None:
-    """`RegistryError` where a file that is to be written is one of those that the command reads."""
+    """`RegistryError` if a file that is to be written is one that the command reads."""
     if path is None:
         return
     for one in read:

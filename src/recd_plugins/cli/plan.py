@@ -89,7 +89,7 @@ def plan(
 ) -> None:
     """Plan a registry's model without training it, for any number of ranks, and say why.
 
-    Tables are profiled on the train split, which is prepared first if it is not there.
+    Tables are profiled on the train split, which is prepared first if it does not exist.
     """
     with reported(debug), ended_by_signals():
         given = overrides_with_ranks(overrides, ranks)
@@ -145,8 +145,8 @@ def _check_dense_optimizer(stack: Stack) -> None:
 
 
 def _streams_misfit(stack: Stack) -> str:
-    """Why the registry's `reader.streams` cannot be dealt out to the ranks of a plan, which need
-    not be those that train; nothing where it can."""
+    """Why the registry's `reader.streams` cannot be divided among the ranks of a plan, which need
+    not be those that train; empty if it can."""
     from recd_plugins.data.order import Shares
     from recd_plugins.errors import RegistryError
 
@@ -169,7 +169,8 @@ def _write(
     profile: Path | None,
     figure: Path | None,
 ) -> PlanReport | None:
-    """The files that were asked for, where the planner has what goes into them; its report."""
+    """Write the files that were asked for, if the planner has what goes into them; returns its
+    report."""
     from recd_plugins.errors import CapabilityError
     from recd_plugins.planning.planner_bases import Tiered
     from recd_plugins.planning.tier_plan import TierPlan
@@ -209,8 +210,8 @@ def _write(
 
 
 def _of_before(drift: Path | None, against: Path | None) -> tuple[Profile | None, TierPlan | None]:
-    """The profile and the tier plan of before: read before any work, and before what is to be
-    written, which may be the same files."""
+    """The earlier profile and tier plan: read before any work, and before anything is written,
+    since that may go to the same files."""
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.tier_plan import TierPlan
 
@@ -246,7 +247,7 @@ def _drifted(planner: Planner, old: Profile, where: str) -> dict[str, Drift]:
 
 
 def _changed(planner: Planner, old: TierPlan) -> Mapping[str, TableChange]:
-    """The changes of each table of either plan; one without replicas has no tiers."""
+    """The changes of each table of either plan; a table without replicas has no tiers."""
     from recd_plugins.planning.planner_bases import Tiered
     from recd_plugins.planning.tier_plan import plan_changes
 

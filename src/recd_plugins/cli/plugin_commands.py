@@ -1,4 +1,4 @@
-"""Commands that plugins bring: found by name and source alone, imported when called."""
+"""Commands that plugins bring: found only by name and source, imported when called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ GROUP = "recd_plugins.commands"
 
 
 class WithPlugins(TyperGroup):
-    """The host's commands, and after them those of installed plugins by other names."""
+    """The host's commands, and after them those commands of installed plugins that have other
+    names."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -35,7 +36,8 @@ class WithPlugins(TyperGroup):
             self.commands[name] = PluginCommand(name, points[name])
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The commands in the order of `DAY`: typer has groups of commands behind all others."""
+        """The commands in the order of `DAY`: typer would put groups of commands after all
+        others."""
         from recd_plugins.cli.main import DAY
 
         day = [name for commands in DAY.values() for name in commands]
@@ -51,7 +53,7 @@ class WithPlugins(TyperGroup):
 
 
 class PluginCommand(TyperCommand):
-    """A name, what it says of itself and who brings it; the command itself once it is called."""
+    """A command's name, help and plugin; the command itself is imported when it is called."""
 
     def __init__(self, name: str, points: list[EntryPoint]) -> None:
         self._points = points

@@ -80,8 +80,8 @@ def show(
 
 
 class Found:
-    """The plugins that the registry enables, and those installed beside; none of it has to be
-    whole."""
+    """The plugins that the registry enables, and others that are installed; either may be
+    broken."""
 
     def __init__(self, file: Path) -> None:
         from recd_plugins.errors import RecdError
@@ -107,7 +107,7 @@ class Found:
         self.broken: dict[str, RecdError] = dict(self.enabled.broken)
 
     def all(self) -> list[Claim]:
-        """The records of the enabled plugins, and of those that are only installed."""
+        """The records of the enabled plugins, and of plugins that are only installed."""
         from recd_plugins.hooks.manager import Catalog
 
         others = Catalog(self.off, self.source.base, strict=False)
@@ -167,8 +167,8 @@ class Found:
             console.print(f"broken: {error}", markup=False, soft_wrap=True)
 
     def show(self, name: str, as_json: bool) -> None:
-        """The options of each record of this name, and how to enable a plugin that is not; for
-        machines, a list where there are several."""
+        """Print the options of each record of this name, and how to enable its plugin if it is
+        not; as JSON, a list if there are several."""
         from rich.box import SIMPLE
         from rich.console import Console
         from rich.markup import escape
@@ -208,7 +208,8 @@ class Found:
                 console.print(self._enabling(claim), markup=False, soft_wrap=True)
 
     def _named(self, name: str) -> list[Claim]:
-        """The records that `exact` or `dedup:exact` means: enabled ones, else any installed."""
+        """The records that `exact` or `dedup:exact` means: enabled ones, or else any installed
+        ones."""
         from recd_plugins.errors import RegistryError, nearest
 
         slot, _, use = name.rpartition(":")

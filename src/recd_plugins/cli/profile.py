@@ -1,4 +1,4 @@
-"""`recd data profile`: which rows are looked up how often, from a registry's data or a trace."""
+"""`recd data profile`: how often each row is looked up, from a registry's data or a trace."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Batches = Annotated[
     int | None,
     typer.Option(
         "--batches",
-        help="How many batches of each rank's share to count; by default as many as it takes.",
+        help="How many batches of each rank's share to count; by default as many as needed.",
         min=1,
     ),
 ]
@@ -82,10 +82,10 @@ def profile(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count which rows of the model's tables are looked up how often, and save the forecast.
+    """Count how often each row of the model's tables is looked up, and save the forecast.
 
-    On batches from all over the train split, of every rank's share, as the model looks up; or on a
-    trace, which is taken as it is.
+    It counts batches from all over the train split, of every rank's share, as the model looks them
+    up; or a trace, which is taken as it is.
     """
     with reported(debug), ended_by_signals():
         from recd_plugins.errors import RegistryError

@@ -43,10 +43,11 @@ def report(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw runs, and what commands printed, on one HTML page that needs nothing beside itself.
+    """Draw runs, and what commands printed, on one HTML page that needs no other file.
 
-    Of runs: what they learned, where their steps' time goes, what moves, repeats and is hot, whose
-    memory it is, forecast beside fact, the registry and the machine; several are laid side by side.
+    It shows what runs learned, where their steps' time goes, what moves, repeats and is hot, what
+    takes the memory, forecast and fact, the registry and the machine; several runs are shown side
+    by side.
     """
     with reported(debug), ended_by_signals():
         from recd_plugins.report.page import naming_source, page

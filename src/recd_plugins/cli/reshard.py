@@ -50,11 +50,11 @@ def reshard(
 ) -> None:
     """Write a run's checkpoint so that `recd train --resume` goes on at another number of ranks.
 
-    Tables, dense parameters and optimizer states are what they were, under any plan. Batches go
-    on where they were if ranks and their samples stay as many, or reader.streams is set and the
-    samples of a step do; else with the next epoch, in other streams where the ranks cannot share
-    those evenly. The command that is printed has the overrides by which the registry that is read
-    becomes the run's.
+    Tables, dense parameters and optimizer states stay the same, under any plan. Batches go on
+    where they were if the ranks and the samples of each stay as many, or if reader.streams is set
+    and a step has as many samples. Otherwise the next epoch begins, in other streams if the ranks
+    cannot share those evenly. The printed command has the overrides that turn the registry that
+    is read into the run's.
     """
     with reported(debug), ended_by_signals():
         from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
@@ -85,7 +85,7 @@ def reshard(
 
 
 def _values(registry: Path) -> dict[str, Any] | None:
-    """The values of the registry by which training goes on; None where it is not here."""
+    """The values of the registry with which training goes on; None if it is not here."""
     from recd_plugins.registry.source import Source
 
     if registry == REGISTRY and not registry.exists():
@@ -97,8 +97,8 @@ def _values(registry: Path) -> dict[str, Any] | None:
 def _command(
     found: OtherRanks, target: Path, registry: Path, values: dict[str, Any] | None
 ) -> list[str]:
-    """The command that goes on with what was written, as that run's registry says; of a run that
-    has come to its end, for as many steps as the registry that is read has."""
+    """The command that goes on with what was written, by that run's registry; if the run had
+    finished, for as many steps as the registry that is read has."""
     from recd_plugins.registry.source import overrides_between
 
     begins = ["recd", "train", "--resume", "--ranks", str(found.ranks)]

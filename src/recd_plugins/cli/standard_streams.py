@@ -1,4 +1,4 @@
-"""Standard input, output and error, as all that a command calls takes for granted."""
+"""Standard input, output and error, which all code that a command calls takes for granted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ UTF_8 = "Have the variable PYTHONUTF8 be 1, or LC_ALL a locale of UTF-8, as C.UT
 
 
 def open_streams() -> None:
-    """From now on all three are there, those that were closed, as behind `>&-`, as nothing: else
-    the next file that is opened is what libraries and ranks print to. What the encoding of the
-    output lacks is printed as an escape."""
+    """Open all three; those that were closed, as by `>&-`, lead nowhere. Otherwise libraries and
+    ranks would print into the next file that is opened. Characters that the output's encoding
+    lacks are printed as escapes."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -67,11 +67,11 @@ def stats(
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a table: by the registry's `stats`, or else by all that its plugins have.
+    """Measure a table: by the registry's `stats`, or else by all measures that its plugins have.
 
-    Without a registry, or where its plugins measure nothing, it takes all measures that installed
-    plugins have. Where no schema says what the columns mean, it takes the one that
-    `recd data schema` would suggest.
+    Without a registry, or if its plugins have no measure, it takes all measures that installed
+    plugins have. If no schema says what the columns mean, it takes the one that `recd data schema`
+    would suggest.
     """
     with reported(debug), ended_by_signals():
         from recd_plugins.registry.measured import drawn
@@ -102,8 +102,8 @@ def stats(
 
 
 def _measuring(registry: Path) -> Stack:
-    """The registry's stack; where that has no measure and does not say so, one of all installed
-    plugins that have any."""
+    """The registry's stack; if it names no `stats` and its plugins have no measure, one with all
+    installed plugins that have any."""
     from recd_plugins.errors import RegistryError
     from recd_plugins.hooks.imported import available
     from recd_plugins.hooks.manager import Catalog
@@ -140,7 +140,8 @@ def _opened(path: Location, registry: Path, given: Location | None) -> Table:
 
 
 def _comparable(schema: ForeignSchema) -> ForeignSchema:
-    """The same, with rows that tell equal ids from others where there is no vocabulary yet."""
+    """The same table, with rows in which equal ids can be recognised even if there is no
+    vocabulary yet."""
     sparse = (
         dataclasses.replace(one, ids="hash", num_ids=MANY)
         if one.ids == "vocabulary" and one.vocabulary is None
@@ -151,8 +152,8 @@ def _comparable(schema: ForeignSchema) -> ForeignSchema:
 
 
 def _suggested(path: Location) -> ForeignSchema:
-    """The schema that a survey suggests for files that are read where they are: its session, time
-    and ids."""
+    """The schema that a survey suggests for files that are read in place: its session, time and
+    ids."""
     from recd_plugins.config import parse
     from recd_plugins.data.files import found_files
     from recd_plugins.data.foreign import ForeignSchema

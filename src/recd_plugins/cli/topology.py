@@ -58,7 +58,7 @@ MappedFolder = Annotated[
     Path | None,
     typer.Option(
         "--mapped-folder",
-        help="A folder on the disk of mapped files: what a row of them takes is measured, too.",
+        help="A folder on the disk of mapped files: also measure what a row of them takes.",
     ),
 ]
 Save = Annotated[
@@ -79,10 +79,10 @@ def measure(
 ) -> None:
     """Measure all-to-alls and all-reduces inside and across nodes, and save them as a topology.
 
-    Memory that the file says before, and that is not measured, it says afterwards, too.
+    The memory that the file names is kept, since it is not measured.
 
-    Starts its ranks itself, once no other measures on this machine; under torchrun (`torchrun -m
-    recd_plugins topology measure`) it is one rank of the running cluster.
+    Starts its ranks itself, once no other such command measures on this machine; under torchrun
+    (`torchrun -m recd_plugins topology measure`) it is one rank of the running cluster.
     """
     with reported(debug), ended_by_signals(), server_of_ranks() as server:
         from recd_plugins.errors import RegistryError
@@ -115,8 +115,8 @@ def measure(
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Inside, no other such command of this user measures on this machine: one that does is waited
-    for, since each would count what the other does as its own."""
+    """Inside, no other such command of this user measures on this machine. It waits for one that
+    does, since each would count the other's work as its own."""
     folder = own_folder("recd-topology")
     if folder is None:
         yield
@@ -197,7 +197,7 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
 
 
 def _check_replaces_topology(save: Path) -> None:
-    """`RegistryError` where the file is there and holds something else, which would be lost."""
+    """`RegistryError` if the file exists and holds something else, which would be lost."""
     from recd_plugins.errors import RegistryError
     from recd_plugins.planning.topology import load_topology
 
@@ -213,7 +213,7 @@ def _check_replaces_topology(save: Path) -> None:
 
 
 def _memory_before(save: Path) -> dict[str, Any]:
-    """The memory that a topology says which is to be written over, if there is one."""
+    """The memory that the topology which is about to be replaced names, if there is one."""
     from recd_plugins.errors import RegistryError
     from recd_plugins.planning.topology import load_topology
 

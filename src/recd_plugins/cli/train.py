@@ -128,7 +128,7 @@ def _lead(
 
 
 def _summary(run: Path) -> dict[str, Any]:
-    """The summary that rank 0 wrote; `RecdError` where it left none and ended well all the same."""
+    """The summary that rank 0 wrote; `RecdError` if it ended without an error and left none."""
     try:
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     except FileNotFoundError:
@@ -141,7 +141,8 @@ def _summary(run: Path) -> dict[str, Any]:
 
 
 def _check_started(ranks: int | None) -> None:
-    """`RegistryError` for `--ranks` of a job whose launcher has started other ones."""
+    """`RegistryError` if `--ranks` differs from the number of ranks that the job's launcher
+    started."""
     started = os.environ.get("WORLD_SIZE", "")
     if ranks is not None and started.isdigit() and ranks != int(started):
         raise RegistryError(

@@ -72,8 +72,8 @@ def batch(
 ) -> None:
     """Find the largest batch per rank that fits a memory budget, with and without dedup.
 
-    Each trial trains some steps on fresh ranks. Memory: on CUDA all that torch has allocated, on
-    the CPU what a rank's resident set peaks above its level before the first step.
+    Each trial trains some steps on fresh ranks. Memory is on CUDA all that torch has allocated,
+    on the CPU how far a rank's resident set peaks above its level before the first step.
     """
     with reported(debug), ended_by_signals(), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())

@@ -79,8 +79,8 @@ def loss(
 ) -> None:
     """Train batch sizes to one loss: memory, steps and time of each, with and without the cache.
 
-    A larger batch moves fewer bytes for a sample and needs more samples to learn as much: only
-    training shows which is best. Learning rates are the registry's for all of them.
+    A larger batch moves fewer bytes per sample but needs more samples to learn as much: only
+    training shows which is best. All of them use the registry's learning rates.
     """
     with reported(debug), ended_by_signals(), server_of_ranks(registry, overrides) as server:
         changes = list(overrides or ())
@@ -119,8 +119,8 @@ def loss(
 
 
 def _around(own: int, ranks: int, samples: int) -> list[int]:
-    """The registry's batch size and some around it: those of which so many samples are steps
-    enough, or the least."""
+    """The registry's batch size and some around it: those for which so many samples make enough
+    steps, or the smallest."""
     sizes = sorted({max(1, own // 4), own, 4 * own, 16 * own})
     return [size for size in sizes if FEWEST_STEPS * size * ranks <= samples] or sizes[:1]
 

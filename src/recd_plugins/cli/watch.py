@@ -15,7 +15,7 @@ __all__ = ["watch"]
 Runs = Annotated[
     list[str],
     typer.Argument(
-        help="Folders of runs, as runs/latest; several are side by side.", metavar="RUN"
+        help="Folders of runs, as runs/latest; several are shown side by side.", metavar="RUN"
     ),
 ]
 Port = Annotated[
@@ -24,7 +24,8 @@ Port = Annotated[
 
 
 def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = False) -> None:
-    """Show what `recd report` draws of a run while it trains, on a page of this machine alone.
+    """Show what `recd report` draws of a run while it trains, on a page that only this machine
+    sees.
 
     It reads the run's files every two seconds, waits for a run that has just begun, and ends with
     Ctrl-C.

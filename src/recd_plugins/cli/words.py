@@ -1,4 +1,4 @@
-"""The meaning of a word: of the glossary, of registry.yaml, of `recd`, of metrics, or of a
+"""The meaning of a word from the glossary, registry.yaml, `recd` or the metrics, or of a
 message."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Known = Iterator[tuple[list[str], Meaning]]
 
 
 def meanings(asked: str) -> list[Meaning]:
-    """All that a word means; where no word is meant, the messages that the text is a part of."""
+    """All meanings of a word; if the text is no known word, the messages that contain it."""
     asked = " ".join(asked.split())
     known: dict[str, None] = {}
     words = len(asked.split())
@@ -145,7 +145,7 @@ def _settings() -> Known:
 
 
 def _messages(asked: str) -> Known:
-    """The messages that a text of several words is, or is a part of."""
+    """The messages that contain a text of several words."""
     from recd_plugins.cli.messages import messages_like
 
     for message in messages_like(asked)[:MOST]:
