@@ -1,4 +1,4 @@
-"""The context that the `build` of each slot's record is given, with what its neighbour slots
+"""The context that the `build` of each slot's record gets, with what its neighbour slots
 built."""
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Contexts:
     `Context`."""
 
     def of(self, slot: str, schema: Schema | None = None, tables: Tables | None = None) -> Context:
-        """A slot's; its neighbours are built for it, with the same schema."""
+        """The context of a slot; its neighbours are built for it, with the same schema."""
         return self._context(slot, self.registry.chosen(slot), schema, tables)
 
     def planner(self, choice: Choice, schema: Schema | None = None) -> Planner:
-        """The planner that a choice of `sharding` or `cache` builds, with the one that it stands in
-        front of."""
+        """The planner that a choice of `sharding` or `cache` builds, including the planner that
+        it stands in front of."""
         others = None if choice.others is None else self.planner(choice.others, schema)
         context = self._context(choice.record.slot, [choice], schema)
         context = dataclasses.replace(context, others=others, **self.known())
@@ -52,8 +52,7 @@ class Contexts:
         return planner
 
     def planning(self, choice: Choice) -> Context:
-        """The context that a planner of a choice that is built already is to plan by from now
-        on."""
+        """The context by which an already built planner of a choice is to plan from now on."""
         return dataclasses.replace(self._context(choice.record.slot, (), None), **self.known())
 
     def _context(
@@ -103,8 +102,8 @@ class Contexts:
 
 
 def _check_forward(pooling: nn.Module, whose: str) -> None:
-    """`PluginError` unless a model can call it as it calls poolings; a model of one's own may do
-    without the query."""
+    """`PluginError` unless a model can call it as it calls poolings; only for a trainer's own
+    model may it lack the query."""
     try:
         takes = signature(pooling.forward)
         try:
@@ -131,7 +130,8 @@ def _takes_query(pooling: nn.Module) -> bool:
 
 
 def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
-    """The factory of a choice's poolings, each of which names it where it makes what none may."""
+    """The factory of a choice's poolings; if one of them returns what no pooling may, the error
+    names the choice."""
 
     @wraps(factory, updated=())
     def make(dim: int) -> nn.Module:

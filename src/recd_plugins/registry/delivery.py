@@ -1,5 +1,5 @@
-"""The values of a registry that decide on its batches: another process makes the same ones by
-them."""
+"""The values of a registry that decide on its batches: with them another process makes the same
+batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Delivery:
     def of(
         cls, registry: Registry, groups: Groups | None, columns: Collection[str] | None = None
     ) -> Delivery:
-        """A registry's; `groups` are those that its converter takes, if it has one."""
+        """The delivery of a registry; `groups` are those that its converter takes, if it has
+        one."""
         source, train = registry.source.values, registry.train
         values: dict[str, Any] = {
             key: source[key] for key in ("plugins", *SLOTS_OF_BATCHES) if source.get(key)
@@ -92,7 +93,7 @@ class Delivery:
 
     @classmethod
     def from_text(cls, text: str) -> Delivery:
-        """The delivery that `text` wrote; `RegistryError` where it is none."""
+        """The delivery that `text` wrote; `RegistryError` if this text is not one."""
         try:
             found = json.loads(text)
         except ValueError as error:
@@ -110,13 +111,13 @@ class Delivery:
 
     @cached_property
     def digest(self) -> str:
-        """Names what rows become, wherever tables and plugins lie."""
+        """A digest of what rows become, which does not depend on where tables and plugins lie."""
         text = json.dumps(self.decides, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def decides(self) -> Mapping[str, Any]:
-        """The values that the digest is of: two deliveries that differ here make different
+        """The values behind the digest: two deliveries that differ here make different
         batches."""
         decides = {key: self.values[key] for key in SLOTS_OF_BATCHES if key in self.values}
         train = {key: self.values["train"][key] for key in ("seed", "batch_size")}
@@ -125,7 +126,7 @@ class Delivery:
         return {**decides, "train": train, "providers": dict(self.providers)}
 
     def open(self) -> OpenDelivery:
-        """Read and check it as a registry, and stand ready to make batches by it."""
+        """Read and check it as a registry, ready to make batches."""
         registry = Registry.load(self.values, folder=Path(self.base))
         for slot, theirs in self.providers.items():
             ours = _makers(registry, slot)
@@ -139,8 +140,8 @@ class Delivery:
 
 
 def _makers(registry: Registry, slot: str) -> str:
-    """The providers of a slot; of steps of batches with the files that they read, by what these
-    hold: tables have digests of their own."""
+    """The providers of a slot. Steps of batches include the digests of the files that they read;
+    tables have digests of their own."""
     makers = []
     for choice in registry.chosen(slot):
         paths = paths_of(choice) if slot in STEPS_OF_BATCHES else []
@@ -166,7 +167,7 @@ class OpenDelivery:
         return self._steps.tables
 
     def table(self, split: Split, digest: str) -> Table | None:
-        """The table of a split with this digest: the dataset's, or that of a period of it."""
+        """The table of a split with this digest: the dataset's, or one of its periods'."""
         if self._periods is None:
             table = self.tables[split]
             return table if table_digest(table) == digest else None
@@ -184,8 +185,8 @@ class OpenDelivery:
 
     @cached_property
     def transform(self) -> Callable[[Batch], Batch] | None:
-        """The steps that `dedup` and `preprocess` take with a batch; None where it stays as it
-        is."""
+        """The steps that `dedup` and `preprocess` take with a batch; None if batches stay as they
+        are."""
         return self._steps.transform
 
     @cached_property

@@ -165,7 +165,7 @@ class FeatureSteps:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The steps that `preprocess` takes with the features, in order."""
+        """The steps of `preprocess`, in order."""
         return self._every if self.columns is None else narrowed(self._every, self.read)
 
     @cached_property
@@ -180,14 +180,14 @@ class FeatureSteps:
 
     @property
     def made(self) -> Schema:
-        """The schema of what would come out of `preprocess` if all were read."""
+        """The schema that would come out of `preprocess` if all columns were read."""
         return self._every[-1].after() if self._every else self.there
 
     @cached_property
     def columns(self) -> Collection[str] | None:
-        """The features and dense columns that are read of the tables: those that the registry's
-        model takes, that a transform makes these of, or that `dataset.features` names. None where
-        that is all, or where nobody knows what a model takes."""
+        """The features and dense columns that are read from the tables: those that the registry's
+        model takes, those from which a transform makes them, and those that `dataset.features`
+        names. None if that is all, or if it is unknown what the model takes."""
         if self._columns is not None or not self.says_what_it_takes:
             return self._columns
         (choice,) = self._registry.chosen("model")
@@ -211,7 +211,7 @@ class FeatureSteps:
 
     @property
     def _named(self) -> frozenset[str]:
-        """The names, and no globs, that `dataset.features` has, where a dataset can select."""
+        """The names in `dataset.features`, without globs, if the dataset can select."""
         config: Any = self._registry.one("dataset").config
         asked = getattr(config, "features", ()) if hasattr(config, "without") else ()
         return frozenset([asked] if isinstance(asked, str) else asked)
@@ -236,7 +236,7 @@ class FeatureSteps:
 
     @property
     def there(self) -> Schema:
-        """The schema of the tables, whole, or that of the trainer's own batches."""
+        """The whole schema of the tables, or that of the trainer's own batches."""
         if self._looked_at:
             from recd_plugins.data.conversion import check_own
 
@@ -264,9 +264,9 @@ class FeatureSteps:
     def weighing(
         self, looked_up: Collection[str], *, own: bool
     ) -> Iterator[tuple[Choice, tuple[str, ...]]]:
-        """The transforms that give weights to ids, each with the features whose ids it gives them.
-        `own`: of batches of a trainer's own, of which no more is known than what its model has
-        `looked_up`."""
+        """The transforms that give weights to ids, each with the features whose ids get them.
+        `own`: for a trainer's own batches, of which only what its model has `looked_up` is
+        known."""
         chosen = [one for one in self.transforms if not own or not one.dense]
         if not chosen:
             return
@@ -281,7 +281,7 @@ class FeatureSteps:
                 yield choices[id(step.transform)], names
 
     def check(self) -> None:
-        """Check that the features exist which `preprocess` and `pooling` name, and that the model
+        """Check that the features that `preprocess` and `pooling` name exist, and that the model
         can take those that it asks for, as far as its record says that."""
         _ = self.columns
         names = self.made.sparse_names
@@ -344,7 +344,8 @@ class FeatureSteps:
         )
 
     def _model_as_it_is(self) -> nn.Module | None:
-        """The trainer's, or else the registry's; what is drawn after it stays as it was."""
+        """The trainer's model, or else the registry's; building it does not change later random
+        numbers."""
         model = self.model
         if model is None and self._registry.has_dataset and self._registry.chosen("model"):
             import torch
@@ -369,7 +370,7 @@ class FeatureSteps:
 
     @cached_property
     def groups(self) -> Groups:
-        """The features that batches have deduplicated, and which of them together."""
+        """The features that are deduplicated in batches, by group."""
         if self.converter is None:
             return ()
         groups: Groups | None = getattr(self.converter, "groups", None)
@@ -388,7 +389,7 @@ class FeatureSteps:
         return groups
 
     def _check_groups(self, groups: Any) -> None:
-        """`PluginError` where what a converter says of its groups is no groups of features."""
+        """`PluginError` if a converter's groups are not groups of features."""
         who = f"{self._who_converts}: its"
         if not _is_groups(groups):
             raise PluginError(
@@ -414,7 +415,7 @@ class FeatureSteps:
 
     @property
     def unique_shares(self) -> Sequence[float] | None:
-        """Each group's unique samples over the batch size, where the converter knows them."""
+        """Each group's unique samples over the batch size, if the converter knows them."""
         shares: Any = getattr(self.converter, "unique_shares", None)
         if shares is None:
             return None
@@ -445,7 +446,7 @@ class FeatureSteps:
 
     @property
     def transform(self) -> BatchTransform | None:
-        """The transform that a reader's batches go through; None where they stay as they are."""
+        """The transform that a reader's batches go through; None if they stay as they are."""
         converter = self.converter
         self._found([*self._for_nothing()])
         if getattr(converter, "groups", None) == ():
@@ -510,7 +511,7 @@ def _is_groups(groups: Any) -> bool:
 
 
 def _check_taken(taken: Any, schema: Schema, whose: str) -> None:
-    """`PluginError` where a model's record says that its model takes what there is not."""
+    """`PluginError` if a model's record says that its model takes features that do not exist."""
     known = (*schema.dense, *schema.sparse_names)
     if not isinstance(taken, Collection) or isinstance(taken, str):
         raise PluginError(

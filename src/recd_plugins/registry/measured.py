@@ -1,4 +1,4 @@
-"""What a measure of the `stats` slot finds of a table, held to what its slot says."""
+"""What a measure of the `stats` slot finds in a table, checked against the rules of its slot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["drawn", "measured"]
 
 
 def measured(choice: Choice, context: Context, table: Table, progress: Progress) -> StatsReport:
-    """The findings of a measure; `PluginError` where they cannot be printed, or where it has
-    changed the table's files."""
+    """The findings of a measure; `PluginError` if they cannot be printed, or if it has changed
+    the table's files."""
     measure: TableStats = choice.build(context)
     before = _files(table)
     with choice.named("when it measured"):
@@ -40,7 +40,7 @@ def measured(choice: Choice, context: Context, table: Table, progress: Progress)
 
 
 def drawn(choice: Choice, figure: str, draw: Draw, path: Path, dpi: int) -> Path:
-    """The file of a figure that a measure drew; `PluginError` where nothing is on it."""
+    """The file of a figure that a measure drew; `PluginError` if nothing is on it."""
     from matplotlib.figure import Figure
 
     empty = Figure(layout="constrained")

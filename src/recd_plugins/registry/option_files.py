@@ -1,5 +1,5 @@
-"""The files that options name. Where one holds something else since tables were made of it, these
-may have other rows than they would be written with now."""
+"""The files that options name. If one has changed since tables were made from it, the tables may
+have other rows than they would have now."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FileStat(NamedTuple):
 
 
 def stats_of_files(choice: Choice) -> dict[Path, FileStat]:
-    """The files that options of a choice name, and that are there."""
+    """The existing files that options of a choice name."""
     found = {}
     for path in paths_of(choice):
         if path.is_file():
@@ -80,7 +80,7 @@ def stats_of_files(choice: Choice) -> dict[Path, FileStat]:
 
 
 def note_files(folder: Path, files: Mapping[Path, FileStat]) -> None:
-    """Keep beside tables that are about to be written what the files of their step hold."""
+    """Record beside tables that are about to be written the contents of their step's files."""
     with contextlib.suppress(OSError):  # tables can be written all the same
         noted = {str(path): [*stat, sha256_of(path)] for path, stat in files.items()}
         if noted:
@@ -90,8 +90,8 @@ def note_files(folder: Path, files: Mapping[Path, FileStat]) -> None:
 def note_less_files(
     folder: Path, before: Mapping[Path, FileStat], after: Mapping[Path, FileStat]
 ) -> None:
-    """Take out of what is kept beside tables the files that are others than `before` they were
-    written: a step writes these, and does not read them."""
+    """Remove from that record the files that differ from `before` the tables were written: the
+    step writes these, and does not read them."""
     written = {str(path) for path, stat in before.items() if after.get(path) != stat}
     with contextlib.suppress(OSError, ValueError):
         noted = json.loads((folder / NOTE).read_text()) if written else {}
@@ -101,8 +101,8 @@ def note_less_files(
 
 
 def outdated_by_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
-    """The first of the choices of whose files one holds something else than its tables were made
-    of, if any."""
+    """The first of the choices of which a file has changed since its tables were made; None if
+    there is none."""
 
     def changed(choice: Choice, folder: Path) -> str | None:
         file = changed_file(choice, folder)
@@ -112,7 +112,7 @@ def outdated_by_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Ite
 
 
 def changed_file(choice: Choice, folder: Path) -> Path | None:
-    """The first file of a choice that is not what was noted."""
+    """The first file of a choice that differs from the record."""
     try:
         noted = json.loads((folder / NOTE).read_text())
         for path, stat in stats_of_files(choice).items():

@@ -1,4 +1,4 @@
-"""Tables that were written before of what has changed since."""
+"""Tables that were written from something that has changed since."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def first_outdated(
     note: str,
     changed: Callable[[Choice, Path], str | None],
 ) -> Iterator[Outdated]:
-    """The first of the choices of whose folder something has `changed`, in words, if any; all
-    tables behind it were made of these. The `note` in the folder is what that is known by."""
+    """The first of the choices for whose folder something has `changed`, in words, if any; all
+    later tables were made from that folder's. The `note` in the folder shows the change."""
     for at, (choice, folder) in enumerate(zip(choices, folders, strict=True)):
         if (why := changed(choice, folder)) is None:
             continue

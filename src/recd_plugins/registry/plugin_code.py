@@ -1,6 +1,6 @@
-"""The code of a stranger's plugin, by its digest: where it has changed since it wrote tables, they
-may have other rows than it would write now, a process with other code makes other batches, and a
-run that goes on trains by other code than before."""
+"""The code of a stranger's plugin, by its digest. If it has changed since it wrote tables, they
+may have other rows than it would write now; a process with other code makes other batches; and a
+resumed run trains with other code than before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ NOTE = "code.sha256"
 
 
 def made_by(choice: Choice) -> str:
-    """The provider of a choice with its version; of a stranger's, with the digest of its code."""
+    """The provider of a choice with its version; for a stranger's plugin, also the digest of its
+    code."""
     digest = _digest_of(choice)
     return f"{choice.provider}" if digest is None else f"{choice.provider} (code {digest[:12]})"
 
@@ -47,22 +48,22 @@ def code_of(registry: Registry) -> dict[str, str]:
 
 
 def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """A line for each plugin whose code is another one now than before."""
+    """A line for each plugin whose code has changed."""
     for plugin, digest in now.items():
         if before.get(plugin, digest) != digest:
             yield f"the code of {plugin} has changed: what it says now holds from here on"
 
 
 def note_code(choice: Choice, folder: Path) -> None:
-    """Keep beside tables that are about to be written by which code they are."""
+    """Record beside tables that are about to be written which code writes them."""
     if (digest := _digest_of(choice)) is not None:
         with contextlib.suppress(OSError):  # tables can be written all the same
             write_whole(folder / NOTE, digest)
 
 
 def is_by_other_code(choice: Choice, folder: Path) -> bool:
-    """Whether what lies in a folder was begun by other code of a stranger's plugin, or by unknown
-    code."""
+    """Whether the content of a folder was begun by other code of a stranger's plugin, or by
+    unknown code."""
     if (digest := _digest_of(choice)) is None:
         return False
     try:
@@ -87,8 +88,8 @@ def outdated_by_code(choices: Sequence[Choice], folders: Sequence[Path]) -> Iter
 
 
 def _digest_of(choice: Choice) -> str | None:
-    """The digest of a plugin's package, of its one file, or of the archive that it is in; None of
-    ours, whose version says it."""
+    """The digest of a plugin's package, of its only file, or of the archive that it is in; None
+    for our plugins, whose version is enough."""
     build = choice.record.build
     while isinstance(build, partial):
         build = build.func

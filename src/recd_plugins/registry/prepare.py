@@ -66,10 +66,10 @@ def prepared(
     progress: Progress,
     found: Found = lambda notices: None,
 ) -> Tables:
-    """The tables of a registry, through every `etl` step; `context` is a slot's. `found` is handed
-    the notices of tables that were written by code which has changed since.
+    """The tables of a registry, after every `etl` step; `context` gives a slot's context. `found`
+    gets the notices of tables that were written by code which has changed since.
 
-    Any number of processes may call it at a time: one works, the others wait.
+    Any number of processes may call it at the same time: one works, the others wait.
     """
     with beside_registry(registry):
         return _prepared(registry, context, progress, found)
@@ -77,7 +77,7 @@ def prepared(
 
 @contextlib.contextmanager
 def beside_registry(registry: Registry) -> Iterator[None]:
-    """Inside, the error of a table that is not there says whether it lies beside registry.yaml."""
+    """Inside, the error about a missing table says whether it lies beside registry.yaml."""
     try:
         yield
     except NoSuchTable as error:
@@ -140,9 +140,9 @@ def _written(
 
 @contextlib.contextmanager
 def _begun(choice: Choice, folder: Path, dataset: Dataset | None = None) -> Iterator[None]:
-    """Inside, a choice writes its tables. What they are made by is noted first: of what a kill
-    leaves half, somebody with other code, or other files, may write the rest. A `dataset` with a
-    fingerprint has its files in that."""
+    """Inside, a choice writes its tables. The code and the files that make them are recorded
+    first: if a kill leaves the tables incomplete, a process with other code, or other files, may
+    write the rest. A `dataset` with a fingerprint has its files in that."""
     if _are_written([folder]):
         yield
         return
@@ -162,8 +162,8 @@ def _begun(choice: Choice, folder: Path, dataset: Dataset | None = None) -> Iter
 
 
 def _drop_others_halves(choices: Sequence[Choice], folders: Sequence[Path]) -> None:
-    """Remove what a kill left half and is not of the code, or of the files, that the rest would be
-    of."""
+    """Remove incomplete tables that a kill left, if the rest would be written by other code or
+    from other files."""
     for choice, folder in zip(choices, folders, strict=True):
         if _are_written([folder]) or not _holds_tables(folder):
             continue
@@ -188,7 +188,7 @@ def _prepared_by(dataset: Dataset, folder: Path, progress: Progress, who: str) -
 
 @contextlib.contextmanager
 def _naming_chunks(choice: Choice) -> Iterator[None]:
-    """Inside, an error of rows that a record makes says whose they are."""
+    """Inside, an error in rows that a record makes names the record."""
     try:
         yield
     except ChunkError as error:
@@ -223,7 +223,7 @@ class Periods:
         waiting: Waiting = lambda what: None,
         found: Found = lambda notices: None,
     ) -> Periods | None:
-        """Those of a registry; None where its dataset does not grow."""
+        """The periods of a registry's dataset; None if it does not grow."""
         if not registry.has_dataset or not _grows(choice := registry.one("dataset")):
             return None
         return cls(registry, context, choice.build(context("dataset")), waiting, found)
@@ -231,8 +231,8 @@ class Periods:
     def wait(
         self, number: int, *, speaks: bool = False, together: Together = bool
     ) -> Period | None:
-        """A period, once it is closed; None where the data end before it. One that `speaks` says
-        so as a notice, now and then; `together` as of `closed_period`."""
+        """A period, once it is closed; None if the data end before it. While waiting, a process
+        that `speaks` gives a notice now and then; `together` as in `closed_period`."""
         due = time.monotonic() + SAY_EVERY
 
         def waiting(what: str) -> None:
@@ -326,7 +326,7 @@ class Periods:
 
 
 def _remove(folder: Path) -> None:
-    """Remove tables, all at once: a part that a kill left would be read as if it were whole."""
+    """Remove tables all at once: a part that a kill left would be read as if it were complete."""
     aside = folder.with_name(f".{folder.name}{REMOVED}")
     if aside.exists():  # a kill left it
         shutil.rmtree(aside, ignore_errors=True)
@@ -336,8 +336,8 @@ def _remove(folder: Path) -> None:
 
 
 def _locked(file: Path, kind: int) -> int:
-    """A descriptor of the file, and its lock. Only its sole holder may remove the file: then
-    others have waited for what is no longer there, and take another."""
+    """A descriptor of the file, and its lock. Only its sole holder may remove the file: others
+    have then waited for a file that no longer exists, and take another."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -358,8 +358,8 @@ def _give_back(held: Mapping[int, int]) -> None:
 
 
 def there(registry: Registry, context: Callable[[str], Context], path: Location) -> Tables | None:
-    """The same tables, if one of them lies at this absolute path and nothing has to be written for
-    them. Nothing is opened for a path that can be none of theirs."""
+    """The same tables, if one of them lies at this absolute path and nothing has to be written
+    for them. Nothing is opened for a path that cannot be one of theirs."""
     choice = registry.one("dataset")
     if not (_is_named(choice, path) or _is_within(path, registry.folder)):
         return None
@@ -379,7 +379,7 @@ def _grows(choice: Choice) -> bool:
 
 
 def absolute(path: Location) -> Location:
-    """The path by which two names of one place are known."""
+    """The path that is equal for two names of one place."""
     return path.resolve() if isinstance(path, Path) else path
 
 
@@ -417,8 +417,8 @@ def _are_written(folders: list[Path]) -> bool:
 def _while_written(
     registry: Registry, folders: list[Path], progress: Progress
 ) -> contextlib.AbstractContextManager[object]:
-    """A lock for what is still to be written; none where all of it is there, since a folder of
-    tables may be another's, which must not be written to."""
+    """A lock for what is still to be written; none if everything exists, since the folder of
+    tables may belong to somebody else and must then not be written to."""
     if _are_written(folders):
         return contextlib.nullcontext()
     registry.folder.mkdir(parents=True, exist_ok=True)
@@ -427,8 +427,8 @@ def _while_written(
 
 @contextlib.contextmanager
 def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
-    """Inside, no other process writes tables in a folder; `progress` hears of one that is waited
-    for."""
+    """Inside, no other process writes tables in a folder; `progress` hears of a process for which
+    this one waits."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / ".lock")
@@ -467,7 +467,8 @@ def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress, who: str) -
 
 
 def _digest(choice: Choice, before: str) -> str:
-    """Names what a choice makes of what came before it: other options, another folder."""
+    """A name for what a choice makes from the previous step's output: other options, another
+    folder."""
     options = dataclasses.asdict(choice.config)
     for name in choice.free:
         del options[name]

@@ -1,7 +1,7 @@
-"""The batches of a reader, held to the schema: an error names the reader and the part.
+"""Checks a reader's batches against the schema: an error names the reader and the part.
 
-A model of tensors fails deep below a batch that does not fit, and an id that no table has a row for
-is another row's, or ends the process.
+Without this check a model would fail deep in its code on a batch that does not fit, and an id
+without a row would look up another row, or end the process.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class BatchCheck:
     def __init__(
         self, schema: Schema, whose: str, *, ids: bool = True, converted: bool = False
     ) -> None:
-        """`whose` opens the messages: the reader's loader. Not `ids`, where whoever made them has
-        held them to the schema. `converted`: whether each batch has a `dedup`."""
+        """`whose` opens the messages: the reader's loader. `ids` is false if the reader has
+        already checked the ids against the schema. `converted`: whether each batch has a
+        `dedup`."""
         self._schema = schema
         self._converted = converted
         self._whose = whose
@@ -53,7 +54,7 @@ class BatchCheck:
         """The device on which a batch came whose ids nobody looked at, if one did."""
 
     def __call__(self, batch: Any) -> None:
-        """`PluginError` or `DataError` where it is no batch of the schema."""
+        """`PluginError` or `DataError` if it is not a batch of the schema."""
         check_made(batch, Batch, self._whose, "Yield those of recd_plugins.api.batch.")
         size = self._check_tensors(batch)
         features = batch.features
@@ -157,7 +158,7 @@ class BatchCheck:
 
 
 class CheckedLoader(WrappedLoader):
-    """A loader, each of whose batches is checked as it comes; all else is its own."""
+    """A loader that checks each batch as it comes; all else is the wrapped loader's."""
 
     def __init__(
         self,
@@ -177,8 +178,9 @@ class CheckedLoader(WrappedLoader):
         """Whether the loader stands at the beginning of an epoch, as far as is known."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """`PluginError` where an epoch that is read whole has other batches than `__len__` says:
-        ranks whose epochs end apart train on other samples, or wait for each other."""
+        """`PluginError` if an epoch that is read to its end has another number of batches than
+        `__len__` says: ranks whose epochs end at different steps train on other samples, or wait
+        for each other."""
         begins, self._begins = self._begins, False
         came, most = 0, len(self)
         with self._named("when its loader was iterated"):

@@ -51,8 +51,8 @@ __all__ = [
 class LogStore(Protocol):
     """Raw logs as log shards.
 
-    A service that logs has one in each of its processes and appends; the process that prepares the
-    dataset's tables has one and reads.
+    A service that logs has one in each of its processes and appends to it; the process that
+    prepares the dataset's tables has one and reads from it.
     """
 
     @property
@@ -73,7 +73,8 @@ class LogStore(Protocol):
         """Flush, and free what writing needs."""
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """The messages of a shard so far: a writer's in its order, writers merged by time."""
+        """The messages of a shard so far: those of one writer in its order, several writers
+        merged by time."""
 
     def fingerprint(self) -> str:
         """Changes with what can be read, so that a stale table is never reused."""
@@ -81,28 +82,28 @@ class LogStore(Protocol):
 
 @runtime_checkable
 class GrowingLog(LogStore, Protocol):
-    """A `LogStore` that can be read while others write it, by places that stay.
+    """A `LogStore` that can be read while others write it, by places that stay valid.
 
-    What it says of the past never changes: the same messages always lie between two places.
+    The past never changes: the same messages always lie between two places.
     """
 
     @property
     def name(self) -> str:
-        """The name by which this log differs from others: its place, its topic."""
+        """A name that tells this log from others: its place, its topic."""
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
         """The places about two times, in ms; `begins` are such `before` an earlier time."""
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
         """The messages of a shard from the first such places to the last, always in the same order.
-        Messages that a place in between separates are never handed over together."""
+        Messages on different sides of a place in between are never returned together."""
 
 
 class Etl(Protocol):
     """A step from table to table.
 
-    The first process that asks for the tables runs it, once for each split; all others wait, and
-    later runs find its tables, named by its options.
+    The first process that needs the tables runs it, once for each split; all others wait. Later
+    runs find its tables, which are named by its options.
     """
 
     def run(self, table: Table, folder: Path, progress: Progress) -> Table:
@@ -119,8 +120,9 @@ class TableStats(Protocol):
 class Loader(Protocol):
     """The batches of one rank, which has a loader of its own for each split.
 
-    The host holds each batch to the schema as it comes: shapes, types, and all ids. An attribute
-    `checks_ids` that is true says that the loader has done so with the ids that it reads.
+    The host checks each batch against the schema as it comes: shapes, types, and all ids. An
+    attribute `checks_ids` that is true says that the loader has already checked the ids that it
+    reads.
     """
 
     def __iter__(self) -> Iterator[Batch]:
@@ -130,16 +132,17 @@ class Loader(Protocol):
         """Batches in an epoch: equal on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batch that was yielded last, as JSON takes it.
+        """The position after the batch that was yielded last, as values that JSON takes.
 
         Each rank asks after every batch; a checkpoint keeps the states of all ranks.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. Each rank is given a state of its own before it iterates."""
+        """Go on from this position. Each rank gets a state of its own before it iterates."""
 
     def close(self) -> None:
-        """No more batches are asked for, perhaps after an error: end workers, close files."""
+        """End workers and close files: no more batches will be asked for, perhaps because of an
+        error."""
 
 
 class Reader(Protocol):
@@ -155,7 +158,8 @@ class Reader(Protocol):
         split: Split,
         transform: Callable[[Batch], Batch] | None = None,
     ) -> Loader:
-        """Rank `rank` of `world_size`; `test` is read in order and whole, never shuffled.
+        """The loader of rank `rank` of `world_size`; `test` is read completely and in order,
+        never shuffled.
 
         `transform` holds what `dedup` and `preprocess` do to a batch; the loader applies it.
         """
@@ -163,26 +167,27 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Explains(Protocol):
-    """Says why it is as it is; a `Planner` must, a `DedupConverter` may."""
+    """Explains its choices; a `Planner` must do so, a `DedupConverter` may."""
 
     def explain(self) -> str:
-        """Why, in words: `recd train`, `recd plan` and `recd explain` print it on rank 0."""
+        """The reasons, in words: `recd train`, `recd plan` and `recd explain` print them on rank
+        0."""
 
 
 class DedupConverter(Protocol):
     """Takes groups of features out of batches, for `batch.dedup`; may say why (`Explains`).
 
-    Every rank builds one, alike, and its loader converts each batch before it is preprocessed. An
-    attribute `asks`, of "session_id" and "timestamp", brings these along with the features. An
-    attribute `unique_shares`, where there is one, says for each group which share of a batch's
+    Every rank builds the same one, and its loader converts each batch before it is preprocessed.
+    An attribute `asks`, with "session_id" or "timestamp" or both, has these read along with the
+    features. An optional attribute `unique_shares` says for each group which share of a batch's
     samples is unique; an adapted model sizes its tables' parts by it. An attribute `advised` that
-    is true says that it chose the groups itself, rather than a user: where a plan has no place for
-    tables by these groups, they look up all samples, and the job goes on.
+    is true says that the converter chose the groups itself, not a user: if a plan has no place
+    for tables by these groups, they look up all samples, and the job goes on.
     """
 
     @property
     def groups(self) -> Groups:
-        """The features that it takes, by group; without any, batches stay as they are."""
+        """The features that it takes, by group; if there are none, batches stay as they are."""
 
     def convert(self, features: Columns) -> Any:
         """Make `batch.dedup`: the B samples of these features, all that it takes."""
@@ -191,10 +196,11 @@ class DedupConverter(Protocol):
 class Preprocess(Protocol):
     """A transform of jagged features, row by row.
 
-    Every rank builds one, alike, and its loader applies it to each batch, after `dedup`: a feature
-    that is deduplicated is transformed once for each unique sample. Where features keep their
-    names, each is transformed by itself: those that nobody needs may be left out. An attribute
-    `takes` names the features where its own options do so instead of `features:`.
+    Every rank builds the same one, and its loader applies it to each batch, after `dedup`: a
+    feature that is deduplicated is transformed once for each unique sample. If features keep
+    their names, each is transformed by itself, so those that nobody needs may be left out. An
+    attribute `takes` names the features if the transform's own options choose them instead of
+    `features:`.
     """
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -203,10 +209,10 @@ class Preprocess(Protocol):
     def schema(self, schema: Schema) -> Schema:
         """The schema of the features that come out, in the order of their keys.
 
-        `schema.replace([feature])` says another num_ids, `schema.add([feature])` a new feature,
-        whose name must be free; those that are not returned are gone. Where features are
-        deduplicated, those that become new ones together must be in one feature group, and the new
-        ones join it.
+        `schema.replace([feature])` sets another num_ids, `schema.add([feature])` adds a feature,
+        whose name must be free; features that are not returned are dropped. If features are
+        deduplicated, those from which a new one is made must be in one feature group, and the new
+        one joins it.
         """
 
 
@@ -225,8 +231,8 @@ class DensePreprocess(Protocol):
     def schema(self, schema: Schema) -> Schema:
         """The dense columns and the features that come out, by a schema of the columns alone.
 
-        Columns that it does not return are gone, new ones come behind all, and features behind the
-        sparse ones; their names must be free.
+        Columns that it does not return are dropped, new ones come after all others, and new
+        features after the sparse ones; their names must be free.
         """
 
 
@@ -242,8 +248,8 @@ class Planner(Protocol):
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The trainer's own, `context.sharders()`, wrapped where the plan changes their modules.
 
-        Each rank asks after `plan`. A sharder that is none of the trainer's must have its
-        `fused_params`: these say how tables are trained.
+        Each rank asks for them after `plan`. A sharder that is not one of the trainer's must have
+        the trainer's `fused_params`, which say how tables are trained.
         """
 
     def explain(self) -> str:
@@ -256,16 +262,16 @@ class Pooling(Protocol):
     def __call__(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in B rows of `lengths` [B], and a query [B, D], become [B, D].
 
-        A row of length 0 yields zeros. `query` is the sample's item, which target attention needs.
-        A module that cannot do without says so by an attribute `needs_query = True`: a model then
-        has one for it, or fails to build. `needs_query = False` says that the query is ignored:
-        rows that samples share are then pooled once, whatever the query. With a query for each
-        sample, a method `pool_unique` pools them once, if the module has one
-        (`recd_plugins.api.embedding.PoolsUnique`). A module that normalises over a batch's samples,
-        or draws at random, as dropout does, is handed all samples while it trains; with `draws_once
-        = True`, samples that share rows share what it draws. For scored ids a model hands over
-        values times weights, only to a module that says `takes_weights = True`. A model writes the
-        features that it pools with a module into its `of_features`, for messages.
+        A row of length 0 yields zeros. `query` is the sample's item, which target attention
+        needs. A module that requires it says so by an attribute `needs_query = True`: a model
+        then provides one, or fails to build. `needs_query = False` says that the query is
+        ignored: rows that samples share are then pooled once, whatever the query. With a query
+        for each sample, a method `pool_unique` pools them once, if the module has one
+        (`recd_plugins.api.embedding.PoolsUnique`). A module that normalises over a batch's
+        samples, or draws at random, as dropout does, gets all samples while it trains; with
+        `draws_once = True`, samples that share rows share what it draws. For scored ids a model
+        passes values times weights, only to a module that says `takes_weights = True`. A model
+        writes the features that it pools with a module into its `of_features`, for messages.
         """
 
 
@@ -281,7 +287,7 @@ EVENTS = ("at_", "before_", "after_", "on_")
 
 
 class Callback:
-    """The methods that a run calls as it goes; inherit from it and write those that you need.
+    """The methods that a run calls; inherit from it and write those that you need.
 
     Every rank calls each method at the same step and in the same order, so that a method may use
     collectives. Callbacks are called in the order of registry.yaml, `after_step` in the reverse
@@ -295,8 +301,8 @@ class Callback:
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         """The batch to train or evaluate instead of the one that was read.
 
-        The pipeline reads up to three steps ahead, so it depends on the batch alone. Its features
-        stay those of the schema; what planners count of batches is counted before.
+        The pipeline reads up to three steps ahead, so the result may depend only on the batch. Its
+        features must stay those of the schema; planners count batches before this call.
         """
         return batch
 
@@ -306,7 +312,7 @@ class Callback:
     def before_update(self, training: Training) -> None:
         """After backward: dense gradients are summed over the ranks, and not applied yet.
 
-        The tables' are: their fused optimizers update rows within backward.
+        Those of the tables are applied: their fused optimizers update rows within backward.
         """
 
     def after_step(self, training: Training) -> None:
@@ -328,10 +334,12 @@ class Callback:
         """The last step is trained and evaluated; the run's summary, to which more may be added."""
 
     def close(self) -> None:
-        """The run is over, by an error too: give back what you hold. No collectives here."""
+        """The run is over, perhaps because of an error: release what you hold. No collectives
+        here."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, as JSON takes it; numbers come back to the bit, as keys too."""
+        """This rank's state, as values that JSON takes; numbers come back exactly, also as
+        keys."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""The build of a record, and what that makes in turn, held to what its slot takes: an error names
-the record."""
+"""Checks what a record builds, and what that makes in turn, against what its slot takes: an error
+names the record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOADER = ("__iter__", "__len__", "state_dict")
 
 
 def check_built(slot: str, built: Any, who: str) -> None:
-    """`PluginError` where `who`, a record of the slot, built what its slot cannot take."""
+    """`PluginError` if `who`, a record of the slot, built something that its slot cannot take."""
     if built is None:
         raise PluginError(
             f"{who} built nothing: its `build` returned None. Return what the slot takes "
@@ -68,7 +68,7 @@ def check_built(slot: str, built: Any, who: str) -> None:
 
 
 def check_parts(made: Any, protocol: str, parts: tuple[str, ...], whose: str) -> None:
-    """`PluginError` where something that was made lacks a part of its protocol; `whose` opens the
+    """`PluginError` if something that was made lacks a part of its protocol; `whose` opens the
     message."""
     lacks = [part for part in parts if not _has(made, part)]
     if lacks:
@@ -79,7 +79,7 @@ def check_parts(made: Any, protocol: str, parts: tuple[str, ...], whose: str) ->
 
 
 def check_steps(optimizer: Optimizer, params: Sequence[nn.Parameter], whose: str) -> None:
-    """`PluginError` where an optimizer cannot step these parameters once a step; `whose` opens the
+    """`PluginError` if an optimizer cannot step these parameters once a step; `whose` opens the
     message."""
     given = {id(one) for one in params}
     held = [one for group in optimizer.param_groups for one in group["params"]]
@@ -113,6 +113,6 @@ def _check_factory(slot: str, built: Any, who: str) -> None:
 
 
 def _has(made: Any, part: str) -> bool:
-    """Whether it has the part, without asking a property for its value, if that can be helped."""
+    """Whether it has the part; if possible, without reading a property."""
     lacking = object()
     return getattr_static(made, part, lacking) is not lacking or hasattr(made, part)

@@ -106,10 +106,10 @@ class Context:
     """The record's name, for the same messages."""
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's own sharders; TorchRec's default ones, with `fused` and `codecs`, where
-        there are none.
+        """The trainer's own sharders, or else TorchRec's default ones with `fused` and `codecs`.
 
-        A trainer gives its own when it asks for a plan, so a planner asks here when it plans.
+        A trainer passes its own when it asks for a plan, so a planner reads them here when it
+        plans.
         """
         if self.own_sharders is not None:
             return list(self.own_sharders())
@@ -156,7 +156,7 @@ class Context:
         return f"{self.where}: {self.name}: " if self.where else ""
 
     def require_others(self) -> HoldsRowWise:
-        """The planner of the others; an error where no planner can stand in front of it."""
+        """The planner of the others; an error if no planner can stand in front of it."""
         others, where = self.others, self.where or "the planner"
         planner = f"{where}: {self.name}" if self.name else where
         if others is None:

@@ -62,7 +62,7 @@ T = TypeVar("T", covariant=True)
 class Record(Generic[C, T]):
     """One way to fill a slot.
 
-    Each rank that needs what it builds calls `build` for itself, all ranks in the same order.
+    Each rank that needs the result calls `build` itself, and all ranks do so in the same order.
     """
 
     slot: ClassVar[str]
@@ -111,7 +111,7 @@ class EtlRecord(Record[C, Etl]):
 
 
 class StatsRecord(Record[C, TableStats]):
-    """A measure of tables: `recd data stats` asks those chosen, or else all there are."""
+    """A measure of tables: `recd data stats` uses the chosen ones, or else all that exist."""
 
     slot = "stats"
     fills = "many"
@@ -120,9 +120,10 @@ class StatsRecord(Record[C, TableStats]):
 class ReaderRecord(Record[C, Reader]):
     """A reader: it makes the batches of a rank from a table.
 
-    Where its config has an attribute `forks` that is true, a rank of `recd train` copies itself for
-    `fork_server` of recd_plugins.api.reading: workers have imported at once what the rank has. Its
-    `consumers`, if there are any, are the processes of a rank among which streams are dealt out.
+    If its config has an attribute `forks` that is true, a rank of `recd train` copies itself for
+    `fork_server` of recd_plugins.api.reading, so workers start with everything imported that the
+    rank has imported. Its `consumers`, if there are any, are the processes of a rank among which
+    streams are divided.
     """
 
     slot = "reader"
@@ -163,8 +164,8 @@ class ShardingRecord(Record[C, Planner]):
 class CacheRecord(Record[C, Planner]):
     """A cache: it decides which rows are kept close, and what that does to ids and batches.
 
-    A planner in front of the sharding slot's, in whose place it is asked; or of the one that
-    registry.yaml names as `others`, a record of the sharding slot with its options.
+    It is a planner in front of the sharding slot's, and is asked in its place; or in front of the
+    one that registry.yaml names as `others`, a record of the sharding slot with its options.
     """
 
     slot = "cache"
