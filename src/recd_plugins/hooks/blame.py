@@ -1,4 +1,4 @@
-"""The plugin whose code an error came from that nobody expected: its frames say so.
+"""The plugin whose code raised an unexpected error, found from the error's frames.
 
 Most calls of what a record built name the record themselves. A forward, a loader's iteration or an
 optimizer's step is called by torch, deep below the host; a neighbour by the record that uses it.
@@ -64,7 +64,7 @@ class Raised(NamedTuple):
 
 
 def remember(name: str, plugin: object, provider: Provider) -> None:
-    """Know from now on which files are those of a plugin: a module, or an object in one."""
+    """Remember which files belong to a plugin: a module, or an object in one."""
     module = inspect.getmodule(plugin) or inspect.getmodule(type(plugin))
     if module is not None and module.__file__ is not None:
         file = Path(module.__file__).resolve()
@@ -75,8 +75,8 @@ def remember(name: str, plugin: object, provider: Provider) -> None:
 
 
 def blamed(error: BaseException) -> str | None:
-    """The message of an error that a stranger's plugin raised, or what it called that is neither
-    ours nor a plugin's; None of any other error."""
+    """The message for an error raised by a stranger's plugin, or by code that it called and that
+    is neither ours nor a plugin's; None for any other error."""
     frame = next(_frames(error.__traceback__), None)
     if frame is None or frame.plugin.provider is None:
         return None

@@ -1,4 +1,4 @@
-"""The records of plugins: believes nothing that they say unchecked, and knows who provides what."""
+"""The records of plugins: checks all that they say, and knows who provides what."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Catalog:
         )
 
     def silent_hooks(self, slot: str | None = None) -> str:
-        """The hooks that returned None, of a slot or of all, and what to do; nothing where none
+        """The hooks that returned None, of a slot or of all, and what to do; empty if none
         did."""
         by_hook: dict[str, list[str]] = {}
         for plugin, hook in self._silent:
@@ -282,8 +282,8 @@ def _put_back(name: str, what: str) -> PutBack:
 
 
 def _wrong_with(record: Record[Any, Any]) -> str:
-    """What is wrong with the fields of a record, which nobody else looks at before they are used;
-    nothing, if all is right."""
+    """What is wrong with the fields of a record, which nothing else checks before they are used;
+    empty if all is right."""
     name: object = record.name
     config: Any = record.config
     if not isinstance(name, str) or not name or ":" in name or name != name.strip():
@@ -328,7 +328,7 @@ def _wrong_with(record: Record[Any, Any]) -> str:
 
 
 def _wrong_with_addition(addition: Addition) -> str:
-    """What is wrong with the fields of an addition; nothing, if all is right."""
+    """What is wrong with the fields of an addition; empty if all is right."""
     for field in ("name", "summary"):
         text: object = getattr(addition, field)
         if not isinstance(text, str) or not text:

@@ -84,17 +84,16 @@ def launch(
     server: RankServer | None = None,
     stopped_for: float = 0.0,
 ) -> Failure | None:
-    """Run `python -m <command>` on ranks until all end; the first failure.
+    """Run `python -m <command>` on ranks until all end; returns the first failure, or None.
 
-    When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so
-    that all ranks stop after the same step, and `stopping` is printed; Ctrl-C after it
-    kills them. Where ranks end by the first, for they have not come to where they stop by
-    themselves, KeyboardInterrupt is raised; so it is where a rank ends by one that was sent to it
-    alone. `quiet` keeps rank 0's lines too, but for notices,
-    which are on standard error at the end. Ranks are forked
-    from `server`, if there is one; else each is an interpreter of its own. A rank that has been
-    stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0: it ends
-    nothing by itself.
+    When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so that all
+    ranks stop after the same step, and `stopping` is printed; a Ctrl-C after it kills them. If the
+    first one ends the ranks, because they have not come to where they stop by themselves,
+    KeyboardInterrupt is raised; also if a rank ends by one that was sent only to that rank. `quiet`
+    keeps rank 0's lines too, except for notices, which go to standard error at the end. Ranks are
+    forked from `server`, if there is one; else each is an interpreter of its own. A rank that has
+    been stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0, since it
+    does not end by itself.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
@@ -219,8 +218,8 @@ class _Rank:
 
 
 def _stopped(processes: Sequence[_Rank], failure: Failure, asked: bool) -> str:
-    """The line of a job that was asked to stop while it started, if this failure is its end; the
-    launcher was `asked`, or a rank alone."""
+    """The line for a job that was asked to stop while it started, if this failure is its end;
+    either the launcher was `asked`, or only a rank."""
     if asked and any(_interrupted(process.poll()) for process in processes):
         return "stopped; there was nothing to save yet"
     if _interrupted(failure.code):
@@ -230,7 +229,7 @@ def _stopped(processes: Sequence[_Rank], failure: Failure, asked: bool) -> str:
 
 
 def _interrupted(code: int | None) -> bool:
-    """Whether a rank ended as programs do by a signal that they have no answer to."""
+    """Whether a rank ended as programs do by a signal that they do not handle."""
     return code in (INTERRUPTED, *(-number for number in STOPS))
 
 
@@ -264,7 +263,7 @@ def _wait(processes: list[_Rank], store: Store, stopped_for: float) -> Failure |
 
 
 def _cause(found: _Rank, processes: list[_Rank], store: Store) -> _Rank:
-    """The rank that the others failed of, once one is found that has failed."""
+    """The rank because of which the others failed, once a failed rank is found."""
     first = first_to_fail(store)
     ends = time.monotonic() + GRACE
     while time.monotonic() < ends:

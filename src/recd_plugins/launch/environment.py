@@ -83,8 +83,7 @@ def rank_environment(
 
 
 def ranks_of_a_node(world_size: int) -> int | None:
-    """As the launcher of these ranks says; None where it says nothing, or nodes have differently
-    many."""
+    """The ranks of a node, as their launcher says; None if it says nothing, or nodes differ."""
     for name in LOCAL_SIZES:
         if (text := os.environ.get(name, "")).isdecimal() and int(text):
             return int(text)
@@ -95,7 +94,8 @@ def ranks_of_a_node(world_size: int) -> int | None:
 
 
 def check_rank() -> None:
-    """`CapabilityError` where what torchrun sets beside `RANK` is not there, or no such number."""
+    """`CapabilityError` if a variable that torchrun sets beside `RANK` is missing, or is not a
+    valid number."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         text = os.environ.get(name)
         if text is None and name == "LOCAL_WORLD_SIZE":
@@ -147,9 +147,9 @@ def loopback_store(world_size: int) -> Any:
 
 
 def launchers_store(seconds: float) -> Any:
-    """The store of whoever started this rank, torchrun or `launch`; None where it has none.
+    """The store of the launcher of this rank, torchrun or `launch`; None if it has none.
 
-    What is asked of it is waited for so many seconds.
+    Requests to it wait at most so many seconds.
     """
     if os.environ.get(AGENTS_STORE) != "True":
         return None
@@ -208,6 +208,7 @@ if sys.platform != "darwin":
 
 
 def _outlive(parent: int) -> None:
-    """Return once the process that started this one is gone: somebody else is its parent then."""
+    """Return once the process that started this one is gone: this process then has another
+    parent."""
     while os.getppid() == parent:
         time.sleep(LOOK)

@@ -1,8 +1,8 @@
-"""The rank of a job that failed first: where one fails, its peers fail of its absence.
+"""The rank of a job that failed first: when one fails, its peers fail because it is gone.
 
-A rank that fails leaves its number at the launcher's store before its peers can see it go, so
-that theirs come after. Which process is found to have ended first says nothing: the one that
-failed may be the slower to end.
+A rank that fails leaves its number at the launcher's store before its peers can notice, so that
+their numbers come later. Which process ended first says nothing: the one that failed first may be
+slower to end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def left_failures() -> Iterator[None]:
 
 
 def leave_failure() -> None:
-    """This rank fails; to be called while its peers can still reach it."""
+    """Note that this rank fails; to be called while its peers can still reach it."""
     with contextlib.suppress(RuntimeError):  # whoever started the ranks is gone
         if (store := launchers_store(PATIENCE)) is not None:
             store.compare_set(KEY, "", os.environ["RANK"])

@@ -1,4 +1,4 @@
-"""How many cores this process may use, and what each rank of this machine has of them."""
+"""How many cores this process may use, and each rank's share of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["cores_of_each", "machine_cores"]
 
 
 def machine_cores(root: Path = Path("/")) -> int:
-    """The cores that this process may use: those it is bound to, as by `taskset`, or a cluster's
-    job; no more than its container has the time of."""
+    """The cores that this process may use: those to which `taskset` or a cluster's job binds it,
+    and no more than its container's quota of time."""
     return _within_quotas(_bound_to(0), root)
 
 

@@ -1,5 +1,5 @@
-"""Calls and their results on the way between a process and its ranks, pickled: both are this
-machine's, and nobody else has the pipe.
+"""Calls and their results between a process and its ranks, pickled: both run on this machine,
+and no other process has the pipe.
 """
 
 from __future__ import annotations

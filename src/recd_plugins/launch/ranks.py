@@ -124,7 +124,7 @@ class RanksFailed(Exception):
 
 
 class Ranks:
-    """Processes that live through the same calls; those that one call fails in are gone."""
+    """Processes that live through the same calls; those in which a call fails are gone."""
 
     def __init__(self, starts: Sequence[RankStart], *, preload: Sequence[str] = PRELOADED) -> None:
         self._processes: list[_Process] = []
@@ -304,7 +304,7 @@ def _reports(ranks: Mapping[int, _Process]) -> dict[int, tuple[str, Any]]:
 
 
 def _dump_stacks(ranks: list[_Process]) -> None:
-    """Make ranks that hang print their stacks, and see it done."""
+    """Have ranks that hang print their stacks, and wait until they have."""
     for process in ranks:
         process.dump_stacks()
     ends = time.monotonic() + GRACE
